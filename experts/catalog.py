@@ -34,7 +34,6 @@ Confidences = Mapping[str, tuple[int, ...]]
 
 
 def is_digest(text: str) -> bool:
-    """Return True for a sha256 as 64 hex digits."""
     return re.fullmatch(_SHA256, text) is not None
 
 
@@ -48,10 +47,10 @@ class Normalisation(BaseModel):
 
 
 class StoredFigures(BaseModel):
-    """Stored form of a thin file, bytes of the file's region and of its slot, and how much its answers differ.
+    """The stored form of a thin file, its size in the file and in a slot, and how far its answers differ.
 
-    The import compared them with the original's on `images` pictures or generated patterns: `same_labels` of them have
-    the same labels, `confidence` and `box_pixels` are the largest differences, `mean_precision` is a detector's mean
+    The import compared it with the original on `images` pictures or generated patterns: `same_labels` of them kept
+    their labels, `confidence` and `box_pixels` are the largest differences, `mean_precision` is a detector's mean
     average precision with the original's boxes as the truth.
     """
 
@@ -77,7 +76,6 @@ class BackboneReference(BaseModel):
     sha256: Digest
 
     def for_package(self) -> "BackboneReference":
-        """Return it with the file's name in folders where experts of several lines may lie."""
         return BackboneReference(file=backbone_file(self.sha256), sha256=self.sha256)
 
 
@@ -118,11 +116,11 @@ class CatalogEntry(BaseModel):
         return self.architecture if self.classes else f"{self.architecture} as backbone"
 
     def moved_from(self, root: Path) -> "CatalogEntry":
-        """Return an entry of the catalog in `root` for a catalog elsewhere: with the files' whole paths."""
+        """Return this entry of the catalog in `root` with absolute paths, for a catalog elsewhere."""
         return self.with_files(lambda file, _: str((root / file).resolve()))
 
     def with_files(self, place: Callable[[str, str], str]) -> "CatalogEntry":
-        """Return the same entry with other names of files: `place` returns that of a file, from its old and sha256."""
+        """Return the entry with its files renamed by `place(old name, sha256)`."""
         update: dict[str, object] = {"file": place(self.file, self.sha256)}
         if (backbone := self.backbone) is not None:
             update["backbone"] = backbone.model_copy(update={"file": place(backbone.file, backbone.sha256)})
@@ -154,9 +152,9 @@ class Catalog(dict[ExpertId, ExpertSpec]):
 def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ()) -> tuple[Catalog, list[Problem]]:
     """Return the specs of all usable entries, and every mistake with its place in the document.
 
-    `root` is the catalog's folder. An entry whose mistake is its weights file (the place ends in "file") keeps its
-    spec, so that a line starts without it: loading that expert then fails, and only its images are `unknown`.
-    With `folders`, a file that lies in none of them (links followed) is a mistake, and is not opened.
+    `root` is the catalog's folder. An entry whose weights file is wrong (the place ends in "file") keeps its spec: the
+    line starts, loading that expert fails, and only its images are `unknown`. With `folders`, a file outside all of
+    them (links followed) is a mistake and is not opened.
     """
     specs: dict[ExpertId, ExpertSpec] = {}
     headers: dict[ExpertId, WeightsHeader] = {}
@@ -205,7 +203,7 @@ def _files(entry: CatalogEntry) -> tuple[str, ...]:
 
 
 def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) -> ExpertSpec:
-    """Return what the slot of a head's family holds. Raises WeightsError.
+    """Return the spec that fills the slot of a head's family. Raises WeightsError.
 
     Its name has its version, so that heads of two versions are two families.
     """
@@ -228,10 +226,7 @@ def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) 
 def _backbone_mistakes(
     entry: CatalogEntry, header: WeightsHeader, backbone: ExpertSpec | None, family: ExpertSpec | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield how a head and the backbone that the catalog names for it contradict each other.
-
-    `family` is the same backbone as the first head has it: one family, wherever its copies lie.
-    """
+    """Yield contradictions between a head and its backbone; `family` is the backbone of the first head with it."""
     trained_on = header.metadata.get("backbone")
     if backbone is None:
         if trained_on is not None:
@@ -295,7 +290,6 @@ def _entry_mistakes(entry: CatalogEntry) -> Iterator[tuple[str, str]]:
 def _header_mistakes(
     entry: CatalogEntry, architecture: Architecture, header: WeightsHeader
 ) -> Iterator[tuple[str, str]]:
-    """Yield the keys in which the catalog contradicts the weights file."""
     metadata = header.metadata
     if metadata.get("architecture") != entry.architecture:
         yield "architecture", f"{entry.file} holds a {metadata.get('architecture')}, not a {entry.architecture}"
@@ -344,7 +338,7 @@ def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, w
 
 
 def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace the catalog file, at once and complete; entries as in the file, checked before anything is written."""
+    """Check the entries, then replace the catalog file atomically."""
     model = CatalogFile.model_validate({"experts": {name: dict(entry) for name, entry in entries.items()}})
     document = {"experts": {name: rendered(entry) for name, entry in model.experts.items()}}
     path.parent.mkdir(parents=True, exist_ok=True)

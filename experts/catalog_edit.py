@@ -62,9 +62,9 @@ def _has_entries(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
 
 
 def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
-    """Return `text` with `entry` under `name`, added at the end if it is new; None if its form does not allow it.
+    """Return `text` with `entry` under `name`, appended if it is new; None if the text's form does not allow it.
 
-    A comment behind a value that changes stays behind it; one between the lines of such a value goes.
+    A comment behind a changed value stays; one between the lines of such a value goes.
     """
     root, data = yaml.compose(text, Loader=yaml.SafeLoader), read(text)
     if not data:
@@ -88,7 +88,6 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
 
 
 def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry, old: Any) -> list[_Edit] | None:
-    """Return the edits for values that differ from `old` and keys that are missing in one entry."""
     values = entry.model_dump(mode="json")
     short = rendered(entry)
     if node.flow_style:
@@ -124,8 +123,7 @@ def _added(text: str, experts: yaml.MappingNode, entry: Mapping[str, Any]) -> st
     place = _line_after(text, experts)
     if place is None or not experts.value:
         return None
-    column = experts.value[0][0].start_mark.column
-    return text[:place] + _lines(text, place, entry, column) + text[place:]
+    return text[:place] + _lines(text, place, entry, experts.value[0][0].start_mark.column) + text[place:]
 
 
 def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
@@ -134,7 +132,7 @@ def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
 
 
 def _written(value: Any, column: int | None, quotes: str | None) -> str:
-    """Return a value behind its key (`column` None) or as a block at `column`; text keeps its old quotes."""
+    """Return a value to put behind its key (`column` None) or as a block at `column`; text keeps its old quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if quotes == '"' else _flow(value)
     if column is None or not isinstance(value, dict) or not value:
@@ -143,7 +141,7 @@ def _written(value: Any, column: int | None, quotes: str | None) -> str:
 
 
 def _flow(value: Any) -> str:
-    """Return a value on one line, quoted where any version of YAML might read something else."""
+    """Return a value on one line, quoted where any version of YAML might misread it."""
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
     if isinstance(value, dict):
@@ -158,7 +156,7 @@ def _value(node: Any, name: str) -> Any:
 
 
 def _end(node: Any) -> int | None:
-    """Return where a value ends, None for a text block. (The mark of a block lies behind the comments after it.)"""
+    """Return where a value ends, None for a text block, whose end mark lies behind the comments after it."""
     if isinstance(node, yaml.ScalarNode):
         return node.end_mark.index if node.style not in ("|", ">") else None
     if node.flow_style or not node.value:
@@ -168,11 +166,8 @@ def _end(node: Any) -> int | None:
 
 
 def _line_after(text: str, node: yaml.MappingNode) -> int | None:
-    """Return the start of the line behind the last value of a mapping."""
     end = _end(node)
-    if end is None:
-        return None
-    return _next_line(text, end)
+    return None if end is None else _next_line(text, end)
 
 
 def _next_line(text: str, place: int) -> int:

@@ -1,9 +1,8 @@
 """Compare an expert's recent answers with those on the images that it was measured on. No torch, no database.
 
-An expert that sees other light, other suppliers or another camera than it was trained for becomes less sure long
-before anybody finds its errors. Training writes how sure it was on images held out (`confidences` in the catalog), by
-the label that it answered; the results have how sure it is now. The two are compared label by label, so that a line
-with more defects than before, or with fewer than the training folder had, is not taken for another camera.
+With other light, suppliers or cameras than it was trained for, an expert becomes less sure long before anybody finds
+its errors. Training stores its confidences on held-out images by answered label (`confidences` in the catalog); the
+results have today's. Comparing label by label keeps a change in the rate of defects from looking like another camera.
 """
 
 import math
@@ -35,9 +34,9 @@ _SMOOTHING = 0.5
 class Drift:
     """Distance of recent answers from training's, over `answers` of them and `held_out` images of training.
 
-    `noise` is the average value if nothing had changed, and `chance` one that is hardly ever exceeded then: small
-    samples differ by chance alone, so a smaller value is "stable". If the noise alone reaches "shifting" the grade is
-    "too few", and `lacks` names what is missing. More answers come with time; more images held out must be measured.
+    `noise` is the average value if nothing had changed, `chance` a value that chance alone hardly ever exceeds; a
+    smaller one is "stable". If the noise alone reaches "shifting", the grade is "too few" and `lacks` names what is
+    missing: answers, which come with time, or held-out images, which must be measured.
     """
 
     value: float
@@ -50,7 +49,7 @@ class Drift:
 
 
 def histogram(confidences: Iterable[float]) -> tuple[int, ...]:
-    """Counts in `BINS` equal bins."""
+    """Count the confidences in `BINS` equal bins."""
     counts = [0] * BINS
     for confidence in confidences:
         counts[bisect_right(EDGES, confidence)] += 1
@@ -58,7 +57,7 @@ def histogram(confidences: Iterable[float]) -> tuple[int, ...]:
 
 
 def histograms(answers: Iterable[tuple[str | None, float | None]]) -> dict[str, tuple[int, ...]]:
-    """Counts by answered label, of (label, confidence); an answer without them (nothing detected) is not counted."""
+    """Count (label, confidence) answers by label; answers without them (nothing detected) do not count."""
     by_label: dict[str, list[float]] = {}
     for label, confidence in answers:
         if label is not None and confidence is not None:
@@ -67,7 +66,7 @@ def histograms(answers: Iterable[tuple[str | None, float | None]]) -> dict[str, 
 
 
 def drift(training: Sequence[int], recent: Sequence[int]) -> float:
-    """The population stability index: sum of (r - t) ln(r / t) over bins, of shares; 0 where either side is empty."""
+    """Return the population stability index: sum of (r - t) ln(r / t) over the bins' shares; 0 if a side is empty."""
     if not sum(training) or not sum(recent):
         return 0.0
     bins = [(t, r) for t, r in zip(training, recent, strict=True) if t or r]
@@ -82,10 +81,7 @@ def grade(value: float) -> Grade:
 
 
 def compare(training: Histograms, recent: Histograms) -> Drift:
-    """Label by label, weighted by how often each label is answered now; against `all` where training has only that.
-
-    A label that training never answered on images held out, or only on a few, says nothing: it is left out.
-    """
+    """Compare by label, weighted by today's answers; leave out labels hardly answered on held-out images."""
     if ALL in training:
         training, recent = {ALL: training[ALL]}, {ALL: tuple(map(sum, zip([0] * BINS, *recent.values(), strict=True)))}
     answers = sum(map(sum, recent.values()))
@@ -120,12 +116,11 @@ def _chance(mean: float, variance: float) -> float:
 
 
 def _noise(training: Sequence[int], recent: Sequence[int]) -> float:
-    """The index that two samples of one distribution have on average: degrees of freedom times (1/n + 1/m)."""
+    """Return the mean index of two samples of one distribution: degrees of freedom times (1/n + 1/m)."""
     return (_bins(training, recent) - 1) * (1 / sum(training) + 1 / sum(recent))
 
 
 def _lacks_held_out(training: Sequence[int], recent: Sequence[int]) -> bool:
-    """Return True if the recent answers suffice and only the images held out are too few."""
     return _bins(training or [0] * BINS, recent) / sum(recent) < _SHIFTING and sum(training) < sum(recent)
 
 

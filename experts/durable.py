@@ -1,7 +1,4 @@
-"""Durable files: what was synced or replaced here outlives a power cut.
-
-The daemon and the tools use these functions too; they stand here because `experts` imports nothing of the daemon.
-"""
+"""Files that outlive a power cut. Here because `experts` imports nothing of the daemon, which uses it too."""
 
 import errno
 import json
@@ -16,7 +13,7 @@ _SWITCH = ".switch.json"
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes durable, or, of a folder, the names that were made, changed or removed in it."""
+    """Make a file's bytes durable; for a folder, the names made, changed or removed in it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -26,10 +23,10 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
-    """Yield a new, empty file beside `path`, which takes the place of `path` when the block ends.
+    """Yield a new, empty file beside `path`, which replaces `path` when the block ends.
 
-    Readers, and a start after a power cut, find the old file or the whole new one. Where the block raises the old file
-    stays. What a killed process left is overwritten. Without `mode` the umask decides who may read the file.
+    Readers, and a start after a power cut, find the old file or the whole new one. If the block raises, the old file
+    stays. Leftovers of a killed process are overwritten. Without `mode` the umask decides who may read the file.
     Raises FileExistsError for a device such as /dev/null, which root could replace.
     """
     if path.exists() and not path.is_file():
@@ -54,7 +51,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
 
 
 def replace_durably(path: Path, content: str | bytes, mode: int | None = None) -> None:
-    """Write `content` (text as UTF-8) to `path`, completely or not at all, as `replacing` does."""
+    """Write `content` (text as UTF-8) to `path` whole or not at all, as `replacing` does."""
     with replacing(path, mode) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -67,9 +64,9 @@ def replace_text(path: Path, text: str, like: Path | None = None) -> None:
 
 @contextmanager
 def switching(catalog: Path, old: Mapping[Path, str]) -> Iterator[None]:
-    """Replace files of a line in the block, all at once: the texts `old` are read until it ends, and after a crash.
+    """Replace files of a line together: until the block ends, and after a crash in it, the texts `old` are in force.
 
-    An error in the block is like a crash there: the next change restores the old texts.
+    An error in the block is like a crash: the next change restores the old texts.
     """
     switch = catalog.with_name(_SWITCH)
     replace_text(switch, json.dumps({str(file.absolute()): text for file, text in old.items()}), like=catalog)
@@ -79,7 +76,7 @@ def switching(catalog: Path, old: Mapping[Path, str]) -> Iterator[None]:
 
 
 def texts_before_switch(catalog: Path) -> dict[str, str]:
-    """Return the texts in force by file, if a switch has begun and not ended; else nothing. Raises OSError."""
+    """Return the texts in force by file if a switch has begun and not ended; else nothing. Raises OSError."""
     switch = catalog.with_name(_SWITCH)
     try:
         return dict(json.loads(switch.read_bytes()))
@@ -96,7 +93,7 @@ def end_cut_off_switch(catalog: Path) -> None:
 
 
 def make_folders(folder: Path, root: Path) -> None:
-    """Make `folder` and its parents from `root` down durably, with the mode of `root` if that exists."""
+    """Make `folder` and its parents below `root` durably, with the mode of `root` if that exists."""
     missing = [path for path in (folder, *folder.parents) if path.is_relative_to(root) and not path.exists()]
     for path in reversed(missing):
         path.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ class ExpertError(Exception):
 
 
 class WeightsError(Exception):
-    """A weights file is not what its catalog entry or its layout says; `file` and `message` as in ExpertError."""
+    """A weights file contradicts its catalog entry or its layout; fields as in ExpertError."""
 
     def __init__(self, file: Path, message: str) -> None:
         super().__init__(f"{file}: {message}")
@@ -27,7 +27,7 @@ class WeightsError(Exception):
 
 
 class ImageError(Exception):
-    """An image that cannot be decoded; `reason` is one line. Its verdict is `unknown`/`bad_image`."""
+    """An image that cannot be decoded, `reason` in one line. Its verdict is `unknown`/`bad_image`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

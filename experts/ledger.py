@@ -1,7 +1,7 @@
-"""The bytes of one pool: who is resident, who is loading, who may not be evicted.
+"""The bytes of one pool: which experts are resident, loading, or protected from eviction.
 
-Pure accounting. `plan_room` looks and changes nothing; the other methods change and are called only with what a
-plan allowed, so each raises `LedgerError` on a step that would break `used + free == budget`.
+Pure accounting. `plan_room` changes nothing; the other methods carry out what a plan allowed, so each raises
+`LedgerError` on a step that would break `used + free == budget`.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from experts.spec import ExpertId
 
 
 class LedgerError(Exception):
-    """A step that the ledger's plan would not have allowed: a defect in the caller, never the user's mistake."""
+    """A step that the plan would not have allowed: a defect in the caller, never the user's mistake."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Ledger:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the resident and the loading experts, and those that a load which hangs still holds."""
+        """Bytes of resident and loading experts, and those that a hung load still holds."""
         return self._used_bytes
 
     @property
@@ -49,7 +49,6 @@ class Ledger:
 
     @property
     def resident(self) -> tuple[ExpertId, ...]:
-        """Experts that can run now, in the order in which they were loaded."""
         return tuple(expert for expert, entry in self._entries.items() if entry.ready)
 
     @property
@@ -57,7 +56,6 @@ class Ledger:
         return tuple(expert for expert, entry in self._entries.items() if not entry.ready)
 
     def holds(self, expert: ExpertId) -> bool:
-        """Return True if `expert` owns bytes here, resident or loading."""
         return expert in self._entries
 
     def is_ready(self, expert: ExpertId) -> bool:
@@ -72,12 +70,11 @@ class Ledger:
         return expert in self.pinned
 
     def users(self, expert: ExpertId) -> int:
-        """Batches of `expert` that run here now."""
         entry = self._entries.get(expert)
         return 0 if entry is None else entry.users
 
     def bytes_of(self, expert: ExpertId) -> int:
-        """Bytes that `expert` owns here; 0 where it is neither resident nor loading."""
+        """Bytes that `expert` owns here, 0 if none."""
         entry = self._entries.get(expert)
         return 0 if entry is None else entry.weights_bytes
 
@@ -88,9 +85,9 @@ class Ledger:
     def plan_room(
         self, need_bytes: int, candidates: Iterable[ExpertId], *, when_idle: bool = False
     ) -> tuple[ExpertId, ...] | None:
-        """Return the experts to evict, in `candidates`' order, so that `need_bytes` fit; None if they cannot fit.
+        """Return the experts to evict, in the order of `candidates`, so that `need_bytes` fit; None if they cannot.
 
-        `when_idle` plans for later: experts that are in use now count too.
+        `when_idle` plans for later, when experts now in use may be evicted too.
         """
         missing_bytes = need_bytes - self.free_bytes
         if missing_bytes <= 0:
@@ -134,7 +131,7 @@ class Ledger:
         del self._entries[expert]
 
     def hold(self, expert: ExpertId) -> None:
-        """Its load hangs: it is not awaited any more, but its bytes are still being written."""
+        """Stop awaiting a load that hangs; its bytes may still be written, so they stay taken."""
         self._held_bytes += self._loading(expert).weights_bytes
         self.loading_count -= 1
         del self._entries[expert]
@@ -162,7 +159,7 @@ class Ledger:
         entry.users -= 1
 
     def hang(self, expert: ExpertId) -> None:
-        """One of the batches of `expert` hangs: it keeps its weights, and no load waits for its end."""
+        """Mark a batch of `expert` as hung: the expert keeps its weights, and no load waits for the batch to end."""
         self._entries[expert].hung += 1
 
     def release_hung(self, expert: ExpertId) -> None:

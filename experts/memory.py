@@ -1,8 +1,8 @@
-"""Host memory of slots: aligned to pages, in huge pages where the kernel has them, pinned where GPUs copy from it.
+"""Host memory of slots: page-aligned, in huge pages where the kernel has them, pinned where GPUs copy from it.
 
-Measured for 178 MB on the development machine: a first read into fresh memory takes 42 ms with huge pages and 73 ms
-without; `numpy.copyto` moves whole slots at 1.8 times the rate of `torch.Tensor.copy_` with one thread, because it
-writes past the processor's caches, and lets other threads run meanwhile.
+Measured for 178 MB on the development machine: a first read into fresh memory takes 42 ms with huge pages, 73 ms
+without; `numpy.copyto` moves whole slots 1.8 times as fast as `torch.Tensor.copy_` with one thread, because it writes
+past the processor's caches, and lets other threads run meanwhile.
 """
 
 import mmap
@@ -16,7 +16,7 @@ import torch
 
 
 class PinnedBudget:
-    """Bytes of host memory that a process may pin, `limit_bytes` at most; None: no limit. Thread-safe."""
+    """Bytes of host memory that a process may pin: at most `limit_bytes`, None for no limit. Thread-safe."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.limit_bytes, self.used_bytes = limit_bytes, 0
@@ -32,10 +32,10 @@ class PinnedBudget:
 
 
 class HostMemory:
-    """`size_bytes` of memory at one address for good. `vacate` gives the pages back, `occupy` takes new ones.
+    """`size_bytes` of memory at one address for good; `vacate` gives its pages back, `occupy` takes new ones.
 
-    It is pinned and mapped for GPUs while it is occupied, if `pin` is given and has as many bytes left. `pin_error` is
-    the number of CUDA's error if it refused to pin it; else 0.
+    While occupied it is pinned and mapped for GPUs if `pin` has as many bytes left. `pin_error` is CUDA's error number
+    if it refused to pin, else 0.
     """
 
     def __init__(self, size_bytes: int, *, pin: PinnedBudget | None = None) -> None:
@@ -51,7 +51,7 @@ class HostMemory:
         self.occupy()
 
     def occupy(self) -> None:
-        """Pages come with the first byte written to them, or now where they are to be pinned."""
+        """Take pages: at the first write to each, or now if they are to be pinned."""
         if self._pin is not None and not self.pinned and self._pin.take(self.array.nbytes):
             # Not torch's pinned memory: that rounds up to a power of two, which wastes a third of a machine's memory.
             flags = 1 | 2  # for every context (cudaHostRegisterPortable), mapped (cudaHostRegisterMapped)
@@ -67,7 +67,7 @@ class HostMemory:
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def discard(self, begin: int, size_bytes: int) -> None:
-        """Give back the whole pages within a part, which read as zeros until they are filled again."""
+        """Give back the whole pages within a part; they read as zeros until they are filled again."""
         first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
@@ -88,9 +88,9 @@ def _cuda() -> Any:
 
 
 def _take_back_error() -> None:
-    """CUDA keeps a thread's last error, and torch would find it after this thread's next kernel and blame that one.
+    """Clear the thread's last CUDA error, which torch would blame on this thread's next kernel.
 
-    torch 2.13 gives no access to the call that clears it, but clears it by raising: an extra kernel does so.
+    torch 2.13 does not expose the call that clears it, but clears it by raising: an extra kernel does so.
     """
     clear = getattr(_cuda(), "cudaGetLastError", None)
     if clear is not None:

@@ -1,8 +1,4 @@
-"""Read a file into memory that exists already.
-
-A weights file is one region, so that reading an expert is one call of `FileReader.read` on the CPU and one per staging
-page on a GPU. No torch here.
-"""
+"""Read a file into existing memory, without torch: an expert in one read on the CPU, one per staging page on a GPU."""
 
 import os
 from collections.abc import Callable
@@ -16,14 +12,12 @@ OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class FileReader(Protocol):
-    """Opens files and reads parts of them. Thread-safe."""
-
     def open(self, path: Path) -> int:
         """Return a descriptor that the caller closes with os.close. Raises OSError."""
         ...
 
     def read(self, descriptor: int, view: memoryview, offset: int) -> None:
-        """Fill all of `view`, writable bytes, from the file at `offset`. Raises EOFError, OSError."""
+        """Fill `view`, writable bytes, from the file at `offset`. Raises EOFError, OSError."""
         ...
 
 
@@ -34,7 +28,7 @@ Read = Callable[[memoryview, int], None]
 def region_read(
     reader: FileReader, descriptor: int, begin: int, on_bytes: Callable[[memoryview], object] | None = None
 ) -> Read:
-    """Return a function that reads a file's region, which begins at byte `begin`; `on_bytes` gets each part read."""
+    """Return a function that reads a file's region from byte `begin` on; `on_bytes` gets each part read."""
 
     def read(view: memoryview, position: int) -> None:
         reader.read(descriptor, view, begin + position)
@@ -45,8 +39,6 @@ def region_read(
 
 
 class CachedReader:
-    """Reads through the page cache: from memory what the machine still has there, from the disk what it has not."""
-
     def open(self, path: Path) -> int:
         return os.open(path, OPEN_FLAGS)
 
@@ -55,7 +47,7 @@ class CachedReader:
 
 
 def read_exactly(descriptor: int, view: memoryview, offset: int) -> None:
-    """Fill `view` from the file at `offset`, however short the single reads are. Raises EOFError, OSError."""
+    """Fill `view` from the file at `offset`, through short reads. Raises EOFError, OSError."""
     position = 0
     while position < len(view):
         count = os.preadv(descriptor, [view[position : position + MAX_READ_BYTES]], offset + position)
@@ -65,7 +57,7 @@ def read_exactly(descriptor: int, view: memoryview, offset: int) -> None:
 
 
 def drop_cached(path: Path) -> None:
-    """Write the file's pages to the disk and forget them, so that the next read is a cold one. Raises OSError."""
+    """Write the file's pages to disk and drop them, so that the next read is cold. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)  # pages that are not on the disk yet cannot be forgotten

@@ -47,12 +47,12 @@ class Answer:
 class ExpertSpec:
     """One catalog entry, resolved: where its weights are and how an image becomes its input.
 
-    `input_size` is the side of the square input in pixels; `mean` and `std` are per RGB channel of values in
-    0..1; `weights_bytes` is the length of the contiguous region a slot holds. A file that holds its weights thinner
-    than the slot names its form in `stored_as`, and `stored_bytes` are the bytes of it that a load reads.
+    `input_size` is the side of the square input in pixels; `mean` and `std` are per RGB channel of values in 0..1;
+    `weights_bytes` is the length of the contiguous region a slot holds. A file thinner than the slot names its form in
+    `stored_as`, and `stored_bytes` of it are read by a load.
 
-    An expert with a `backbone` is a head: its file has only what follows the backbone's features, and its family is
-    all heads of the same backbone. A backbone has no classes.
+    An expert with a `backbone` is a head: its file has only what follows the backbone's features, and its family is all
+    heads of the same backbone. A backbone has no classes.
     """
 
     expert: ExpertId
@@ -76,7 +76,7 @@ class ExpertSpec:
 
     @property
     def resident(self) -> "ExpertSpec":
-        """Return the contents of the slot while this expert answers: the expert itself, or a head's backbone."""
+        """Return what the slot holds while this expert answers: the expert itself, or a head's backbone."""
         return self.backbone or self
 
     @property
@@ -90,7 +90,7 @@ class ExpertSpec:
 
     @cached_property
     def settings(self) -> str:
-        """Everything but the weights that an answer depends on, as canonical JSON with the catalog's names.
+        """Everything that an answer depends on but the weights, as canonical JSON with the catalog's names.
 
         The stored form is missing while the weights file cannot be read.
         """
@@ -117,7 +117,7 @@ class ExpertSpec:
 
 
 def resident_in(catalog: Mapping[ExpertId, ExpertSpec]) -> dict[ExpertId, ExpertSpec]:
-    """Return what slots hold for the experts of a catalog: whole networks, and the backbones of heads."""
+    """Return what slots hold for a catalog's experts: whole networks, and the backbones of heads."""
     return {spec.resident.expert: spec.resident for spec in catalog.values() if spec.classes}
 
 
@@ -132,7 +132,6 @@ class SettingChange:
     after: Any
 
     def __str__(self) -> str:
-        """Return it for a person: `temperature 1.3 → 1.1`."""
         return f"{self.name} {self.before} → {self.after}"
 
 
@@ -143,5 +142,5 @@ def setting_changes(before: str, after: str) -> list[SettingChange]:
 
 
 def _number(value: float) -> float:
-    """Return the form of a number that has one text: 1 is 1.0, and -0.0 is 0.0."""
+    """Return the canonical form of a number: 1 is 1.0, -0.0 is 0.0."""
     return float(value) + 0.0

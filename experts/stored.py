@@ -1,10 +1,10 @@
-"""Stored forms: weights files that are thinner than the slots they fill, and their expansion while they are read.
+"""Stored forms: weights files thinner than the slots they fill, expanded while they are read.
 
 A thin file holds the tensors that stay as they are computed (biases, small tensors), then scales, then the others in
-the order of the slot, as bfloat16 or as int8 with one float32 scale per output channel. It is read into the end of the
-slot's own memory and expanded from the slot's start on, tensor by tensor: a tensor is never larger in the file than in
-the slot, so that the expansion stays behind the bytes that it has still to read. The last few tensors would overwrite
-their own stored bytes, which are therefore copied aside first, as are the tensors that stay and the scales.
+slot order, as bfloat16 or as int8 with one float32 scale per output channel. It is read into the end of the slot's own
+memory and expanded from the slot's start on. A tensor is never larger in the file than in the slot, so expansion never
+overtakes the bytes still to be read. Only the last few tensors would overwrite their own stored bytes: these are copied
+aside first, as are the tensors that stay and the scales.
 """
 
 import math
@@ -25,7 +25,7 @@ _INT8_MAX = 127
 
 
 class _Step(NamedTuple):
-    """One tensor on its way from the file's region to the slot; `scale` is the entry of its scales, if it has any."""
+    """One tensor on its way from the file's region to the slot; `scale` is the entry of its scales, if any."""
 
     slot: Entry
     stored: Entry
@@ -36,7 +36,7 @@ class _Step(NamedTuple):
 class StoredForm:
     """The form of the files that fill slots of one layout. `entries` are the file's; a plain file's are the slot's.
 
-    The first `kept_bytes` of the region are tensors that stay and scales. From `rest_bytes` on, the region would be
+    The first `kept_bytes` of the region are tensors that stay, and scales. From `rest_bytes` on, the region would be
     overwritten before it is read.
     """
 
@@ -51,10 +51,7 @@ class StoredForm:
         return bool(self.steps)
 
     def expansion(self, buffer: torch.Tensor) -> Iterator[tuple[int, Callable[[], object]]]:
-        """Yield the calls that expand the end of a slot's bytes into all of it, to be made in order.
-
-        Each comes with how many bytes of the region must have arrived in that end.
-        """
+        """Yield the calls that expand a slot's end into all of it, each with the bytes that must have arrived."""
         region = buffer[-self.region_bytes :]
         kept, rest = torch.empty_like(region[: self.kept_bytes]), torch.empty_like(region[self.rest_bytes :])
         in_slot, in_region, in_kept, in_rest = map(_matrices, (buffer, region, kept, rest))
@@ -76,7 +73,7 @@ class StoredForm:
 
 
 def _matrices(memory: torch.Tensor) -> Callable[[Entry, int, int], torch.Tensor]:
-    """Return a function that views a tensor in `memory` at an offset as rows: one torch call, as loads wait for it."""
+    """Return a function that views a tensor at an offset of `memory` as rows: one torch call, as loads wait for it."""
     typed: dict[str, torch.Tensor] = {}
 
     def matrix(entry: Entry, begin: int, rows: int) -> torch.Tensor:
@@ -90,7 +87,7 @@ def _matrices(memory: torch.Tensor) -> Callable[[Entry, int, int], torch.Tensor]
 
 
 def _expand(target: torch.Tensor, data: torch.Tensor, scales: torch.Tensor | None) -> None:
-    """Write stored numbers into a slot, scaled ones in float32 and then rounded once to what the slot computes with."""
+    """Write stored numbers into a slot; scaled ones in float32, rounded once to the slot's type."""
     if scales is not None and target.dtype != torch.float32:
         target.copy_(data.float().mul_(scales))
         return
@@ -140,9 +137,9 @@ def thinned(blocks: Sequence[Block], form: StoredForm) -> list[Block]:
 
 
 def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 values and a float32 scale per row, with which its largest weight is 127.
+    """Return int8 values and a float32 scale per row that maps its largest weight to 127.
 
-    Scales that clip it, chosen by the squared error, lessened that of trained networks by 2 % and changed no answer.
+    Scales that clip it, chosen by squared error, cut the error of trained networks by 2 % and changed no answer.
     """
     scales = rows.abs().amax(1, keepdim=True).clamp_min(1e-30) / _INT8_MAX
     return (rows / scales).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8), scales

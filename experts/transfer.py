@@ -1,12 +1,12 @@
-"""Filling slots and computing from them: one small interface, for the CPU, for host memory alone and for CUDA devices.
+"""Filling slots and computing from them: one small interface for the CPU, host memory alone, and CUDA devices.
 
-`fill` and `copy` are blocking calls of a loader thread. Why no event passes between filling and computing:
+`fill` and `copy` are blocking calls of a loader thread. No event passes between filling and computing, because:
 
 - When they return, the bytes are on the device, and only then does the pool show the slot to executors. Any work of
   an executor, on any stream, starts after the last byte arrived.
-- A slot is refilled only after the scheduler has evicted its expert, which it does not do while a batch of it is under
-  way; an executor reports the end of a batch after it has copied the output to the host, that is after its stream has
-  finished. A batch that fails half way leaves kernels behind: `computing` waits for them before the error passes on.
+- The scheduler evicts no expert while a batch of it runs, and a slot is refilled only after eviction. An executor
+  reports a batch's end after copying the output to the host, so its stream has finished. A batch that fails half way
+  leaves kernels behind: `computing` waits for them before the error passes on.
 """
 
 import threading
@@ -43,7 +43,7 @@ class SlotMemory:
     """One slot's memory, with every view that a fill needs, so that filling makes none.
 
     `buffer` is (size_bytes,) uint8 on the device. In host memory `memory` is the same bytes; elsewhere `storage` is,
-    and `pieces` are the parts of `buffer` that pass a staging page each.
+    and `pieces` are the parts of `buffer` that each pass through a staging page.
     """
 
     buffer: torch.Tensor
@@ -53,16 +53,16 @@ class SlotMemory:
 
     @property
     def host(self) -> HostMemory:
-        """Return its host memory. Raises TypeError if it has none: it belongs to another device's transfer."""
+        """Return its host memory. Raises TypeError if it has none: another device's transfer made it."""
         if self.memory is None:
             raise TypeError("this place is not in host memory; it belongs to another device's transfer")
         return self.memory
 
 
 class HostTransfer:
-    """Slots in memory, read straight from the file (or its cache) into place; pinned if GPUs are to copy from them.
+    """Slots in memory, read from the file (or its cache) into place; pinned if GPUs are to copy from them.
 
-    A transfer makes and fills the slots of one device, and orders computing after the copies. Thread-safe.
+    Makes and fills the slots of one device, and orders computing after the copies. Thread-safe.
     """
 
     def __init__(self, *, pin: PinnedBudget | None = None) -> None:
@@ -72,13 +72,13 @@ class HostTransfer:
         self._log: Any = structlog.get_logger("transfer")
 
     def allocate(self, size_bytes: int) -> SlotMemory:
-        """Return the memory of one slot. Raises MemoryError, RuntimeError, OSError if none is left."""
+        """Allocate one slot. Raises MemoryError, RuntimeError or OSError if no memory is left."""
         memory = HostMemory(size_bytes, pin=self._pin)
         self._warn_unpinned(memory)
         return SlotMemory(memory.tensor, memory)
 
     def vacate(self, place: SlotMemory) -> None:
-        """Give a place's memory back. Tensors that view it stay and are valid again after `occupy`."""
+        """Give a place's memory back. Tensors that view it stay, and are valid again after `occupy`."""
         place.host.vacate()
 
     def occupy(self, place: SlotMemory) -> None:
@@ -88,7 +88,7 @@ class HostTransfer:
         self._warn_unpinned(memory)
 
     def fill(self, place: SlotMemory, read: Read, form: StoredForm) -> None:
-        """Fill all of the place from a file's region, which is stored in `form`. Raises what `read` does."""
+        """Fill all of the place from a file's region in the stored form `form`. Raises what `read` does."""
         memory = place.host
         if form.is_thin:
             _read_and_expand(memory.tensor, memory.view[-form.region_bytes :], form, read)
@@ -112,7 +112,7 @@ class HostTransfer:
         return torch.from_numpy(batch)
 
     def _warn_unpinned(self, memory: HostMemory) -> None:
-        """Warn once: loads from memory that is not pinned work, but take longer, and nothing else would show why."""
+        """Warn once: loads from unpinned memory work, but are slower, and nothing else would show why."""
         if memory.pin_error and not self._warned:
             self._warned = True
             self._log.warning(
@@ -124,8 +124,9 @@ class HostTransfer:
 
 
 class StagedTransfer:
-    """Slots in memory that the host cannot write itself: filled from files through two pages in turn, from pinned
-    host memory directly, on a lane of the loader thread's own. `lane(device, pages)` makes it.
+    """Slots that the host cannot write: filled from files through two staging pages, from pinned host memory directly.
+
+    Each loader thread copies on a lane of its own, made by `lane(device, pages)`.
     """
 
     def __init__(self, device: str, lane: "Callable[[torch.device, int], CudaLane]", pin: PinnedBudget | None) -> None:
@@ -178,7 +179,7 @@ class StagedTransfer:
 
 
 class CudaTransfer(StagedTransfer):
-    """Slots on a GPU: copies on a stream of the loader thread's own, batches on one of the executor thread's own."""
+    """Slots on a GPU: each loader thread copies, and each executor thread computes, on its own stream."""
 
     def __init__(self, device: str, pin: PinnedBudget) -> None:
         super().__init__(device, CudaLane, pin)
@@ -193,11 +194,7 @@ class CudaTransfer(StagedTransfer):
 
 
 class MappedTransfer(HostTransfer):
-    """Slots in host memory that a GPU has mapped, where both have one memory: filled as the CPU's, without staging.
-
-    Nothing waits for copies: the host's writes have ended before `fill` returns, and a kernel that is launched
-    afterwards sees them.
-    """
+    """Slots in memory that host and GPU share: host writes end before `fill` returns, so later kernels see them."""
 
     def __init__(self, device: str) -> None:
         pin = PinnedBudget()
@@ -207,8 +204,7 @@ class MappedTransfer(HostTransfer):
 
     def allocate(self, size_bytes: int) -> SlotMemory:
         with torch.cuda.device(self.device):  # CUDA notes for which device memory was registered
-            place = super().allocate(size_bytes)
-            memory = _mapped(place)
+            memory = _mapped(super().allocate(size_bytes))
             return SlotMemory(torch.as_tensor(_CudaView(memory.array), device=self.device), memory)
 
     def occupy(self, place: SlotMemory) -> None:
@@ -224,7 +220,7 @@ class MappedTransfer(HostTransfer):
 
 
 class _CudaView:
-    """An array of mapped host memory, described so that torch takes it for a GPU's memory, without a copy."""
+    """Describes an array of mapped host memory so that torch takes it for GPU memory, without a copy."""
 
     def __init__(self, array: NDArray[np.uint8]) -> None:
         self._array = array
@@ -233,17 +229,14 @@ class _CudaView:
 
 
 class CudaLane:
-    """A copy stream of its own, so that copies and computing overlap, with one event per page.
-
-    Copies are carried out in the order in which they were started.
-    """
+    """A copy stream of its own, in order, with one event per page, so that copies and computing overlap."""
 
     def __init__(self, device: torch.device, pages: int) -> None:
         self._stream = torch.cuda.Stream(device)
         self._copied = [torch.cuda.Event() for _ in range(pages)]
 
     def begin(self) -> None:
-        """Let the following copies begin after all earlier work of the device."""
+        """Order the following copies after all earlier work of the device."""
         # The allocator hands memory out in the order of the stream that was current when the slot was made.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
@@ -262,7 +255,7 @@ class CudaLane:
         self._copied[page].record(self._stream)
 
     def wait(self, page: int) -> None:
-        """Block until the copies remembered for `page` are done; at once if there are none."""
+        """Block until the copies remembered for `page` are done."""
         self._copied[page].synchronize()
 
     def finish(self) -> None:
@@ -270,7 +263,7 @@ class CudaLane:
 
 
 class Staging:
-    """One thread's way into slots it cannot write itself: one page is copied on while the next one is being read."""
+    """One thread's way into slots that the host cannot write: copies one page while it reads the next."""
 
     def __init__(self, lane: CudaLane, pages: Sequence[HostMemory]) -> None:
         self._lane = lane
@@ -305,7 +298,7 @@ class Staging:
             self._lane.finish()
 
     def _part(self, page: int, size_bytes: int) -> tuple[torch.Tensor, memoryview]:
-        """Return the start of a page: made once per length; a layout has one length that is not a whole page."""
+        """Return the start of a page, cached by length: a layout has one length that is not a whole page."""
         part = self._parts.get((page, size_bytes))
         if part is None:
             tensor = self._pages[page].tensor[:size_bytes]
@@ -344,7 +337,7 @@ def _settled(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, read: Read) -> None:
-    """Read a thin region into the end of a slot on a thread of its own, and expand behind it."""
+    """Read a thin region into the end of a slot on another thread, and expand behind it."""
     arrivals: SimpleQueue[int | BaseException] = SimpleQueue()
 
     def read_all() -> None:

@@ -1,13 +1,12 @@
-"""Versions of experts: which are stored, which were in force when, and how one takes another's place.
+"""Versions of experts: which are stored, which were in force when, and how one replaces another.
 
-`catalog.yaml` alone says what is in force, and is only ever replaced as a whole, by a rename. Beside it lie
-`versions/EXPERT/WEIGHTS.safetensors`, one file for the weights of each version that was put in or was in force when one
-was, and `versions.yaml`: the entry that belongs to each, and who did what when. A step is written there before the
-catalog is replaced; a step that the catalog does not show was not carried out. So a crash at any moment leaves the old
-state or the new one.
+`catalog.yaml` alone says what is in force, and is only ever replaced whole, by a rename. Beside it lie
+`versions/EXPERT/WEIGHTS.safetensors`, the weights of each version that was put in, or in force when one was, and
+`versions.yaml`: the entry of each, and who did what when. A step is written there before the catalog is replaced; a
+step that the catalog does not show did not happen. So a crash leaves the old state or the new one.
 
-A version is named by its weights, `0a1b2c3d4e5f`; other settings of the same weights, which make another version of
-them, are named behind these: `0a1b2c3d4e5f+9f8e7d6c5b4a`.
+A version is named by its weights, `0a1b2c3d4e5f`; with other settings, the same weights are another version, named
+`0a1b2c3d4e5f+9f8e7d6c5b4a`.
 """
 
 import errno
@@ -50,7 +49,7 @@ class VersionsBusyError(VersionsError):
 
 
 class StoredVersion(BaseModel):
-    """A version that can be put in force: its entry as it goes into the catalog, and where it came from."""
+    """A version that can be put in force: its future catalog entry, and where it came from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +60,7 @@ class StoredVersion(BaseModel):
 
 
 class Step(BaseModel):
-    """One action and its author; `before` was in force before. `found`: the catalog, when read, named a new version."""
+    """One action and its author; `before` was in force before. `found`: a read of the catalog met a new version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,7 +73,7 @@ class Step(BaseModel):
 
 
 class Shadow(BaseModel):
-    """A version that answers beside the one in force, and the images and agreement that it needs to be promoted."""
+    """A version that answers beside the one in force; images and agreement that it needs for its promotion."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -99,7 +98,7 @@ class VersionsFile(BaseModel):
 
 @dataclass(slots=True)
 class Expert:
-    """One expert's versions. `in_force` is the catalog's entry, `version` its name: None if none was ever promoted."""
+    """One expert's versions. `in_force` is the catalog's entry, `version` its name, None if none was promoted yet."""
 
     name: str
     in_force: CatalogEntry | None
@@ -110,7 +109,7 @@ class Expert:
 
     @property
     def entries(self) -> dict[str, CatalogEntry]:
-        """Return the entry in force, then those that are kept, by version."""
+        """Return the entry in force, then the kept ones, by version."""
         entries = {version: stored.entry for version, stored in self.versions.items()}
         if self.version is None or self.in_force is None:
             return entries
@@ -118,7 +117,7 @@ class Expert:
 
     @property
     def lineage(self) -> list[str]:
-        """Return the versions that came into force in turn and were not rolled back; the last one is in force."""
+        """Return the versions that came into force in turn and were not rolled back, the one in force last."""
         line: list[str] = []
         for step in self.steps:
             if step.did == "rollback" and len(line) > 1:
@@ -130,7 +129,7 @@ class Expert:
         return [version for place, version in enumerate(present) if present[place - 1 : place] != [version]]
 
     def named(self, name: str) -> str:
-        """Return the stored version of this name, or of these first four letters or more. Raises VersionsError."""
+        """Return the stored version with this name, or with these first four letters or more. Raises VersionsError."""
         matches = [version for version in self.versions if version.startswith(name)] if len(name) >= 4 else []
         if len(matches) == 1:
             return matches[0]
@@ -143,26 +142,26 @@ class Expert:
 
 
 def version_of(entry: CatalogEntry) -> str:
-    """Return the version as in the results: the first 12 hex digits of the weights' sha256."""
     return entry.sha256[:12]
 
 
 def weights_of(version: str) -> str:
-    """Return the weights' part of a version's name: the version as in the results."""
+    """Return the weights' part of a version's name, which is the version in the results."""
     return version.partition("+")[0]
 
 
 class Versions:
-    """The versions beside one catalog. `read` needs nothing but the files; changes go through `changing`."""
+    """The versions beside one catalog. `read` needs only the files; changes go through `changing`."""
 
     def __init__(self, catalog: Path) -> None:
         self.catalog = catalog
         self.folder = catalog.parent
 
     def read(self) -> dict[str, Expert]:
-        """Return the experts of the catalog, in its order, then those that were only put in. Raises VersionsError."""
+        """Return the catalog's experts in its order, then those that were only put in. Raises VersionsError."""
         entries = self._entries()
-        noted = self._noted()
+        path = self.folder / VERSIONS_FILE
+        noted = _parsed(VersionsFile, path) if path.exists() else VersionsFile()
         names = [*entries, *(name for name in noted.experts if name not in entries)]
         return {
             name: _settled(name, entries.get(name), noted.experts.get(name, History()), self.folder) for name in names
@@ -170,7 +169,7 @@ class Versions:
 
     @contextmanager
     def changing(self) -> "Iterator[Change]":
-        """Hold the right to change them, for one process at a time; VersionsError names the process that holds it."""
+        """Hold the right to change them, one process at a time; VersionsError names the process that holds it."""
         with _translated(self.folder), _locked(self.folder / _LOCK_FILE):
             for part in self.folder.glob(f"{VERSIONS_FOLDER}/*/.*.part"):
                 part.unlink()  # a killed process left it
@@ -193,10 +192,6 @@ class Versions:
             text = texts_before_switch(self.catalog).get(str(self.catalog.absolute()))
         return dict(_parsed(CatalogFile, self.catalog, text).experts)
 
-    def _noted(self) -> VersionsFile:
-        path = self.folder / VERSIONS_FILE
-        return _parsed(VersionsFile, path) if path.exists() else VersionsFile()
-
 
 class Change:
     """The actions of the holder of the lock. Each is durable when it returns."""
@@ -217,7 +212,7 @@ class Change:
     def find(self, name: str, entry: CatalogEntry) -> str | None:
         """Return the version with these weights and settings that is in force or stored whole; None if there is none.
 
-        The file of `entry` is relative to the catalog's folder, or a whole path.
+        The file of `entry` is absolute, or relative to the catalog's folder.
         """
         expert = self.experts.get(name)
         version = _name(expert, entry, self._versions.folder) if expert is not None else None
@@ -225,14 +220,14 @@ class Change:
         return version if known is not None and _holds(self._versions.folder / known.file, known) else None
 
     def put(self, name: str, entry: CatalogEntry, source: str, note: str | None = None) -> str:
-        """Store the weights of an entry with whole paths as a candidate and return its version.
+        """Store the weights of an entry with absolute paths as a candidate and return its version.
 
         The version in force stays. A head's backbone is copied beside the catalog unless it is there.
         """
         return self.put_all({name: entry}, source, note)[name]
 
     def put_all(self, entries: Mapping[str, CatalogEntry], source: str, note: str | None = None) -> dict[str, str]:
-        """Store several as `put` does, and note them at once; return their versions."""
+        """Store several as `put` does, in one note; return their versions."""
         versions = {name: self._put(name, entry, source, note) for name, entry in entries.items()}
         self._write()
         return versions
@@ -258,7 +253,7 @@ class Change:
     def promote(
         self, name: str, version: str, action: Literal["promote", "rollback"] = "promote", note: str | None = None
     ) -> None:
-        """Put a stored version in force. Raises VersionsError, and then nothing has changed."""
+        """Put a stored version in force. Raises VersionsError; then nothing has changed."""
         if version == self.expert(name).version:
             raise VersionsError(f"{name} {version} is in force already")
         self.promote_all({name: version}, action, note)
@@ -266,7 +261,7 @@ class Change:
     def promote_all(
         self, versions: Mapping[str, str], action: Literal["promote", "rollback"] = "promote", note: str | None = None
     ) -> None:
-        """Put one stored version of each of several experts in force, all at once."""
+        """Put one stored version of each of several experts in force, atomically."""
         for name, version in versions.items():
             expert = self.expert(name)
             self._store_in_force(expert)
@@ -288,7 +283,7 @@ class Change:
         self._write()
 
     def take_back(self, text: str, entries: Mapping[str, CatalogEntry | None]) -> None:
-        """Undo the last `promote_all`: `text` is the catalog before it, `entries` those of its experts in there."""
+        """Undo the last `promote_all`, given the catalog's text before it and its experts' entries there."""
         replace_text(self._versions.catalog, text)
         for name, entry in entries.items():
             expert = self.expert(name)
@@ -296,7 +291,7 @@ class Change:
         self._write()
 
     def measured(self, name: str, confidences: Mapping[str, tuple[int, ...]]) -> None:
-        """Note how sure the version in force was on images held out; that stays with the version."""
+        """Note the confidences of the version in force on held-out images; they stay with the version."""
         expert = self.expert(name)
         if expert.in_force is None or expert.version is None:
             raise VersionsError(f"{name} has no version in force")
@@ -318,7 +313,7 @@ class Change:
         return lineage[-2]
 
     def prune(self, name: str, version: str, note: str | None = None) -> int:
-        """Delete a version that is not in force, and its weights; return the bytes that this freed."""
+        """Delete a version that is not in force, with its weights; return the bytes freed."""
         expert = self.expert(name)
         if version == expert.version:
             raise VersionsError(f"{name} {version} is in force and stays")
@@ -335,7 +330,7 @@ class Change:
         return freed_bytes
 
     def _store_in_force(self, expert: Expert) -> None:
-        """Link the weights in force under their version, so that a training into this folder cannot replace them."""
+        """Link the weights in force under their version, so that training into this folder cannot replace them."""
         entry, version = expert.in_force, expert.version
         if entry is None or version is None or version in expert.versions:
             return
@@ -369,7 +364,7 @@ class Change:
         expert.versions[version] = StoredVersion(entry=entry, put_at=now(), put_by=current_user(), source=source)
 
     def _copy(self, source: Path, place: Path, sha256: str) -> None:
-        """Copy weights completely and durably, or not at all. Raises VersionsError if the bytes are not the entry's."""
+        """Copy weights whole and durably, or not at all. Raises VersionsError if the bytes are not the entry's."""
         make_folders(place.parent, self._versions.folder)
         digest = hashlib.sha256()
         catalog = self._versions.catalog
@@ -418,7 +413,7 @@ def current_user() -> str:
 
 
 def _settled(name: str, in_force: CatalogEntry | None, noted: History, folder: Path) -> Expert:
-    """Return an expert from the notes and the catalog; where they differ, the catalog is right."""
+    """Combine the notes and the catalog into an expert; where they differ, the catalog is right."""
     steps = list(noted.steps)
     expert = Expert(name, in_force, dict(noted.versions), steps)
     expert.version = _name(expert, in_force, folder) if in_force is not None else None
@@ -433,9 +428,9 @@ def _settled(name: str, in_force: CatalogEntry | None, noted: History, folder: P
 
 
 def _name(expert: Expert, entry: CatalogEntry, folder: Path) -> str:
-    """Return an entry's version name: the known version with the same weights and settings, or a new one.
+    """Return an entry's version name: that of the known version with these weights and settings, or a new one.
 
-    The file of `entry` is relative to `folder`. Settings stand in the name where the weights are known with others.
+    The file of `entry` is relative to `folder`. A new name has the settings if the weights are known with others.
     """
     weights = version_of(entry)
     known = {version: other for version, other in expert.entries.items() if other.sha256 == entry.sha256}
@@ -450,7 +445,6 @@ def _name(expert: Expert, entry: CatalogEntry, folder: Path) -> str:
 
 
 def _holds(file: Path, entry: CatalogEntry) -> bool:
-    """Return True if a file has exactly the weights of `entry`."""
     return file.is_file() and file_sha256(file) == entry.sha256
 
 

@@ -1,9 +1,8 @@
 """Weights files: safetensors with one contiguous, page-aligned region in the order of a slot.
 
-The file is `8 bytes header length | JSON header, padded with spaces | region`. The header is padded so that the
-region starts on a multiple of 4096 bytes; inside it each tensor starts on a multiple of 64, the holes being filled by
-explicit `_pad.N` tensors, because safetensors allows none. A slot therefore takes a whole expert in one read.
-No torch here: reading a header is what `coserve check` and the catalog do.
+The file is `8 bytes header length | JSON header, padded with spaces | region`. The region starts on a multiple of 4096
+bytes, each tensor in it on a multiple of 64; explicit `_pad.N` tensors fill the holes, which safetensors forbids. So a
+slot takes a whole expert in one read. No torch here: `coserve check` and the catalog read headers.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ THIN_FORMS = ("bfloat16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One tensor to write: dtype in safetensors' words, shape as stored, bytes in C order."""
+    """One tensor to write: safetensors' dtype, shape as stored, bytes in C order."""
 
     name: str
     dtype: str
@@ -74,7 +73,7 @@ class WeightsHeader:
 
     @property
     def stored_as(self) -> str:
-        """Return the thin form of the weights, or "" if they are stored as they are computed."""
+        """Return the thin form of the weights, "" if they are stored as computed."""
         return self.metadata.get("stored", "")
 
     @property
@@ -87,7 +86,7 @@ class WeightsHeader:
 
 
 def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Entry, ...], int]:
-    """Return the positions of tensors (name, dtype, stored shape), in this order, and the bytes of the region."""
+    """Lay out tensors (name, dtype, stored shape) in this order; return their positions and the region's bytes."""
     entries: list[Entry] = []
     offset = 0
     for name, dtype, shape in shapes:
@@ -98,7 +97,7 @@ def plan_entries(shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tu
 
 
 def write_weights(path: Path, blocks: Sequence[Block], metadata: Mapping[str, str]) -> str:
-    """Write the file (complete or not at all) and return the sha256 of it. A thin form is `stored` in `metadata`."""
+    """Write the file whole or not at all and return its sha256. `stored` in `metadata` names a thin form."""
     entries, region_bytes = plan_entries([(block.name, block.dtype, block.shape) for block in blocks])
     head = _render_header(entries, region_bytes, metadata)
     digest = hashlib.sha256(head)
@@ -132,7 +131,7 @@ def _render_header(entries: Sequence[Entry], region_bytes: int, metadata: Mappin
 
 
 def read_header(path: Path) -> WeightsHeader:
-    """Return the header of a weights file, checked against the file's size. Raises WeightsError."""
+    """Read a header and check it against the file's size. Raises WeightsError."""
     try:
         with open_weights(path) as file:
             return read_header_from(file.fileno(), path)
@@ -150,7 +149,7 @@ def open_weights(path: Path) -> BinaryIO:
 
 
 def read_header_from(descriptor: int, path: Path) -> WeightsHeader:
-    """Read the header of a file that is already open; `path` is for messages."""
+    """Read the header of an open file; `path` is for messages."""
     file_bytes = os.fstat(descriptor).st_size
     prefix = os.pread(descriptor, 8, 0)
     if len(prefix) < 8:
@@ -207,9 +206,9 @@ def _parse_entry(name: str, item: Mapping[str, Any]) -> Entry:
 
 
 def tensor_place(item: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
-    """Return the shape of a tensor in a safetensors header, and its begin and end in bytes.
+    """Return a tensor's shape, begin and end in bytes from its entry in a safetensors header.
 
-    Raises ValueError, TypeError or KeyError if they are not numbers that a file can have: their product takes no time.
+    Raises ValueError, TypeError or KeyError for numbers that no file can have, before their product could take long.
     """
     shape, (begin, end) = item["shape"], item["data_offsets"]
     if len(shape) > _MAX_DIMENSIONS:

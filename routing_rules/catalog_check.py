@@ -14,15 +14,13 @@ Entry = ClassifierEntry | DetectorEntry
 
 @dataclass(frozen=True, slots=True)
 class ExpertLabels:
-    """Task and classes of one expert of the catalog, against which rules are checked."""
-
     task: Task
     classes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One expert at one entry; `by` is the path of the first component that leads to it, None if none does."""
+    """One expert at one entry; `by` is the path of the first component that leads to it, None without."""
 
     path: KeyPath
     entry: Entry
@@ -65,7 +63,7 @@ def _for_whom(use: _Use, findings: Findings) -> str:
 
 
 def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
-    """Every expert that a component of a recipe leads to, and those that are named outright, each once per entry."""
+    """Yield every expert that a recipe's component leads to, and those named outright, once per entry."""
     named = {path[1]: (path, entry) for path, entry in reversed(list(entries(rules))) if path[0] != "classifiers"}
     components = _components_by_pattern(rules, patterns)
     listed: dict[tuple[KeyPath, str], None] = {}
@@ -86,7 +84,7 @@ def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
 
 
 def _components_by_pattern(rules: RulesFile, patterns: list[str]) -> dict[str, list[KeyPath]]:
-    """The components that each pattern is the first to match; wrong entries keep theirs from falling to later ones."""
+    """Return the components that each pattern matches first; a wrong entry keeps its own from later ones."""
     places: dict[str, list[KeyPath]] = {pattern: [] for pattern in patterns}
     if not all(map(is_glob, patterns)):
         return places
@@ -128,7 +126,7 @@ def _check_tasks(uses: list[_Use], findings: Findings) -> None:
 
 
 def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, ExpertLabels]) -> None:
-    """One problem for each label in the file, however many experts of a template lack it."""
+    """Add one problem for each label in the file, however many experts of a template lack it."""
     lacking: dict[tuple[KeyPath, bool], list[tuple[str, str]]] = {}
     for use in uses:
         for path, label, is_key in _labels(use):
@@ -142,7 +140,6 @@ def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, Ex
 
 
 def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
-    """The labels that an entry speaks of, each with its path and whether it is a key there."""
     if isinstance(use.entry, ClassifierEntry):
         for index, label in enumerate(use.entry.pass_labels):
             yield (*use.path, "pass", index), label, False
@@ -175,7 +172,7 @@ def _check_defects(rules: RulesFile, uses: list[_Use], findings: Findings, exper
 
 
 def requirement_defects(label: str, requirement: RequirementEntry | list[RequirementEntry]) -> list[str]:
-    """The names of what can be wrong with a required label; they take codes in `defects` as labels do."""
+    """Return the defects of a required label; they take codes in `defects` as labels do."""
     several = requirement if isinstance(requirement, list) else [requirement]
     kinds = ["missing", "extra"] + ["misplaced"] * any(entry.region or entry.position for entry in several)
     return [f"{kind}_{label}" for kind in kinds]

@@ -1,7 +1,7 @@
 """Checks across the entries of a rules file: patterns, boards, chains, counts.
 
-Each check looks only at the parts that are sound in themselves (`load.salvage`), and says nothing that a mistake
-reported elsewhere would explain.
+Each check looks only at parts sound in themselves (`load.salvage`), and adds nothing that a mistake reported elsewhere
+explains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ Links = dict[KeyPath, list[tuple[KeyPath, KeyPath]]]
 
 @dataclass(slots=True)
 class Findings:
-    """The mistakes found so far in `document`, and the paths that were taken out of it as wrong in themselves."""
+    """The mistakes found so far in `document`, and the paths taken out of it as wrong in themselves."""
 
     document: Document
     removed: Sequence[KeyPath]
@@ -35,13 +35,13 @@ class Findings:
         return any(gone[: len(path)] == path for gone in self.removed)
 
     def is_misspelt(self, path: KeyPath) -> bool:
-        """Return True if the key of `path` has a wrong value or a wrong name: reported already."""
+        """Return True if the key of `path` has a wrong value or name, which is reported already."""
         return self.is_spoilt(path) or any(
             gone[:-1] == path[:-1] and nearest(str(gone[-1]), [str(path[-1])]) for gone in self.removed
         )
 
     def names(self, section: str) -> list[str]:
-        """The keys of a section as written, those of wrong entries included."""
+        """Return the keys of a section as written, wrong entries included."""
         return self.document.keys((section,))
 
     def line(self, path: KeyPath) -> int:
@@ -49,7 +49,6 @@ class Findings:
 
 
 def check_rules(rules: RulesFile, findings: Findings) -> None:
-    """Add every mistake that needs no catalog to be seen."""
     for section in ("boards", "classifiers"):
         if not findings.names(section) and not findings.is_misspelt((section,)):
             findings.add((section,), f"no {section}: expected at least one entry under `{section}:`", key=True)
@@ -68,7 +67,6 @@ def check_rules(rules: RulesFile, findings: Findings) -> None:
 
 
 def entries(rules: RulesFile) -> Iterator[tuple[KeyPath, ClassifierEntry | DetectorEntry]]:
-    """Every entry that names an expert, with its path."""
     for pattern, entry in rules.classifiers.items():
         yield ("classifiers", pattern), entry
     for name, detector in rules.detectors.items():
@@ -78,14 +76,14 @@ def entries(rules: RulesFile) -> Iterator[tuple[KeyPath, ClassifierEntry | Detec
 
 
 def onward(path: KeyPath, entry: ClassifierEntry | DetectorEntry) -> list[tuple[KeyPath, str]]:
-    """The names that `then` leads to, each with the path of the value that says so."""
+    """Return the names that `then` leads to, each with the path of its value."""
     if isinstance(entry.then, str):
         return [((*path, "then"), entry.then)]
     return [((*path, "then", label), name) for label, name in (entry.then or {}).items() if name is not None]
 
 
 def _check_designators(findings: Findings) -> None:
-    """Looks at the lists as written, for a list with one wrong item is taken out as a whole."""
+    """Check the lists as written, since a list with one wrong item is taken out as a whole."""
     document = findings.document
     for board_type in findings.names("boards"):
         first: dict[str, KeyPath] = {}
@@ -103,7 +101,7 @@ def _check_designators(findings: Findings) -> None:
 
 
 def _check_patterns(findings: Findings) -> None:
-    """Report patterns that an earlier one covers: they can never be the first to match."""
+    """Report patterns that an earlier one covers: they never match first."""
     earlier: list[Glob] = []
     for pattern in filter(is_glob, findings.names("classifiers")):
         glob = Glob.of(pattern)
@@ -233,7 +231,7 @@ def _undefined(name: str, named: dict[str, KeyPath], rules: RulesFile) -> str:
 
 
 def _check_cycles(links: Links, findings: Findings) -> None:
-    """Depth first with a stack of our own; the value of `then` that closes a cycle is where it is reported."""
+    """Search depth first with our own stack; report a cycle at the `then` that closes it."""
     lengths: dict[KeyPath, int] = {}
     for first in links:
         # The entries of the walk, in order, each with what is still to be followed from it.

@@ -38,7 +38,7 @@ class RulesError(Exception):
 def compile_rules(
     source: Document | str, name: str = "rules", experts: Mapping[str, ExpertLabels] | None = None
 ) -> Routes:
-    """Compile a document, or a text called `name`; without `experts` they are not checked. RulesError has it all."""
+    """Compile a document, or a text called `name`; check experts if given. RulesError has all mistakes."""
     document = source if isinstance(source, Document) else read_yaml_text(source, name)
     rules, problems = _checked(document, experts)
     if rules is None or problems:

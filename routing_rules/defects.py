@@ -11,7 +11,7 @@ MAX_VERSIONS = 8
 
 
 def defect_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Return the label of each defect code, in the order of the rules' `texts`, of which the first wins."""
+    """Return the label of each defect code; the first of the rules' `texts` wins."""
     labels: dict[str, str] = {}
     for text in texts:
         rules = validate(RulesFile, read_yaml_text(text, "rules"))[0]
@@ -21,7 +21,7 @@ def defect_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 def defect_in_words(code: str, labels: Mapping[str, str]) -> str:
-    """Return a defect's name and code, `wrong part (D106)`; the code alone where the rules give it no name."""
+    """Return a defect's name and code, `wrong part (D106)`; the code alone without a name in the rules."""
     label = labels.get(code, code)
     return label if label == code else f"{label.replace('_', ' ')} ({code})"
 

@@ -1,7 +1,7 @@
 """YAML text to plain data of which every key and every value still knows its line and column.
 
-What PyYAML's own loaders do not give: YAML 1.2 scalars (NO, ON and yes stay text), keys that are always the text
-as written (`0402:` is not octal), duplicate keys as mistakes, and bounds on depth and on what aliases expand to.
+Beyond PyYAML's own loaders: YAML 1.2 scalars (NO, ON and yes stay text), keys always the text as written (`0402:` is
+not octal), duplicate keys as mistakes, and bounds on depth and on what aliases expand to.
 """
 
 import math
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(slots=True)
 class SourcePlace:
-    """The line and column at which a value starts, and those of each key and value inside it."""
+    """Line and column at which a value starts, and those of each key and value inside it."""
 
     line: int
     column: int
@@ -71,7 +71,7 @@ class Document:
     outside: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
 
     def where(self, path: KeyPath, *, key: bool = False) -> tuple[int, int]:
-        """Line and column, from 1, of the value at `path`, or of its key; of its nearest parent if it is absent."""
+        """Line and column, from 1, of the value at `path`, or of its key; if absent, of its nearest parent."""
         place = self.root
         at = (place.line, place.column)
         for depth, part in enumerate(path):
@@ -94,7 +94,7 @@ class Document:
         return [index for index in self._children(path) if isinstance(index, int)]
 
     def value(self, path: KeyPath) -> Any:
-        """The value at `path`, or None if there is none."""
+        """Return the value at `path`, or None."""
         value = self.data
         for part in path:
             try:
@@ -112,7 +112,7 @@ class Document:
         return list(place.children)
 
     def written(self, path: KeyPath) -> str:
-        """The plain scalar at `path` as it stands in the file: `0402`, where the data has 402; "" if it does not."""
+        """Return the plain scalar at `path` as written: `0402`, where the data has 402; "" for anything else."""
         if self._outside(path):
             return ""
         line, column = self.where(path)
@@ -120,7 +120,7 @@ class Document:
         return re.split(r"[\s,\]}]", rest[0][column - 1 :], maxsplit=1)[0] if rest else ""
 
     def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
-        """A mistake at the value (or the key) of `path`."""
+        """Describe a mistake at the value (or the key) of `path`."""
         if place := self._outside(path):
             return Problem(place, 1, 1, message)
         line, column = self.where(path, key=key)
@@ -133,7 +133,7 @@ class Document:
 
 
 def read_yaml(path: Path) -> Document:
-    """Read a file; one that cannot be read is a `Document` whose only content is that problem."""
+    """Read a file; an unreadable one is a `Document` with only that problem."""
     name = str(path)
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
@@ -150,7 +150,7 @@ def read_yaml(path: Path) -> Document:
 
 
 def read_yaml_text(text: str, name: str, *, refuse_hidden: bool = False) -> Document:
-    """Parse `text`; every mistake that YAML itself finds is in `problems`, with `name` as the file."""
+    """Parse `text`; YAML's own mistakes are in `problems`, with `name` as the file."""
     if len(text) > MAX_TEXT_BYTES:
         return _unreadable(name, text, 1, 1, f"the text is larger than {MAX_TEXT_BYTES // 2**20} MiB")
     builder = _Builder(name, refuse_hidden)
@@ -189,14 +189,12 @@ def _syntax(error: yaml.YAMLError, text: str) -> tuple[int, int, str]:
 
 
 def _before(error: yaml.reader.ReaderError, text: str) -> str:
-    """The text in front of a forbidden character: libyaml counts bytes, PyYAML's own reader characters."""
+    """Return the text before a forbidden character: libyaml counts bytes, PyYAML's own reader characters."""
     offset = int(error.position)
     return text[:offset] if error.encoding == "unicode" else text.encode()[:offset].decode("utf-8", "ignore")
 
 
 class _UnreadableError(Exception):
-    """Reading cannot go on."""
-
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
@@ -213,7 +211,7 @@ class _Node:
 
 
 class _Builder:
-    """Builds data and places from parser events: the events are not recursive, so depth is ours to bound."""
+    """Builds data and places from parser events, which are not recursive: depth is ours to bound."""
 
     def __init__(self, name: str, refuse_hidden: bool) -> None:
         self._refuse_hidden = refuse_hidden
@@ -298,7 +296,7 @@ class _Builder:
         return node
 
     def _key(self, event: yaml.Event, node: _Node) -> str | None:
-        """Return the key: a name, so the text as written, also where YAML would read another value."""
+        """Return the key as written, also where YAML would read another value than text."""
         if isinstance(event, yaml.ScalarEvent):
             return str(event.value)
         return node.data if isinstance(node.data, str) else None
@@ -351,19 +349,17 @@ def hidden(text: str) -> str:
 
 
 def nearest(word: str, right: Iterable[str]) -> str | None:
-    """Return the right name most like `word` (case is forgiven first), None if none is near."""
+    """Return the right name most like `word`, case forgiven first; None if none is near."""
     names = list(dict.fromkeys(right))
     folded = {name.casefold(): name for name in reversed(names)}
     if word.casefold() in folded:
         return folded[word.casefold()]
     close = get_close_matches(word, names, n=1, cutoff=0.6) or get_close_matches(word.casefold(), folded, n=1)
-    if not close:
-        return None
-    return folded.get(close[0], close[0])
+    return folded.get(close[0], close[0]) if close else None
 
 
 def meant(word: str, right: Iterable[str]) -> str:
-    """Return the end of an error about a wrong name: the nearest right one, else all of them if they are few."""
+    """Return the end of an error about a wrong name: the nearest right one, else all if they are few."""
     names = list(dict.fromkeys(right))
     close = nearest(word, names)
     if close is not None:

@@ -1,7 +1,4 @@
-"""Files that people write (rules, configuration, catalog), checked against a pydantic model.
-
-Every mistake comes at once, with file, line and column, what was expected and the nearest right name.
-"""
+"""Check files that people write against a pydantic model; all mistakes at once, with line, column and right name."""
 
 import types
 from collections.abc import Mapping
@@ -42,13 +39,13 @@ _LIMITS: dict[str, str] = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "mult
 
 
 def validate(model: type[Model], document: Document) -> tuple[Model | None, list[Problem]]:
-    """Return the document as `model`, or None and every mistake in it, in the order of the file."""
+    """Return the document as `model`, or None and every mistake, in the order of the file."""
     sound, problems, _ = salvage(model, document)
     return (None if problems else sound), problems
 
 
 def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[Problem], list[KeyPath]]:
-    """Return the sound part of the document, its mistakes, and the paths of the parts that were taken out."""
+    """Return the sound part of the document, its mistakes, and the paths of the parts taken out."""
     problems = list(document.problems)
     if document.data is None and problems:
         return None, problems, []
@@ -72,7 +69,7 @@ def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[
 
 
 def _unshared(data: Any) -> Any:
-    """A copy in which aliases no longer share, so that taking a part out of one leaves the others whole."""
+    """Copy data so that aliases no longer share: taking a part out of one leaves the others whole."""
     if _is_mapping(data):
         return {key: _unshared(value) for key, value in data.items()}
     if _is_list(data):
@@ -81,7 +78,7 @@ def _unshared(data: Any) -> Any:
 
 
 def _to_remove(detail: ErrorDetails, data: Any) -> KeyPath:
-    """The path of the smallest entry of a mapping whose removal ends this error, or () for the whole document."""
+    """Return the path of the smallest entry whose removal ends this error, () for the whole document."""
     path = _path(detail, data)
     if detail["type"] == "missing":
         path = path[:-1]
@@ -93,7 +90,7 @@ def _to_remove(detail: ErrorDetails, data: Any) -> KeyPath:
 
 
 def _remove(data: Any, path: KeyPath) -> bool:
-    """Take an entry out of its mapping; false where there is none such (any more)."""
+    """Take an entry out of its mapping; return False if there is none (any more)."""
     parent = _at(data, path[:-1])
     if not path or not _is_mapping(parent) or path[-1] not in parent:
         return False
@@ -102,7 +99,7 @@ def _remove(data: Any, path: KeyPath) -> bool:
 
 
 def _path(detail: ErrorDetails, data: Any) -> KeyPath:
-    """Pydantic's location without what is not in the file: tags of unions, `[key]`; a missing key stays, last."""
+    """Return pydantic's location without what the file lacks: tags of unions, `[key]`; a missing key stays, last."""
     path: list[str | int] = []
     location = detail["loc"]
     for index, part in enumerate(location):
@@ -117,7 +114,7 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
 
 
 def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDetails]) -> list[Problem]:
-    """One problem per place: the members of a union that all refuse a value become one sentence."""
+    """Return one problem per place: members of a union that all refuse a value become one sentence."""
     data: Any = {} if document.data is None else document.data
     unknown = _unknown_keys(model, errors, data)
     misspelt = {(*path[:-1], nearest(str(path[-1]), right_keys)) for path, right_keys in unknown.items()}
@@ -144,7 +141,6 @@ def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDeta
 
 
 def _sentence(texts: list[str], document: Document, path: KeyPath, data: Any, *, at_key: bool) -> str:
-    """The expectations of one place, and what stands there instead."""
     if not all(text.startswith("expected ") for text in texts):
         return "; ".join(texts)
     expected = " or ".join(text.removeprefix("expected ") for text in texts)
@@ -187,7 +183,6 @@ def _shown(value: Any) -> str:
 
 
 def _unknown_keys(model: type[BaseModel], errors: list[ErrorDetails], data: Any) -> dict[KeyPath, list[str]]:
-    """Return the known keys of the place of each unknown key in the file."""
     return {
         _path(detail, data): _keys_at(model, detail["loc"][:-1])
         for detail in errors
@@ -196,7 +191,7 @@ def _unknown_keys(model: type[BaseModel], errors: list[ErrorDetails], data: Any)
 
 
 def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    """The keys that the model of `location` has, found by walking the annotations along it."""
+    """Return the keys that the model of `location` has, by walking the annotations along it."""
     kinds: list[Any] = [model]
     for part in location:
         kinds = [inner for kind in kinds for inner in _inside(kind, part)] or kinds
@@ -208,7 +203,7 @@ def _keys_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[st
 
 
 def _inside(kind: Any, part: str | int) -> list[Any]:
-    """The annotations one step further along a location; none where `part` is the tag of a union."""
+    """Return the annotations one step further along a location; none if `part` is the tag of a union."""
     annotations: list[Any] = []
     for member in _members([kind]):
         if isinstance(member, type) and issubclass(member, BaseModel):
@@ -223,7 +218,7 @@ def _inside(kind: Any, part: str | int) -> list[Any]:
 
 
 def _members(kinds: list[Any]) -> list[Any]:
-    """Annotations with unions and `Annotated` opened."""
+    """Open unions and `Annotated`."""
     annotations: list[Any] = []
     for kind in kinds:
         if get_origin(kind) is Annotated:

@@ -1,4 +1,4 @@
-"""Stored answers judged once more, and the step that decided a verdict with its limit, in a sentence for people.
+"""Stored answers judged again, and the step and limit that decided a verdict, in a sentence for people.
 
 Everything comes from `judge`, with a rule cut down to one part where a part must be found: no sentence can contradict
 the verdict.
@@ -12,7 +12,7 @@ from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Requir
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """One expert's answer, as a row of `stages` with its boxes has it."""
+    """One expert's answer, as a row of `stages` with its boxes."""
 
     expert: str
     label: str | None
@@ -30,7 +30,7 @@ JudgedAnswer = tuple[Step, StoredAnswer, Judgement]
 def judge_chain(
     first: Step | None, answers: Sequence[StoredAnswer], image_size: tuple[int, int] | None
 ) -> tuple[list[JudgedAnswer], Step | None]:
-    """Judge the answers up to the first that is not by the expert of its step; return the step that comes next too."""
+    """Judge the answers up to the first that is not by its step's expert; return the next step too."""
     step, so_far = first, None
     judged: list[JudgedAnswer] = []
     for answer in answers:
@@ -45,7 +45,7 @@ def judge_chain(
 def deciding_reasons(
     first: Step | None, answers: Sequence[StoredAnswer], image_size: tuple[int, int] | None
 ) -> tuple[Judgement, list[str]] | None:
-    """Judge the answers once more; return the judgement and a sentence for each step that decided it (none for a pass).
+    """Judge the answers again; return the judgement and a sentence for each deciding step (none for a pass).
 
     None if the answers are not those of a whole chain of these rules.
     """
@@ -59,17 +59,15 @@ def deciding_reasons(
 
 
 def boxes_by_themselves(step: DetectorStep) -> DetectorStep:
-    """Return the rule without its requirements and branches."""
     return replace(step, require=(), branches=(), otherwise=None)
 
 
 def requirement_alone(step: DetectorStep, requirement: Requirement) -> DetectorStep:
-    """Return the rule with this requirement as its only part."""
     return replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
 
 
 def counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return how many boxes a requirement counts as sure and as unsure; all of the image where its size is unknown."""
+    """Return how many boxes a requirement counts as sure and as unsure; without the image's size everywhere."""
     matching = [box for box in boxes if box.label == requirement.label]
     if requirement.is_placed and image_size is not None:
         matching = [box for box in matching if requirement.holds(box.box, image_size)]
@@ -99,7 +97,6 @@ def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> s
 
 
 def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[str]:
-    """Yield a sentence for each box that has the verdict by itself, the surest first."""
     by_itself = boxes_by_themselves(step)
     for box in sorted(boxes, key=lambda box: -box.confidence):
         if judge(by_itself, None, None, [box], None).verdict != alone.verdict:
@@ -142,7 +139,7 @@ def wanted(requirement: Requirement) -> str:
 
 
 def _percents(value: float | None, limit: float | None) -> tuple[str, str]:
-    """Return both in percent, with as many digits as it takes to tell them apart."""
+    """Return both in percent, with enough digits to tell them apart."""
     for digits in (0, 1, 2, 3):
         shown, beside = ("–" if one is None else f"{100 * one:.{digits}f} %" for one in (value, limit))
         if shown != beside or value == limit:

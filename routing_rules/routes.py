@@ -1,7 +1,7 @@
 """Compiled rules: immutable recipes, the steps of a chain of experts, and the judgement of each answer.
 
-Everything here is a value or a pure function of values: the live daemon, the simulator and `coserve explain`
-use the same objects. docs/rules.md says in words how an answer is judged.
+Values and pure functions, shared by the live daemon, the simulator and `coserve explain`. docs/rules.md says in words
+how an answer is judged.
 """
 
 import math
@@ -24,9 +24,9 @@ ANY_LABEL = "*"
 class Requirement:
     """The required number of boxes of `label`, their area, and the confidence from which a box counts.
 
-    `region` is (x1, y1, x2, y2) and `at` is (x, y), in fractions of the image's width and height; a box is where
-    its centre is. `tolerance` is a distance from `at` in fractions of the image's longer side. `maximum` is None
-    where there is no upper bound.
+    `region` is (x1, y1, x2, y2) and `at` is (x, y), in fractions of the image's width and height; a box is where its
+    centre is. `tolerance` is a distance from `at` in fractions of the image's longer side. `maximum` None: no upper
+    bound.
     """
 
     label: str
@@ -57,9 +57,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierStep:
-    """One classifier in a chain. `branches` name where a label goes on to (None: nowhere), `otherwise` the rest.
+    """One classifier in a chain. `branches` lead a label to its next step (None: nowhere), `otherwise` the rest.
 
-    `codes` are the defect codes of labels; `pass_rate` is the share of its images that are given a pass label.
+    `codes` are the defect codes of labels; `pass_rate` is the share of its images that get a pass label.
     """
 
     name: str
@@ -73,17 +73,14 @@ class ClassifierStep:
     codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def goes_to(self, label: str) -> "Step | None":
-        """The step that an image of `label` goes on to, or None if its chain ends here."""
+        """Return the next step of an image of `label`, None if its chain ends here."""
         for named, step in self.branches:
             if named == label:
                 return step
         return self.otherwise
 
     def exits(self) -> "tuple[tuple[Step, float], ...]":
-        """The next steps, each with the share of this step's images that are expected to go on to it.
-
-        Pass labels share `pass_rate` equally; the other labels that are named, and `*`, share the rest equally.
-        """
+        """Return the next steps with their shares: pass labels share `pass_rate`, the others and `*` the rest."""
         named = dict(self.branches)
         passing = self.pass_rate if self.pass_labels else 0.0
         others: list[Step | None] = [step for label, step in self.branches if label not in self.pass_labels]
@@ -99,8 +96,8 @@ class ClassifierStep:
 class DetectorStep:
     """One detector in a chain. `fail_on` and `review_on` are thresholds by label (`*`: every label not named).
 
-    `branches` name where an image goes on to whose most confident box with a named label has that label;
-    `otherwise` is where the rest goes. Nothing goes on from a failure.
+    `branches` lead an image whose most confident box with a named label has that label, `otherwise` the rest. Nothing
+    goes on from a failure.
     """
 
     name: str
@@ -115,7 +112,7 @@ class DetectorStep:
     codes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def exits(self) -> "tuple[tuple[Step, float], ...]":
-        """The next steps, each with its share: `pass_rate` finds nothing, the named labels share the rest equally."""
+        """Return the next steps with their shares: `pass_rate` finds nothing, named labels share the rest equally."""
         named = [(step, (1.0 - self.pass_rate) / len(self.branches)) for _, step in self.branches]
         onward = [*named, (self.otherwise, self.pass_rate)]
         return tuple((step, share) for step, share in onward if step is not None)
@@ -134,7 +131,7 @@ def _task(step: Step) -> Task:
 
 
 def chain(first: Step) -> tuple[Step, ...]:
-    """Every step that `first` can lead to, itself first, each after all that lead to it."""
+    """Return every step that `first` can lead to, itself first, each after all that lead to it."""
     finished: list[Step] = []
     visited: set[int] = set()
 
@@ -150,7 +147,7 @@ def chain(first: Step) -> tuple[Step, ...]:
 
 
 def for_component(first: Step, component: str) -> Step:
-    """The chain with `{component}` filled in; steps that do not change are shared."""
+    """Return the chain with `{component}` filled in; unchanged steps are shared."""
     filled: dict[int, Step] = {}
     for step in reversed(chain(first)):
         branches = tuple((label, None if to is None else filled[id(to)]) for label, to in step.branches)
@@ -171,12 +168,12 @@ SEVERITY: tuple[Verdict, ...] = ("fail", "unknown", "review", "pass")
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict that wins among `verdicts` (not empty): fail, then unknown, then review, then pass."""
+    """Return the verdict that wins among `verdicts` (not empty): fail, then unknown, then review, then pass."""
     return min(verdicts, key=SEVERITY.index)
 
 
 class Seen(Protocol):
-    """One detection, as the rules look at it; box is (x1, y1, x2, y2) in pixels of the stored image."""
+    """One detection, as the rules see it; box is (x1, y1, x2, y2) in pixels of the stored image."""
 
     @property
     def label(self) -> str: ...
@@ -188,7 +185,7 @@ class Seen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict of a chain so far, the defect it names, and the step that comes next (None: the chain ends)."""
+    """The verdict of a chain so far, the defect it names, and the next step (None: the chain ends)."""
 
     verdict: Verdict
     defect: str | None
@@ -238,10 +235,10 @@ def _classified(step: ClassifierStep, label: str | None, confidence: float | Non
 def taught_label(
     step: ClassifierStep, labels: Sequence[str], answered: str | None, verdict: str, defect: str | None
 ) -> str | None:
-    """Return the label that a person's decision about an image gives it at `step`, None if it does not say.
+    """Return the label that a person's decision about an image teaches at `step`, None if it does not say.
 
-    `labels` are those of the step's expert, `answered` is what it said. A defect that it has no label for is a new
-    label, unless a later step may have found it.
+    `labels` are those of the step's expert, `answered` its answer. A defect without a label is a new label, unless a
+    later step may have found it.
     """
     if verdict == "pass":
         return answered if answered in step.pass_labels else next(iter(step.pass_labels), None)
@@ -294,8 +291,8 @@ def _required(
 ) -> tuple[Verdict, str]:
     """Compare the count with the requirement; return a verdict and the name of the defect.
 
-    Boxes below the confidence may or may not be there, so the true count lies between the certain ones and all of
-    them: right for every such count is a pass, for none a failure, for some a review.
+    Boxes below the confidence may or may not be there, so the true count lies between the certain ones and all of them:
+    right for every such count is a pass, for none a failure, for some a review.
     """
     everywhere = [box for box in detections if box.label == requirement.label]
     in_place = everywhere
@@ -317,7 +314,7 @@ def _required(
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One component type of a recipe: how many, and their designators where the recipe lists them."""
+    """One component type of a recipe: how many, and their designators if the recipe lists them."""
 
     quantity: int
     designators: tuple[str, ...] = ()
@@ -336,7 +333,7 @@ class Recipe:
     component_at: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def refuses(self, component: str, designator: str) -> bool:
-        """Return True if the recipe lists the places of `component`, `designator` is none, and extras are refused."""
+        """Return True if `component` has listed places, `designator` is none of them, and extras are refused."""
         if self.extras_allowed or self.component_at.get(designator) == component:
             return False
         position = self.positions.get(component)
@@ -349,7 +346,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A classifier of the rules before it is known which component it serves: experts may say `{component}`."""
+    """A classifier of the rules for components not yet known: experts may say `{component}`."""
 
     glob: str
     matches: re.Pattern[str]
@@ -370,7 +367,7 @@ class AlarmRule:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Compiled rules. `tasks` are those of the catalog's experts, or None if they were compiled without one.
+    """Compiled rules. `tasks` are those of the catalog's experts, None if compiled without one.
 
     `experts` are all that the recipes can use, in the order of the file; `usage` is the probability that an image uses
     each (CoServe §4.5: quantities × pass rates along the chain); `successors` has the subsequent experts of each, with
@@ -394,7 +391,7 @@ class Routes:
         return self.sha256[:12]
 
     def first_step(self, board_type: str, component: str) -> Step | None:
-        """Return the first step of an image's chain, None if the rules do not know the board or the component on it."""
+        """Return the first step of an image's chain, None if the rules lack the board or the component on it."""
         steps = self.first_steps.get(board_type)
         if steps is None:
             return None
@@ -404,7 +401,7 @@ class Routes:
         return step
 
     def _extra(self, component: str) -> Step | None:
-        """The chain of a component that no recipe lists, unless the catalog lacks an expert of it."""
+        """Return the chain of a component that no recipe lists, unless the catalog lacks an expert of it."""
         for pattern in self.patterns:
             if pattern.matches.fullmatch(component):
                 step = for_component(pattern.step, component)
@@ -427,7 +424,7 @@ class Use:
 
 
 def uses(routes: Routes, expert: str) -> list[Use]:
-    """By board type and step, in the order of the rules."""
+    """Return an expert's uses by board type and step, in the order of the rules."""
     by_use: dict[tuple[str, int, str, tuple[str, ...], str], list[str]] = {}
     for board_type, steps in routes.first_steps.items():
         for component, first in steps.items():
@@ -442,7 +439,7 @@ def uses(routes: Routes, expert: str) -> list[Use]:
 
 
 def _ways(first: Step) -> list[tuple[int, Step, tuple[str, ...]]]:
-    """Every step of a chain once: how deep it is at the least, and the experts before it."""
+    """Return every step of a chain once, with its least depth and the experts before it."""
     depths: dict[int, tuple[int, tuple[str, ...]]] = {id(first): (1, ())}
     steps: list[tuple[int, Step, tuple[str, ...]]] = []
     for step in chain(first):

@@ -1,7 +1,4 @@
-"""The shape of a rules file: which keys there are and what each may hold. What they mean is in docs/rules.md.
-
-Only single values are checked here; what needs two places of the file at once is in `check.py`.
-"""
+"""The keys of a rules file and what each may hold (docs/rules.md); `check.py` checks what needs two places at once."""
 
 import fnmatch
 import re
@@ -29,7 +26,7 @@ _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(ms|s|m|h)")
 
 
 def _expected(what: str) -> PydanticCustomError:
-    """`load.validate` writes it as "expected WHAT, found VALUE"."""
+    """Say what is expected; `load.validate` writes it as "expected WHAT, found VALUE"."""
     return PydanticCustomError("expected", "{what}", {"what": what})
 
 
@@ -42,7 +39,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Check that the wire allows this board type or component (PROTOCOL.md, `inspect`)."""
+    """Return True if the wire allows this board type or component (PROTOCOL.md, `inspect`)."""
     return (
         isinstance(value, str)
         and 1 <= len(value) <= MAX_NAME
@@ -80,14 +77,14 @@ class Glob:
 
     @property
     def head(self) -> str:
-        """The literal text in front of the first wildcard."""
+        """The literal text before the first wildcard."""
         return re.split(r"[*?]", self.text, maxsplit=1)[0]
 
     def matches(self, name: str) -> bool:
         return self.regex.fullmatch(name) is not None
 
     def covers(self, other: "Glob") -> bool:
-        """Return True if every name that `other` matches, of one character or more, matches this pattern too."""
+        """Return True if every name, of one character or more, that `other` matches matches this one too."""
         # NUL stands for the characters that no pattern names. A star is tried as nothing, as one of them, and as more
         # than this pattern can match without a star of its own.
         parts = re.sub(r"\*+", "*", other.text).replace("?", "\0").split("*")
@@ -99,7 +96,6 @@ class Glob:
 
 
 def is_glob(text: str) -> bool:
-    """Return True if `text` is a pattern of the right shape."""
     try:
         _glob(text)
     except PydanticCustomError:
@@ -175,7 +171,7 @@ def _point(value: object) -> tuple[float, float]:
 
 
 def _either(expectation: str, **tags: type) -> Discriminator:
-    """Choose the member of a union whose shape the value has, so that a mistake names one expectation, not all."""
+    """Choose a union's member by the value's shape, so that a mistake names one expectation, not all."""
 
     def choose(value: object) -> str | None:
         return next((tag for tag, shape in tags.items() if isinstance(value, shape) and value is not True), None)
@@ -227,7 +223,7 @@ class BoardEntry(_Strict):
 
 
 class ClassifierEntry(_Strict):
-    """`expert` is required; that check.py says so lets the rest of an entry without one be checked too."""
+    """`expert` is required; check.py says so, so that the rest of an entry without one is checked too."""
 
     expert: Expert = ""
     pass_labels: list[Label] = Field(default=[], alias="pass")
@@ -276,7 +272,7 @@ class AlarmEntry(_Strict):
 
 
 class RulesFile(_Strict):
-    """A whole file. What is required of it is checked in `check.py`, where sound parts of it are all seen."""
+    """A whole file. `check.py` checks what is required of it, on all of its sound parts."""
 
     boards: dict[Name, BoardEntry] = {}
     classifiers: dict[PatternText, ClassifierEntry] = {}

@@ -134,11 +134,10 @@ def _decided(line: ExpertsLine, name: str, in_service: ExpertSpec) -> Decided:
 def _write_pictures(
     line: ExpertsLine, decided: Decided, training: Path | None, folder: Path
 ) -> tuple[Mapping[str, DecidedPicture], Counter[str]]:
-    """Write pictures as `folder/LABEL/NUMBER-SERIAL.png`; return those that people decided about by their file's name,
-    and the number of those left out by the reason.
+    """Write pictures as `folder/LABEL/NUMBER-SERIAL.png`; return decided ones by file name, and counts of others.
 
     Of the same picture the newest decision counts. It has no version if an older answer or `training` has it too: the
-    version in service may have learned from it.
+    version in service may have learned from it. Pictures left out are counted by reason.
     """
     written: dict[str, DecidedPicture] = {}
     left_out, names = Counter(decided.left_out), dict[bytes, str]()
@@ -181,7 +180,7 @@ def _pictures_in(training: Path) -> list[Path]:
 
 
 def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) -> None:
-    """Write the backbone of the version in service into `catalog`; without one, the line's last backbone, if any."""
+    """Write the backbone of the version in service, else the line's last one, into `catalog`."""
     own, entries = in_service.backbone, entries_in_force(line.experts())
     backbones = [
         (name, each)

@@ -1,7 +1,4 @@
-"""Shapes of a mixture-of-experts model, read from its config.json. The only place that knows model families by name.
-
-No tensor is read here.
-"""
+"""Shapes of a mixture-of-experts model, from its config.json: the only place that knows model families by name."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """Names in one kind of model. `{e}` stands for an expert's number; tensor names follow the name of a block."""
+    """Names in one kind of model. `{e}` stands for an expert's number; tensor names follow their block's."""
 
     experts_key: str
     intermediate_key: str
@@ -55,7 +52,7 @@ FAMILIES: dict[str, ModelFamily] = {
 class MoeArch:
     """Shapes of a model: `layers` with `experts` each, of which a token takes `top_k`.
 
-    `hidden` is H and `intermediate` I of one expert; `dtype` is the type of computation and of a slot's contents.
+    `hidden` is H and `intermediate` I of one expert; `dtype` is that of computation and of slots.
     """
 
     family: str
@@ -90,7 +87,6 @@ class MoeArch:
 
     @property
     def down_offset(self) -> int:
-        """Offset of `down` from a slot's start in bytes."""
         return -(-self.gate_up_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
     @property
@@ -110,7 +106,7 @@ class MoeArch:
 
 
 def load_config(folder: Path) -> Any:
-    """Return the checkpoint's configuration as transformers understands it. Raises ModelError."""
+    """Return the checkpoint's configuration as transformers reads it. Raises ModelError."""
     file = folder / "config.json"
     try:
         table = json.loads(file.read_bytes())
@@ -131,15 +127,11 @@ def load_config(folder: Path) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, its type if it has none."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def read_arch(folder: Path, config: Any, stored: torch.dtype) -> MoeArch:
-    """Return the shapes that a configuration of `load_config` describes; `stored` is the type of its weights.
-
-    Raises ModelError.
-    """
+    """Return the shapes in a configuration of `load_config`; `stored` is its weights' type. Raises ModelError."""
     family = FAMILIES[config.model_type]
     file = folder / "config.json"
     blocks = _causal_blocks(config, file)
@@ -172,7 +164,6 @@ def _number(config: Any, key: str, file: Path) -> int:
 
 
 def _causal_blocks(config: Any, file: Path) -> tuple[str, ...]:
-    """Return the blocks of layers with experts; in Qwen's models some layers may be dense."""
     dense = getattr(config, "mlp_only_layers", None) or []
     if not isinstance(dense, list):
         raise ModelError(file, f"mlp_only_layers is {dense!r}; expected a list of layers: restore the file")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 class ModelError(Exception):
-    """A checkpoint (its folder or one file of it) cannot be used; `message` says what was expected and what to do."""
+    """A checkpoint, its folder or one file, cannot be used; `message` says what was expected and what to do."""
 
     def __init__(self, file: Path, message: str) -> None:
         super().__init__(f"{file}: {message}")

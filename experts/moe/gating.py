@@ -1,7 +1,4 @@
-"""Values that pass between the model, its mode and observers: one forward step, its rows, and one layer's routing.
-
-Masked gating (SwapMoE §3.2, figure 7b) is here too: a gate's choice repeated over the experts that are in memory.
-"""
+"""Values between model, mode and observers (a step, its rows, a layer's routing); masked gating (SwapMoE §3.2)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -57,8 +54,8 @@ class ForwardStep:
 class Routing:
     """One layer's gate output for one step; T tokens, E experts, k of them for each token.
 
-    An index may be the sentinel E: nothing is computed for it and its weight does not count. An index above E is an
-    expert that only the mode knows (a united expert, for example), computed from the weights that the mode serves.
+    An index may be the sentinel E: nothing is computed and its weight does not count. An index above E is an expert
+    that only the mode knows (a united expert, for example), computed from the weights that the mode serves.
     """
 
     layer: int
@@ -72,29 +69,28 @@ class Routing:
     weight: torch.Tensor
 
     def distinct_experts(self) -> tuple[int, ...]:
-        """Return the experts of this layer in ascending order, without the sentinel."""
+        """Return the layer's chosen experts in ascending order, without the sentinel."""
         sentinel = self.logits.shape[-1]
         # A set of Python numbers: for one token five times as fast as Tensor.unique, for a prompt no slower.
         return tuple(sorted(set(self.index.flatten().tolist()) - {sentinel}))
 
 
 def expert_mask(experts: Iterable[int], count: int) -> torch.Tensor:
-    """Return a (count,) bool mask that is true for `experts`."""
     mask = torch.zeros(count, dtype=torch.bool)
     mask[list(experts)] = True
     return mask
 
 
 def mask_gate(routing: Routing, allowed: torch.Tensor, *, renormalise: bool) -> Routing:
-    """Return the routing that the gate would have given if it had only the `allowed` experts.
+    """Return the routing that the gate would have given with the `allowed` experts only.
 
     Every family ends its gate the same way: softmax over the logits in float32, the k largest, and in some families
     those k divided by their sum (`renormalise`, of the MoeArch). Masking sets the logits of absent experts to -inf
     before that softmax. If all experts are allowed, the same object comes back.
 
     `allowed`: (E,) bool, or (T, E) where tokens differ; a mask on the host costs a GPU no synchronisation. Rows that
-    the gate itself had dropped (padding: the sentinel everywhere) stay dropped. If fewer than k
-    experts are allowed, the remaining places carry the sentinel and weight 0.
+    the gate had dropped (padding: the sentinel everywhere) stay dropped. If fewer than k experts are allowed, the
+    remaining places carry the sentinel and weight 0.
     """
     if bool(allowed.all()):
         return routing

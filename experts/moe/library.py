@@ -1,4 +1,4 @@
-"""Import transformers the way this program needs it: offline, and torchvision first.
+"""Import transformers offline, and torchvision before it.
 
 Its modelling modules import torchvision, whose published wheel fails to import beside a build of torch that it was not
 compiled for; `experts.vision.frameworks` repairs that.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def transformers() -> ModuleType:
-    """Return the library. Raises ModuleNotFoundError if the extra `moe` is not installed."""
+    """Raises ModuleNotFoundError if the extra `moe` is not installed."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")  # read when the libraries are imported
     library = importlib.import_module("transformers")
     constants: Any = importlib.import_module("huggingface_hub.constants")

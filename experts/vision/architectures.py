@@ -1,7 +1,4 @@
-"""The architectures an expert can have, and the name of the slot layout it needs. No torch here.
-
-ResNets come from torchvision, YOLOs from ultralytics; `networks.py` builds them.
-"""
+"""Architectures of experts, from torchvision and ultralytics, and the names of their slot layouts. No torch here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,26 +39,16 @@ class Architecture:
     normalisation: str
 
 
-def _resnet(name: str) -> Architecture:
-    return Architecture(ArchitectureId(name), "classify", "resnet", name, "imagenet")
-
-
-def _yolo(name: str) -> Architecture:
-    return Architecture(ArchitectureId(name), "detect", "yolo", f"{name}.yaml", "none")
-
-
+_RESNETS = [f"resnet{depth}" for depth in (18, 34, 50, 101, 152)]
+_YOLOS = [f"{family}{scale}" for family in ("yolov5", "yolov8", "yolo11", "yolo26") for scale in "nsmlx"]
 ARCHITECTURES: Mapping[str, Architecture] = {
-    **{f"resnet{depth}": _resnet(f"resnet{depth}") for depth in (18, 34, 50, 101, 152)},
-    **{
-        f"{family}{scale}": _yolo(f"{family}{scale}")
-        for family in ("yolov5", "yolov8", "yolo11", "yolo26")
-        for scale in "nsmlx"
-    },
+    **{name: Architecture(ArchitectureId(name), "classify", "resnet", name, "imagenet") for name in _RESNETS},
+    **{name: Architecture(ArchitectureId(name), "detect", "yolo", f"{name}.yaml", "none") for name in _YOLOS},
 }
 
 
 def head_rows(architecture: Architecture, class_count: int) -> int:
-    """Rows of the classifier's last layer, padding included; a detector has one per class."""
+    """Return the rows of the classifier's last layer, padding included; a detector has one per class."""
     if architecture.task == "detect":
         return class_count
     return -(-class_count // HEAD_ROWS_MULTIPLE) * HEAD_ROWS_MULTIPLE
@@ -75,6 +62,6 @@ def layout_id(
     memory_format: str,
     head: str = PLAIN_HEAD,
 ) -> LayoutId:
-    """Experts with the same one fit the same slot."""
+    """Name the slot layout: experts with the same one fit the same slot."""
     rows = head_rows(architecture, class_count)
     return LayoutId(f"{architecture.name}-{rows}-{input_size}-{dtype}-{memory_format}-{head}")

@@ -1,9 +1,8 @@
-"""torchvision and ultralytics, imported the way this program needs them.
+"""torchvision and ultralytics, imported the way this program needs them; never import them directly.
 
-Both have to be entered through here. torchvision's published wheel carries operators compiled for one build of
-torch; beside any other build (CPU only, for one) its import fails outright. ultralytics sends analytics, looks up
-hosts, downloads, installs packages and changes the process it is imported into (threads, printing, environment):
-here it may not.
+torchvision's published wheel carries operators compiled for one build of torch; beside any other build (CPU only, for
+one) its import fails outright. ultralytics sends analytics, looks up hosts, downloads, installs packages and changes
+its process (threads, printing, environment): here it may not.
 """
 
 import functools
@@ -30,16 +29,13 @@ _ULTRALYTICS_OFF = ("sync", "clearml", "comet", "dvc", "mlflow", "raytune", "ten
 
 
 def torchvision() -> ModuleType:
-    """torchvision, with `torchvision.ops.nms` working whether or not its compiled operators load."""
+    """Import torchvision, with `torchvision.ops.nms` working whether or not its compiled operators load."""
     with _import_lock:
         return _import_torchvision()
 
 
 def ultralytics() -> ModuleType:
-    """ultralytics: offline, silent, sending nothing, and with this process' settings as they were before.
-
-    Its non-maximum suppression calls torchvision's as soon as that is imported, so torchvision comes first.
-    """
+    """Import ultralytics: offline, silent, without side effects; after torchvision, whose NMS it then calls."""
     with _import_lock:
         _import_torchvision()
         return _import_ultralytics()
@@ -62,7 +58,7 @@ def _import_torchvision() -> ModuleType:
 
 
 def _compiled_operators_load() -> bool:
-    """Return True if torchvision's compiled operators fit this torch: load them, as its import does first."""
+    """Load torchvision's compiled operators, as its import does first; return False if they do not fit this torch."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -81,12 +77,11 @@ def _compiled_operators_load() -> bool:
 
 def _nms(dets: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
     """The CPU kernel of torchvision in NumPy: indices kept, by descending score, float32 throughout."""
-    keep = greedy_nms(dets.detach().float().numpy(), scores.detach().float().numpy(), iou_threshold)
-    return torch.from_numpy(keep)
+    return torch.from_numpy(greedy_nms(dets.detach().float().numpy(), scores.detach().float().numpy(), iou_threshold))
 
 
 def greedy_nms(boxes: NDArray[np.float32], scores: NDArray[np.float32], iou_threshold: float) -> NDArray[np.int64]:
-    """boxes: (N, 4) x1 y1 x2 y2. A box goes when its IoU with a kept, more confident one is over the threshold."""
+    """boxes: (N, 4) x1 y1 x2 y2. Drop each box whose IoU with a kept, more confident one is over the threshold."""
     order = np.argsort(-scores, kind="stable")
     x1, y1, x2, y2 = (np.ascontiguousarray(column) for column in boxes[order].T)
     areas = (x2 - x1) * (y2 - y1)
@@ -133,7 +128,7 @@ def _import_ultralytics() -> ModuleType:
 
 
 def _forbid_downloads() -> None:
-    """Before anything binds these names: no font, weight or data set is fetched, and no address is tried."""
+    """Refuse fonts, weights, data sets and addresses; call this before anything binds these names."""
 
     def refuse(*_args: object, url: object = "a file", **_kwargs: object) -> None:
         raise FileNotFoundError(f"ultralytics wanted to download {url}; downloads are off, name an existing file")
@@ -146,7 +141,6 @@ def _forbid_downloads() -> None:
 
 
 def _settings_folder() -> Path:
-    """Return the folder for ultralytics' settings file: our cache folder, else a temporary one."""
     cache = os.environ.get("CACHE_DIRECTORY") or os.environ.get("XDG_CACHE_HOME")
     folder = Path(cache) if cache else Path.home() / ".cache"
     folder = folder / "coserve" / "ultralytics"

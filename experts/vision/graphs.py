@@ -1,11 +1,10 @@
 """CUDA graphs of slots: the kernels of a batch recorded once, then replayed for every expert that passes through.
 
-A slot's weights stay at one address for as long as the slot has its memory, so a recording stays right whichever
-expert fills it. A slot that gives its memory back may get other memory later: it forgets its recordings first. A
-recording is made by the executor that will replay it, on that executor's stream, and replayed only there: what one
-executor records may then share scratch memory, because a stream runs one thing after the other. A batch size is
-recorded when it comes for the third time; the runs before it warm up what the kernels need. On CPUs, where
-recording fails, and where an executor's recordings have used up their bytes, the network simply runs.
+A slot's weights stay at one address as long as the slot has its memory, so a recording fits any expert that fills it. A
+slot that gives its memory back forgets its recordings first. The executor that will replay a recording makes it, on its
+own stream; its recordings may share scratch memory, because a stream runs one thing after the other. A batch size is
+recorded when it comes for the third time; the runs before it warm up its kernels. On CPUs, if recording fails, and once
+an executor's recordings have used up their bytes, the network simply runs.
 """
 
 import threading
@@ -42,7 +41,7 @@ class Recordings:
     _log: Any = field(default_factory=lambda: structlog.get_logger("graphs"), repr=False)
 
     def record(self, network: Network, images: torch.Tensor) -> Network | None:
-        """Return a replay, or None at the limit, or if recording fails, which is logged once."""
+        """Return a replay; None at the limit, or if recording fails, which is logged once."""
         with _recording:
             is_full = self.limit_bytes is not None and self.recorder.used_bytes() >= self.limit_bytes
             if is_full or not self.works:
@@ -76,7 +75,7 @@ class GraphedNetwork(nn.Module):
         return self.network(images) if replay is None else replay(images)
 
     def _recorded(self, key: tuple[Hashable, torch.Size], images: torch.Tensor) -> Network | None:
-        """Return a new replay, None if it is not time to record one."""
+        """Return a new replay, None while it is too early to record one."""
         runs = self._runs.get(key, 0)
         if runs < WARM_UPS:
             self._runs[key] = runs + 1
@@ -107,10 +106,8 @@ class GraphStream:
 class CudaRecorder:
     """CUDA graphs on one device. Called by executors, each within its own stream.
 
-    A lane ends with its thread, or with the last network recorded on it.
-
-    Each thread has its own lanes, since torch hands out a limited number of streams: two threads with the same one
-    must not share inputs.
+    Each thread has its own lanes, since torch hands out few streams and two threads with the same one must not share
+    inputs. A lane ends with its thread, or with the last network recorded on it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -125,12 +122,12 @@ class CudaRecorder:
         return vars(self._own).setdefault(f"stream {stream}", GraphStream())
 
     def used_bytes(self) -> int:
-        """Return the bytes of the device that this thread's recordings on its stream hold."""
+        """Return the device's bytes held by this thread's recordings on its stream."""
         lane = self.lane()
         return lane.pool_bytes + sum(lane.graph_bytes.values())
 
     def record(self, network: Network, images: torch.Tensor) -> Network:
-        """Return a replay of the network for batches shaped like `images`. Raises RuntimeError if that fails."""
+        """Return a replay for batches shaped like `images`. Raises RuntimeError if recording fails."""
         stream = torch.cuda.current_stream(self._device)
         if stream == torch.cuda.default_stream(self._device):
             raise RuntimeError("the default stream cannot be recorded")
@@ -157,7 +154,7 @@ class CudaRecorder:
         return replay
 
     def _untracked_bytes(self) -> int:
-        """Return the bytes in use on the device that torch's allocator does not have."""
+        """Return the device's used bytes that torch's allocator does not have."""
         while True:  # loader threads allocate meanwhile
             reserved_bytes = torch.cuda.memory_reserved(self._device)
             free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)

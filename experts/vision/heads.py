@@ -1,8 +1,7 @@
 """Heads: what follows a backbone's features, for one component type. Small: all of a line's stay in host memory.
 
-A *linear* head gives a score per label. A *bank* has only good pictures to go by: an image is as unusual as that patch
-of it which is farthest from the nearest patch of theirs (PatchCore, arXiv 2106.08265) at the same position, since parts
-are centred.
+A *linear* head gives a score per label. A *bank* knows only good pictures: an image is as unusual as its patch that is
+farthest from their nearest patch at the same position (PatchCore, arXiv 2106.08265), since parts are centred.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ class Head(Protocol):
 
 
 class Heads:
-    """The heads of one layout's backbones, by expert: read and checked when they are first used, then kept."""
+    """The heads of one layout's backbones, by expert: read and checked at first use, then kept."""
 
     def __init__(self) -> None:
         self._heads: dict[ExpertId, tuple[ExpertSpec, Head]] = {}
@@ -69,10 +68,7 @@ class Heads:
     def answers(
         self, features: torch.Tensor, experts: Sequence[ExpertSpec], backbone: ExpertSpec
     ) -> list[Answer | ExpertError]:
-        """Return the answer of each image's head to its row of features (B, F), or why that head has none.
-
-        For the backbone itself, which judges nothing, the answer is empty.
-        """
+        """Return each image's answer to its features (B, F), or why its head has none; empty for a backbone."""
         answers: list[Answer | ExpertError] = [Answer(None, None)] * len(experts)
         rows: dict[int, list[int]] = {}
         for row, spec in enumerate(experts):
@@ -102,8 +98,7 @@ def probabilities(logits: torch.Tensor, spec: ExpertSpec) -> NDArray[np.float32]
 
 def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:
     """Return the surest label of each row of logits (B, head rows)."""
-    shares = probabilities(logits, spec)
-    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in shares]
+    return [Answer(spec.classes[int(row.argmax())], float(row.max())) for row in probabilities(logits, spec)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +116,8 @@ class LinearHead:
 class BankHead:
     """bank: (places, N, C), for each place of a map the patches of good pictures there, divided by `scale` (C,).
 
-    An image whose distance is `centre` is as likely good as not; its log odds grow by 1 with each `spread` beyond. The
-    label that is not good has the number `bad` of two.
+    At the distance `centre` an image is as likely good as not; its log odds grow by 1 with each `spread` beyond. `bad`
+    is the number of the label, of two, that is not good.
     """
 
     bank: torch.Tensor
@@ -136,7 +131,7 @@ class BankHead:
 
 
 def bank_distances(features: torch.Tensor, bank: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return (B,): the distance of that patch of each image that is farthest from the nearest one of good pictures."""
+    """Return (B,): the distance of each image's patch that is farthest from the nearest good one."""
     patches = patches_of(features, *bank.shape[::2]) / scale
     return torch.cdist(patches, bank).amin(2).amax(0)
 

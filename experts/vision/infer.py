@@ -22,10 +22,7 @@ _MAX_CANDIDATES = 30_000
 
 
 def infer(slot: Slot, prepared: Sequence[Prepared], head: ExpertSpec | None = None) -> list[Answer]:
-    """One answer per image, in order. All images were prepared for the expert in the slot. Raises ExpertError.
-
-    If a backbone is there, `head` answers.
-    """
+    """Return one answer per image, in order, by the expert in the slot or a backbone's `head`. Raises ExpertError."""
     answers: list[Answer] = []
     for answer in infer_each(slot, prepared, [head or slot.spec] * len(prepared)):
         if isinstance(answer, ExpertError):
@@ -37,7 +34,7 @@ def infer(slot: Slot, prepared: Sequence[Prepared], head: ExpertSpec | None = No
 def infer_each(
     slot: Slot, prepared: Sequence[Prepared], experts: Sequence[ExpertSpec]
 ) -> Sequence[Answer | ExpertError]:
-    """Each image's answer from its own expert: the one in the slot, or a head of the backbone there.
+    """Return each image's answer from its own expert: the one in the slot, or a head of the backbone there.
 
     A head that cannot be used has its error in place of its answers. Raises ExpertError for all of them.
     """
@@ -61,8 +58,8 @@ def infer_each(
 def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, channels_last: bool) -> torch.Tensor:
     """(B, S, S, 3) uint8 RGB to (B, 3, S, S): divided by 255, then by mean and standard deviation per channel.
 
-    One multiplication and addition over whole rows of pixels: a pass over memory where there were three, and three
-    channels side by side would leave most of a vector register empty.
+    One multiplication and addition over whole rows of pixels: one pass over memory instead of three; three channels
+    side by side would leave most of a vector register empty.
     """
     count, height, width, channels = pixels.shape
     scale, offset = _row_constants(spec.mean, spec.std, width, pixels.device)
@@ -73,7 +70,7 @@ def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, cha
 
 @functools.lru_cache(maxsize=256)
 def _row_constants(mean: Triple, std: Triple, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and offset of a row of `width` pixels, so that a pixel p becomes (p / 255 - mean) / std."""
+    """Return scale and offset of a row of `width` pixels, so that a pixel p becomes (p / 255 - mean) / std."""
     with torch.inference_mode(mode=False):
         scale = torch.tensor([1 / (255 * deviation) for deviation in std], dtype=torch.float32).repeat(width)
         offset = torch.tensor([-m / deviation for m, deviation in zip(mean, std, strict=True)]).float().repeat(width)
@@ -84,7 +81,7 @@ def _row_constants(mean: Triple, std: Triple, width: int, device: torch.device) 
 def detect_answers(
     output: torch.Tensor, prepared: Sequence[Prepared], spec: ExpertSpec, *, end_to_end: bool
 ) -> list[Answer]:
-    """Boxes in pixels of the stored image, most confident first."""
+    """Return boxes in pixels of the stored image, most confident first."""
     answers: list[Answer] = []
     for rows, image in zip(select_detections(output, spec, end_to_end=end_to_end), prepared, strict=True):
         detections = tuple(_detection(row, image, spec) for row in rows.tolist())
@@ -99,7 +96,7 @@ def _detection(row: list[float], image: Prepared, spec: ExpertSpec) -> Detection
 
 
 def select_detections(output: torch.Tensor, spec: ExpertSpec, *, end_to_end: bool) -> list[NDArray[np.float32]]:
-    """Per image (N, 6): x1 y1 x2 y2 confidence class, by descending confidence.
+    """Return (N, 6) per image: x1 y1 x2 y2 confidence class, by descending confidence.
 
     output: what `Detector` gives, on the CPU: (B, boxes, 6) from an end-to-end head, else (B, 4 + classes, anchors).
     The same boxes as ultralytics' non_max_suppression without multi_label, from xyxy.

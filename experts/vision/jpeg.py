@@ -1,7 +1,4 @@
-"""Check the frame of a JPEG and the scans that carry its pixels. Nothing is decoded.
-
-Thumbnails inside segments and bytes behind the end marker are never looked at.
-"""
+"""Check a JPEG's frame and the scans that carry its pixels. Decodes nothing, ignores thumbnails and trailing bytes."""
 
 import re
 from collections.abc import Iterator
@@ -27,10 +24,10 @@ _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 
 
 class Frame:
-    """Size of a JPEG, and the low bits that are missing after its scans so far, by component and coefficient.
+    """Size of a JPEG, and the low bits still missing after its scans so far, by component and coefficient.
 
-    Decoders replace missing ones by zeros without a warning: a progressive JPEG that was cut between two scans.
-    `layout` is the frame header without the height: frames of one layout differ in nothing else.
+    Decoders silently replace missing bits by zeros, as in a progressive JPEG cut between two scans. `layout` is the
+    frame header without the height: frames of one layout differ in nothing else.
     """
 
     def __init__(self, marker: int, header: bytes) -> None:
@@ -64,9 +61,9 @@ class Frame:
 
 
 def read_frame(data: bytes, max_steps: int, *, to_end: bool) -> Frame:
-    """Return the frame, whose scans are complete. Without `to_end` the decoder checks for the end marker.
+    """Return the frame with all of its scans. Without `to_end` the decoder checks for the end marker.
 
-    Raises ImageHeaderError, or LongWalkError if there are more than `max_steps` segments.
+    Raises ImageHeaderError, or LongWalkError for more than `max_steps` segments.
     """
     frame: Frame | None = None
     for marker, segment in _segments(data, max_steps):
@@ -86,7 +83,7 @@ def read_frame(data: bytes, max_steps: int, *, to_end: bool) -> Frame:
 
 
 def are_tables(data: bytes, max_steps: int) -> bool:
-    """Return True if `data` holds tables only, so that it can stand before the data of any frame."""
+    """Return True if `data` holds tables only, so that it can precede the data of any frame."""
     return all(marker in _TABLES for marker, _ in _segments(data, max_steps))
 
 

@@ -1,7 +1,7 @@
 """Slot layouts: the order, shapes and offsets of an expert's tensors, and modules whose parameters are views.
 
-Convolution weights are stored as (out, height, width, in) where the layout is channels-last, so that the view of the
-stored bytes is what the kernels want; everything else is stored as it is.
+Channels-last layouts store convolution weights as (out, height, width, in), so that views of the bytes are what the
+kernels want; everything else is stored as it is.
 """
 
 import copy
@@ -58,7 +58,7 @@ class Layout:
         return isinstance(self.shell, Detector) and self.shell.end_to_end
 
     def bind(self, buffer: torch.Tensor) -> nn.Module:
-        """A new module whose parameters are views into `buffer`: (region_bytes,) uint8 on the slot's device."""
+        """Make a module whose parameters are views into `buffer`: (region_bytes,) uint8 on the slot's device."""
         module = copy.deepcopy(self.shell)
         for entry in self.entries:
             stored = buffer[entry.begin : entry.end].view(self.dtype).view(entry.shape)
@@ -74,10 +74,7 @@ class Layout:
 
 
 def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout:
-    """Everything about a layout from its name; takes up to a second for the largest YOLO, once per layout.
-
-    `recorders` are shared with the other layouts of this process; without them the layout has its own.
-    """
+    """Build a layout from its name, in up to a second for the largest YOLO; layouts may share `recorders`."""
     name, rows, input_size, dtype, memory_format, head = layout.split("-")
     architecture, channels_last = ARCHITECTURES[name], memory_format == "channels_last"
     if head == FEATURES:
@@ -104,7 +101,7 @@ def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout
 
 
 def pack(layout: Layout, adapted: nn.Module) -> list[Block]:
-    """The weights of an adapted network in the order and form of its layout. Raises ValueError if they do not fit."""
+    """Return an adapted network's weights in the order and form of its layout. Raises ValueError if they do not fit."""
     parameters = dict(adapted.named_parameters())
     blocks: list[Block] = []
     for entry in layout.entries:

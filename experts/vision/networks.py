@@ -1,12 +1,11 @@
 """The networks that run in slots: frameworks' models with batch norms folded, and a detector's boxes decoded.
 
-`build_original` makes the framework's own model; `adapt` turns such a model (with weights, or on the meta device as
-a shell for a slot) into what a slot runs: images (B, 3, S, S) in, class scores or boxes out, always float32.
+`build_original` makes the framework's own model; `adapt` turns such a model (with weights, or on the meta device as a
+shell for a slot) into what a slot runs: images (B, 3, S, S) in, class scores or boxes out, always float32.
 
-On CPUs a convolution applies what follows it in the same pass over memory; names of parameters stay. oneDNN can add and
-activate while it writes a convolution's result; eager torch would read and write the whole result once more for each.
-Measured on the development machine, batches of eight, float32, one thread: ResNet-18 1.08 times as fast, ResNet-101
-1.09, YOLO nanos 1.13 to 1.24; the outputs are the same.
+On CPUs oneDNN adds and activates while it writes a convolution's result, where eager torch reads and writes the whole
+result once more for each; names of parameters stay. Measured on the development machine, batches of eight, float32, one
+thread: ResNet-18 1.08 times as fast, ResNet-101 1.09, YOLO nanos 1.13 to 1.24; the outputs are the same.
 """
 
 import copy
@@ -29,8 +28,8 @@ Activation = Literal["relu", "swish", "none"]
 def fold_batch_norms(module: nn.Module) -> nn.Module:
     """Fold every batch norm in place and return the module. Computed in float64, stored as before.
 
-    A batch norm belongs to the convolution registered just before it, which holds for torchvision's ResNets and
-    ultralytics' `Conv`. Raises ValueError if one has no such convolution; that outputs agree is proved at import.
+    A batch norm belongs to the convolution registered just before it, as in torchvision's ResNets and ultralytics'
+    `Conv`. Raises ValueError if one has no such convolution; the import proves that outputs agree.
     """
     for parent in list(module.modules()):
         previous: nn.Module | None = None
@@ -65,7 +64,7 @@ def _fold_pair(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
 
 
 class FusedConvolution(nn.Conv2d):
-    """A convolution and its activation, with the parameters of a convolution that was there before."""
+    """A convolution and its activation, with the parameters of the convolution that it replaces."""
 
     def __init__(self, convolution: nn.Conv2d, activation: Activation) -> None:
         super().__init__(
@@ -102,7 +101,7 @@ class FusedConvolution(nn.Conv2d):
         return relu(output, inplace=True) if self.activation == "relu" else silu(output, inplace=True)
 
     def pack(self) -> None:
-        """Hold the weights in the blocks that the kernel reads for inputs as the first batch had (any batch size)."""
+        """Keep the weights in the blocks that the kernel reads for the first batch's inputs, of any batch size."""
         window = (self.padding, self.stride, self.dilation, self.groups)
         self.packed = torch.ops.mkldnn._reorder_convolution_weight(self.weight, *window, self.input_shape)
 
@@ -112,7 +111,7 @@ class FusedConvolution(nn.Conv2d):
 
 
 class ResidualBlock(nn.Module):
-    """A block of a torchvision ResNet whose batch norms are folded: two convolutions, or three (bottleneck)."""
+    """A block of a torchvision ResNet with folded batch norms: two convolutions, or three (bottleneck)."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -121,8 +120,7 @@ class ResidualBlock(nn.Module):
         for name in names:
             last = name == names[-1]
             self.register_module(name, FusedConvolution(getattr(block, name), "none" if last else "relu"))
-        shortcut = cast("nn.Sequential | None", block.downsample)
-        self.downsample = shortcut
+        self.downsample = cast("nn.Sequential | None", block.downsample)
         self._names = tuple(names)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -134,7 +132,7 @@ class ResidualBlock(nn.Module):
 
 
 def fuse_residual_blocks(network: nn.Module) -> None:
-    """A torchvision ResNet with folded batch norms, in place."""
+    """Fuse a torchvision ResNet with folded batch norms, in place."""
     blocks = torchvision().models.resnet
     for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
         for name, block in list(cast("nn.Module", stage).named_children()):
@@ -154,7 +152,7 @@ def fuse_activations(module: nn.Module) -> None:
 
 
 def fuse_remaining(module: nn.Module) -> None:
-    """Replace every other convolution, in place: no activation can be fused into it, but its weights can be packed."""
+    """Replace every other convolution, in place: without an activation, but its weights can be packed."""
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
             if type(child) is nn.Conv2d:
@@ -163,7 +161,7 @@ def fuse_remaining(module: nn.Module) -> None:
 
 @functools.cache
 def runs_fused(dtype: torch.dtype) -> bool:
-    """Return True if this build of torch and this processor have fused convolutions of these numbers."""
+    """Return True if this build of torch and this processor have fused convolutions of this type."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
         return False
     if dtype == torch.bfloat16:
@@ -173,7 +171,7 @@ def runs_fused(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _pointwise(overload: str) -> Any:
-    """Return the fused convolution. Given no overload, torch would search for the one that fits in every call."""
+    """Return the fused convolution, with its overload: without, torch would search for it in every call."""
     return getattr(torch.ops.mkldnn._convolution_pointwise, overload)  # torch's compiler calls it by this name, too
 
 
@@ -182,7 +180,7 @@ END_TO_END_BOXES = 300
 
 
 class Classifier(nn.Module):
-    """A torchvision ResNet; answers (B, head rows) float32 logits, the padding rows among them."""
+    """A torchvision ResNet; returns (B, head rows) float32 logits, padding rows included."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -193,9 +191,9 @@ class Classifier(nn.Module):
 
 
 class Backbone(nn.Module):
-    """A torchvision ResNet without its last layer; answers (B, F) float32 features, for heads (heads.py).
+    """A torchvision ResNet without its last layer; returns (B, F) float32 features, for heads (heads.py).
 
-    First those that its last layer had, then the map before the last block, (channels, height, width) flattened.
+    First those of its last layer, then the map before the last block, (channels, height, width) flattened.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -207,16 +205,15 @@ class Backbone(nn.Module):
         network = cast("Any", self.network)
         early = network.layer1(network.maxpool(network.relu(network.bn1(network.conv1(images)))))
         late = network.layer3(network.layer2(early))
-        last = network.layer4(late).mean((2, 3))
-        return torch.cat((last, late.flatten(1)), 1).float()
+        return torch.cat((network.layer4(late).mean((2, 3)), late.flatten(1)), 1).float()
 
 
 class Detector(nn.Module):
     """An ultralytics detection model without its training parts; answers are decoded in float32.
 
-    One-to-many heads give (B, 4 + classes, anchors): x1 y1 x2 y2 in input pixels, then a score per class.
-    End-to-end heads give (B, boxes, 6): x1 y1 x2 y2 score class. Nothing changes in a forward pass (the
-    framework's own head caches its anchors), so threads may share a slot.
+    One-to-many heads give (B, 4 + classes, anchors): x1 y1 x2 y2 in input pixels, then a score per class. End-to-end
+    heads give (B, boxes, 6): x1 y1 x2 y2 score class. A forward pass changes nothing (the framework's own head caches
+    its anchors), so threads may share a slot.
     """
 
     anchors: torch.Tensor
@@ -244,7 +241,7 @@ class Detector(nn.Module):
         return _pick_end_to_end(boxes, scores) if self.end_to_end else torch.cat((boxes, scores), 1)
 
     def _features(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """The graph of ultralytics: each layer names where its input comes from, -1 being the layer before."""
+        """Run the graph of ultralytics: each layer names where its input comes from, -1 being the layer before."""
         outputs: list[torch.Tensor | None] = []
         current: Any = images
         for index, source in enumerate(self.sources):
@@ -276,7 +273,7 @@ class Detector(nn.Module):
 
 
 def make_anchors(strides: Sequence[float], input_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cell centres (2, A) in cells, x then y, and strides (1, A) in pixels, of all levels; on the CPU, float32."""
+    """Return cell centres (2, A) in cells, x then y, and strides (1, A) in pixels, of all levels; CPU, float32."""
     centres: list[torch.Tensor] = []
     widths: list[torch.Tensor] = []
     for stride in strides:
@@ -288,9 +285,9 @@ def make_anchors(strides: Sequence[float], input_size: int) -> tuple[torch.Tenso
 
 
 def _pick_end_to_end(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """The best (box, class) pairs, as ultralytics' `Detect.postprocess`: boxes first, then pairs among their classes.
+    """Pick the best (box, class) pairs as ultralytics' `Detect.postprocess`: boxes first, then pairs of their classes.
 
-    boxes: (B, 4, A); scores: (B, classes, A). Gives (B, min(300, A), 6).
+    boxes: (B, 4, A); scores: (B, classes, A). Returns (B, min(300, A), 6).
     """
     boxes, scores = boxes.transpose(1, 2), scores.transpose(1, 2)
     count, classes = min(END_TO_END_BOXES, scores.shape[1]), scores.shape[2]
@@ -304,9 +301,9 @@ def _pick_end_to_end(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Networks of one framework: how its own model is built with random weights, and made into what a slot runs.
+    """Networks of one framework: how its own model is built with random weights and adapted to a slot.
 
-    `runs_on_meta` is True if a model can be built on the meta device, without memory for weights.
+    `runs_on_meta`: a model can be built on the meta device, without memory for weights.
     """
 
     build: Callable[[Architecture, int], nn.Module]
@@ -333,12 +330,12 @@ def _fused(resnet: R) -> R:
 
 
 def adapt_backbone(original: nn.Module) -> Backbone:
-    """Return what a slot runs for the heads of a torchvision ResNet, which is left as it was."""
+    """Return what a slot runs for the heads of a torchvision ResNet, which stays as it was."""
     return _fused(Backbone(copy.deepcopy(original).eval()))
 
 
 def build_backbone_shell(architecture: Architecture) -> Backbone:
-    """Return an adapted backbone without weights: its parameters are on the meta device."""
+    """Return an adapted backbone with its parameters on the meta device."""
     with torch.device("meta"):
         return adapt_backbone(build_original(architecture, 1))
 
@@ -372,23 +369,23 @@ def build_original(architecture: Architecture, rows: int) -> nn.Module:
 
 
 def adapt(architecture: Architecture, original: nn.Module, input_size: int) -> Classifier | Detector:
-    """Return what a slot runs, made from a framework's model, which is left as it was."""
+    """Return what a slot runs, made from a framework's model, which stays as it was."""
     return FAMILIES[architecture.family].adapt(copy.deepcopy(original).eval(), input_size)
 
 
 def select_head(original: nn.Module, *, end_to_end: bool) -> None:
-    """Make a YOLO of two heads answer with one of them, also against the default of ultralytics."""
+    """Make a YOLO of two heads answer with one of them, against ultralytics' default if need be."""
     if hasattr(original, "end2end") and cast("Any", original).end2end != end_to_end:
         cast("Any", original).end2end = end_to_end
 
 
 def is_end_to_end(original: nn.Module) -> bool:
-    """Return True if a framework's model answers with the boxes that it picked itself."""
+    """Return True if a framework's model picks its own boxes."""
     return bool(getattr(original, "end2end", False))
 
 
 def build_shell(architecture: Architecture, rows: int, input_size: int, *, end_to_end: bool) -> Classifier | Detector:
-    """Return the adapted network without weights: its parameters are on the meta device."""
+    """Return the adapted network with its parameters on the meta device."""
     if FAMILIES[architecture.family].runs_on_meta:
         with torch.device("meta"):
             return adapt(architecture, build_original(architecture, rows), input_size)

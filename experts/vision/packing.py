@@ -1,9 +1,9 @@
-"""Networks of a CPU whose convolutions get weights in the blocks that oneDNN's kernels read.
+"""CPU networks whose convolutions get weights in the blocks that oneDNN's kernels read.
 
-Given weights as files hold them, torch has oneDNN rearrange them for every batch, which takes a fifth of a single
-image's time. Packing them once takes as long as two or three batches save, so it is done at the third batch after a
-load: an expert that comes and goes is not packed. Answers are the same to the bit. The blocks depend on the processor,
-on the sides of the input and on the executor's threads, and take up to 2 % more memory than the file says.
+Otherwise oneDNN rearranges the weights for every batch: a fifth of a single image's time. Packing takes as long as two
+or three batches save, so it waits for the third batch after a load: an expert that comes and goes is not packed.
+Answers are the same to the bit. The blocks depend on the processor, the input's sides and the executor's threads, and
+take up to 2 % more memory than the file says.
 """
 
 import ctypes
@@ -26,7 +26,6 @@ _LIBC: Any = ctypes.CDLL(None)
 
 
 def can_pack(layout: Layout) -> bool:
-    """Return True if this processor computes with packed weights of this layout."""
     return layout.channels_last and runs_fused(layout.dtype)
 
 
@@ -46,7 +45,7 @@ class PackingNetwork(nn.Module):
         self._batches = 0
 
     def forget(self) -> None:
-        """Give packed weights back: the slot is to hold other ones."""
+        """Give packed weights back: the slot is to hold others."""
         was_packed = any(part.packed is not None for part in self._convolutions)
         for part in self._convolutions:
             part.packed = None
@@ -57,10 +56,12 @@ class PackingNetwork(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         with self._idle:
             self._batches += 1
-            if self._batches > BATCHES_BEFORE and not self._idle.wait_for(self._is_packed_or_idle, _PATIENCE_S):
-                self._batches = -_LATER_BATCHES
-            elif self._batches > BATCHES_BEFORE and self._convolutions[0].packed is None:
-                self._pack()
+            if self._batches > BATCHES_BEFORE:
+                first = self._convolutions[0]
+                if not self._idle.wait_for(lambda: first.packed is not None or not self._running, _PATIENCE_S):
+                    self._batches = -_LATER_BATCHES
+                elif first.packed is None:
+                    self._pack()
             self._running += 1
         try:
             return self.network(images)
@@ -68,9 +69,6 @@ class PackingNetwork(nn.Module):
             with self._idle:
                 self._running -= 1
                 self._idle.notify_all()
-
-    def _is_packed_or_idle(self) -> bool:
-        return self._convolutions[0].packed is not None or not self._running
 
     def _pack(self) -> None:
         try:

@@ -1,8 +1,8 @@
 """Decode payloads to pixels, (H, W, 3) uint8 RGB as stored, and fit these to the square input of an expert.
 
-Training, import and the running line prepare images in the same way. Grey is repeated, alpha dropped, CMYK converted,
-16 bits cut to their high byte; orientation marks are ignored; of several pages the first counts. Anything that cannot
-be read completely is an ImageError, never a part of a picture: a warning of a decoder counts as an error.
+Training, import and the running line prepare images alike. Grey is repeated, alpha dropped, CMYK converted, 16 bits cut
+to their high byte; orientation marks are ignored; of several pages the first counts. Anything that cannot be read
+completely is an ImageError, never part of a picture: a decoder's warning counts as an error.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ _READ = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 def decode(
     payload: bytes, encoding: Encoding, shape: tuple[int, int, int] | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image:
-    """(H, W, 3) uint8 RGB. `shape` is (h, w, c) of a raw payload, c being 1 or 3. Raises ImageError.
+    """Return (H, W, 3) uint8 RGB. `shape` is (h, w, c) of a raw payload, c being 1 or 3. Raises ImageError.
 
     The number of pixels is compared with `max_pixels` as the decoder itself reads it, before it allocates them.
     """
@@ -85,7 +85,7 @@ def _decode_opencv(payload: bytes) -> Image:
 
 
 def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
-    """Pillow, because OpenCV accepts damaged compressed data; libtiff's warnings about a JPEG never reach it."""
+    """Use Pillow: OpenCV accepts damaged compressed data, and never sees libtiff's warnings about a JPEG."""
     page = tiff.first_page(payload)
     check_size(page.width, page.height, max_pixels)
     for jpeg in tiff.jpegs(payload, page, tiff.parts(payload, page)):
@@ -122,7 +122,7 @@ class Placement:
     top: int
 
     def to_stored(self, box: tuple[float, float, float, float]) -> Box:
-        """x1 y1 x2 y2 in the square, to stored pixels, cut at the image's edges."""
+        """Map x1 y1 x2 y2 from the square to stored pixels, cut at the image's edges."""
         x1, y1, x2, y2 = box
         return (
             _clamp((x1 - self.left) / self.gain_x, self.width),
@@ -152,14 +152,13 @@ def prepare(
 
 
 def fit(image: Image, task: Task, size: int) -> Prepared:
-    """A decoded image (H, W, 3) uint8 RGB as the input of an expert of this task."""
+    """Fit a decoded image (H, W, 3) uint8 RGB to the input of an expert of this task."""
     height, width = image.shape[:2]
-    placement = place(width, height, task, size)
-    return Prepared(to_square(image, task, size), placement)
+    return Prepared(to_square(image, task, size), place(width, height, task, size))
 
 
 def place(width: int, height: int, task: Task, size: int) -> Placement:
-    """Return an image's place in a square: classifiers fill the square, detectors keep the aspect ratio, centred."""
+    """Place an image in a square: classifiers fill the square, detectors keep the aspect ratio, centred."""
     if task == "classify":
         return Placement(width, height, size / width, size / height, 0, 0)
     inner_width, inner_height = _letterbox_size(width, height, size)
@@ -171,8 +170,8 @@ def place(width: int, height: int, task: Task, size: int) -> Placement:
 def to_square(image: Image, task: Task, size: int) -> Image:
     """(H, W, 3) uint8 RGB to (size, size, 3).
 
-    A classifier's image is stretched, averaging when it shrinks (bilinear sampling would skip pixels). A detector's
-    is letterboxed, bilinear, exactly as ultralytics' LetterBox(auto=False, scaleup=True, center=True).
+    A classifier's image is stretched, averaging when it shrinks (bilinear sampling would skip pixels). A detector's is
+    letterboxed, bilinear, exactly as ultralytics' LetterBox(auto=False, scaleup=True, center=True).
     """
     height, width = image.shape[:2]
     if task == "classify":

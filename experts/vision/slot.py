@@ -1,8 +1,8 @@
 """Slots and pools: preallocated places on a device that experts pass through.
 
 A slot is a place in memory and a module whose parameters are views into it. Loading an expert is one read, or one copy
-from another pool, into a slot of its layout. Slots are never thrown away: one that has to make room for another
-layout gives its memory back and keeps its module, so that a pool that has seen its mix of layouts makes nothing more.
+from another pool, into a slot of its layout. Slots are never thrown away: one that makes room for another layout gives
+its memory back and keeps its module, so that a pool that has seen its mix of layouts makes nothing more.
 """
 
 import hashlib
@@ -60,10 +60,10 @@ class Slot:
 
 @dataclass(slots=True)
 class LayoutShelf:
-    """Objects that the pools of one process share: layouts by name, built once each, the files whose sha256 was right,
-    the recorders of batches, where a device can record, and a function to use instead of `transfer_for`.
+    """Shared by the pools of one process: layouts by name, built once, files already verified, recorders of batches.
 
-    `packs` is True if the CPU's networks pack weights (packing.py): if no pool copies experts from the CPU's.
+    `packs`: the CPU's networks pack weights (packing.py), because no pool copies experts from the CPU's. A function may
+    replace `transfer_for`.
     """
 
     verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class LayoutShelf:
 
 
 class NoModule(nn.Module):
-    """Stands for the module in a pool that only keeps bytes."""
+    """Takes the place of the module in a pool that only keeps bytes."""
 
     def forward(self, *_: object) -> torch.Tensor:
         raise TypeError("experts in the RAM tier cannot run; load them to a device")
@@ -96,9 +96,9 @@ class NoModule(nn.Module):
 class SlotPool:
     """The experts resident on one device, never above `budget_bytes`, kept free slots included.
 
-    `device` is "cpu", "cuda:N", or "ram": host memory that other pools load from and nothing runs in. `load` and
-    `unload` are called by loader threads, `slot` by executors; evicting an expert that is in use is the caller's
-    mistake to avoid. Locked are the books and giving memory back, so that no byte is owned twice; never a read.
+    `device` is "cpu", "cuda:N", or "ram": host memory that other pools load from and nothing runs in. Loader threads
+    call `load` and `unload`, executors `slot`; the caller must not evict an expert in use. The lock covers the books
+    and giving memory back, so that no byte is owned twice; never a read.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SlotPool:
             return tuple(self._resident)
 
     def slot(self, expert: ExpertId) -> Slot:
-        """The slot of a resident expert. Raises ExpertError if it is not resident."""
+        """Return the slot of a resident expert. Raises ExpertError if it is not resident."""
         with self._lock:
             slot = self._resident.get(expert)
         if slot is None:
@@ -148,7 +148,7 @@ class SlotPool:
     def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SlotPool | None" = None) -> LoadReport:
         """Evict, then fill a slot: from the slot in `source`, which keeps it meanwhile, or from the expert's file.
 
-        Where `source` holds other weights than `spec` names (replaced on disk since), the file is read. Raises
+        If `source` holds other weights than `spec` names (replaced on disk since), the file is read. Raises
         ExpertError; what was evicted stays evicted.
         """
         begin = time.perf_counter()
@@ -183,7 +183,7 @@ class SlotPool:
             self._trim(self._budget_bytes)
 
     def resize(self, budget_bytes: int) -> None:
-        """A new budget. Raises ValueError if resident experts exceed it: unload some first."""
+        """Raises ValueError if resident experts exceed the new budget: unload some first."""
         with self._lock:
             if self._used_bytes() > budget_bytes:
                 raise ValueError(f"{self.device} holds {self._used_bytes()} bytes of experts; unload some first")
@@ -194,15 +194,15 @@ class SlotPool:
         """Assert that the books agree: for tests and for idle moments."""
         with self._lock:
             slots = [*self._resident.values(), *self._filling.values(), *self._kept, *self._vacant]
-            _require(len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots")
-            _require(not self._resident.keys() & self._filling.keys(), "an expert is resident and loading")
+            assert len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots"
+            assert not self._resident.keys() & self._filling.keys(), "an expert is resident and loading"
             for expert, slot in self._resident.items():
-                _require(slot.spec.expert == expert, f"the slot of {expert} holds {slot.spec.expert}")
-                _require(slot.buffer.numel() == slot.size_bytes, f"the slot of {expert} has another size")
-            _require(self._used_bytes() + self._kept_bytes() <= self._budget_bytes, "the pool is over its budget")
+                assert slot.spec.expert == expert, f"the slot of {expert} holds {slot.spec.expert}"
+                assert slot.buffer.numel() == slot.size_bytes, f"the slot of {expert} has another size"
+            assert self._used_bytes() + self._kept_bytes() <= self._budget_bytes, "the pool is over its budget"
 
     def _take(self, spec: ExpertSpec, layout: Layout) -> Slot:
-        """A slot for the expert, its bytes accounted for. Memory and modules are made outside the lock."""
+        """Return a slot for the expert, its bytes accounted for. Memory and modules are made outside the lock."""
         with self._lock:
             if spec.expert in self._resident or spec.expert in self._filling or spec.expert in self._reserved:
                 raise ExpertError(spec.expert, f"is already in the pool of {self.device}")
@@ -234,7 +234,7 @@ class SlotPool:
             raise ExpertError(spec.expert, f"{message}; raise the device's budget or evict more experts")
 
     def _allocate(self, spec: ExpertSpec, layout: Layout, vacant: Slot | None) -> Slot:
-        """Memory for a slot that had given its own back, or for a new one."""
+        """Allocate a slot, or memory for one that had given its own back."""
         try:
             if vacant is not None:
                 self.transfer.occupy(vacant.place)
@@ -284,7 +284,7 @@ class SlotPool:
         return True
 
     def _fill(self, slot: Slot, spec: ExpertSpec) -> None:
-        """Read the file's region into the slot; a file not seen before, or changed since, is checked by its sha256."""
+        """Read the file's region into the slot; a new or changed file is checked by its sha256."""
         try:
             descriptor = self._reader.open(spec.file)
         except OSError as error:
@@ -319,9 +319,9 @@ class SlotPool:
 
 
 def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
-    """Fused activations turn what is not a number into zero, so that its answers would look sound.
+    """Refuse weights that are not finite: fused activations turn NaN into zero, so that answers would look sound.
 
-    Piece by piece: to ask all at once takes more memory on the device than the weights do.
+    Piece by piece: checking all at once takes more memory on the device than the weights do.
     """
     for entry in slot.layout.entries:
         for piece in slot.buffer[entry.begin : entry.end].view(slot.layout.dtype).split(_CHECKED_WEIGHTS):
@@ -333,16 +333,13 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
 
 
 def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
-    """Return the properties that must stay the same for a file to count as checked (`LayoutShelf.verified`).
-
-    They include the time of its last change of any kind, which cannot be set back as the time of writing can.
-    """
+    """Return what must stay the same for a checked file, including its change time, which cannot be set back."""
     times = (state.st_mtime_ns, state.st_ctime_ns)
     return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout, spec.stored_as)
 
 
 def _pop(slots: list[Slot], layout: Layout) -> Slot | None:
-    """The last slot of a layout, which is the likeliest to be in the processor's caches."""
+    """Take the last slot of a layout, the likeliest to be in the processor's caches."""
     for index in range(len(slots) - 1, -1, -1):
         if slots[index].layout is layout:
             return slots.pop(index)
@@ -371,8 +368,3 @@ def _check_header(header: WeightsHeader, layout: Layout, spec: ExpertSpec) -> No
     if header.entries != form.entries or header.region_bytes != form.region_bytes:
         message = "holds its tensors in another order than this version needs; import the expert again"
         raise WeightsError(spec.file, message)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

@@ -1,8 +1,8 @@
 """Check the structure of an image file: format, size in pixels, every part in its place. Nothing is decoded.
 
-Intake and the decoder check in the same way, so that no file reaches a decoder unchecked. Cost is bounded whatever the
-bytes are: every walk has a limit on its steps, every search is linear. Damage inside the compressed data is for the
-decoder to find. No torch, no OpenCV.
+Intake and the decoder share this check, so no file reaches a decoder unchecked. Cost is bounded for any bytes: every
+walk has a limit on its steps, every search is linear. The decoder finds damage inside the compressed data. No torch, no
+OpenCV.
 """
 
 import struct
@@ -45,7 +45,7 @@ def check_structure(
     """Return the facts of the header, or of `raw_shape` (h, w, c) for raw pixels.
 
     Raise ImageHeaderError if the image cannot be judged or is too large, LongWalkError if it has more than `max_steps`
-    parts, and more steps could be taken. Without `to_end` the end marker of a JPEG is left to the decoder.
+    parts but may be walked further. Without `to_end` the end marker of a JPEG is left to the decoder.
     """
     if raw_shape is not None:
         height, width, channels = raw_shape

@@ -1,7 +1,7 @@
 """Check the first page of a TIFF: its size, and that its strips or tiles hold every row.
 
-Decoders read pages with repeated tags or unusual types in different ways, and fill missing rows. Such pages are errors
-here, so that the decoder sees exactly the page that was checked. No torch, no OpenCV.
+Decoders disagree about pages with repeated tags or unusual types, and fill missing rows. Such pages are errors here, so
+that the decoder sees exactly the page that was checked. No torch, no OpenCV.
 """
 
 import struct
@@ -51,7 +51,7 @@ _MAX_SEGMENTS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Size in pixels, and the integers of each tag that is used here."""
+    """Size in pixels, and the integers of each tag used here."""
 
     width: int
     height: int
@@ -136,7 +136,6 @@ def _check_kind(page: Page) -> None:
 
 
 def _part_size(page: Page, *, tiled: bool) -> tuple[int, int]:
-    """Return the width and height of a strip or tile in pixels."""
     if not tiled:
         rows = page.first(_ROWS_PER_STRIP, page.height)
         return page.width, min(rows, page.height) if rows > 0 else page.height
@@ -150,7 +149,7 @@ def _part_size(page: Page, *, tiled: bool) -> tuple[int, int]:
 
 
 def upright(data: bytes, page: Page) -> bytes:
-    """Return the file with its orientation tag set to 1: decoders would turn the pixels by it."""
+    """Set the file's orientation tag to 1: decoders would turn the pixels by it."""
     if page.orientation_at is None:
         return data
     changed = bytearray(data)

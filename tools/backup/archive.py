@@ -1,7 +1,7 @@
 """`coserve backup`: a whole line into one tar archive, while it runs.
 
-First `backup.json` (versions), last `SHA256SUMS` of all members: an archive without it was cut off. The database is one
-state of it; the journal's segments are opened at that very moment, so that the line may delete them meanwhile.
+`backup.json` (versions) comes first, `SHA256SUMS` of all members last: an archive without it was cut off. The database
+is one state; the journal's segments are opened at that moment, so that the line may delete them meanwhile.
 """
 
 import fcntl
@@ -45,10 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a finished backup; `versions` of experts are those that are kept beside the ones in force.
-
-    `left_out` counts the kept images that are not in it.
-    """
+    """Contents of a backup: `versions` kept beside those in force; `left_out` counts kept images that are not in it."""
 
     files: int
     bytes: int
@@ -81,10 +78,7 @@ def write_backup(
     with_secrets: bool = False,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> BackupReport:
-    """Back the line of `config` up to `archive`, complete or not at all; BackupError or ConfigError says why not.
-
-    `progress` hears what is copied, bytes done and all.
-    """
+    """Back up a line, whole or not at all; `progress` gets part, bytes done, bytes in all. BackupError, ConfigError."""
     contents = contents_of(config, with_secrets=with_secrets)
     if archive.exists() and not (archive.is_file() and tarfile.is_tarfile(archive)):
         raise BackupError(f"{archive} exists and is not an archive: name another file")
@@ -183,7 +177,7 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
 
 
 def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
-    """Raise BackupError if it does not fit, or would take the space that a line on the same disk reserves."""
+    """Raise BackupError if it does not fit, or would take space that a line on the same disk reserves."""
     retention = contents.config.retention
     journal = contents.config.journal
     if journal.exists() and journal.stat().st_dev == archive.parent.stat().st_dev:
@@ -195,7 +189,7 @@ def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
 
 
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[Part]:
-    """Return the members of the archive in order, with their sizes; kept images are those that the copied rows name."""
+    """Return the members in order, with sizes; kept images are those that the copied rows name."""
     parts = list(contents.parts)
     if snapshot.state is not None:
         journal, source, target = Path(contents.journal), contents.config.images.parent, Path(contents.images).parent
@@ -209,7 +203,6 @@ def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> l
 
 
 def _sized(part: Part) -> Iterator[Part]:
-    """Yield the part with its size, unless it may be gone and is."""
     if isinstance(part.source, int):
         yield part
         return

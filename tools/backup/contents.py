@@ -30,7 +30,7 @@ class BackupError(Exception):
 
 
 def not_written(error: OSError, target: Path) -> BackupError:
-    """Return the error of a backup or a restore into `target`; a full disk names no file of its own."""
+    """Return the error of a backup or restore into `target`; a full disk names no file of its own."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return BackupError(f"{target}: {error.strerror}; make room, or name another disk")
     return BackupError(f"{error.filename or target}: {error.strerror or error}")
@@ -82,8 +82,7 @@ class _Line:
         self._document = read_settings(path, environ)[0]
         self._moved: dict[KeyPath, str] = {}
         self._names = {CONFIG}
-        database = sqlite_path(config.database)
-        self.contents.database = self._place(_DATABASE, database, "sqlite:///")
+        self.contents.database = self._place(_DATABASE, sqlite_path(config.database), "sqlite:///")
         for key, source in _paths(config):
             name = self._place(key, source)
             if key == ("journal",):
@@ -98,7 +97,7 @@ class _Line:
         self._add_configuration(path, any(map(is_setting, environ)))
 
     def _place(self, key: KeyPath, source: Path, scheme: str = "") -> str:
-        """The part's path in the archive: as the line has it where it lies inside its folder, else by its key."""
+        """Return the part's path in the archive: as in the line if inside its folder, else by its key."""
         name = PurePosixPath(os.path.relpath(source, self._folder)).as_posix()
         if name.startswith(("..", "/")) or name in self._names:
             name = "/".join([*map(str, key[:-1] or key), source.name]).replace(":", "-")
@@ -111,7 +110,7 @@ class _Line:
         return name
 
     def _add_files(self, key: KeyPath, source: Path, name: str) -> None:
-        """A file, or the public keys in a folder. Files of `security` and a consumer's password and key are secrets."""
+        """Add a file, or a folder's public keys. Secret: files of `security`, consumers' passwords and keys."""
         if source.is_dir():
             for file in sorted(source.iterdir()):
                 if file.is_file() and not file.name.endswith("_secret"):
@@ -131,7 +130,7 @@ class _Line:
             self.contents.warnings.append(f"{source} does not exist, so the backup does not have it")
 
     def _add_positions(self) -> None:
-        """Add the position of each consumer: it gets later results from the restored line."""
+        """Add each consumer's position: it gets later results from the restored line."""
         config = self.contents.config
         folder = PurePosixPath(os.path.normpath(PurePosixPath(self.contents.journal).parent / config.positions.name))
         for name in config.consumers:
@@ -157,7 +156,7 @@ class _Line:
         self._add_versions(Versions(source), folder)
 
     def _add_versions(self, versions: Versions, folder: PurePosixPath) -> None:
-        """Add the history of versions and the weights of kept ones: a restored line can put them in force."""
+        """Add the history of versions and kept weights: a restored line can put them in force."""
         history = versions.folder / VERSIONS_FILE
         if not history.is_file():
             return
@@ -181,7 +180,7 @@ class _Line:
             self.contents.warnings.append(f"{source}: this weights file does not exist, so the backup does not have it")
 
     def _add_configuration(self, path: Path, is_overridden: bool) -> None:
-        """Add the file as it is; if a path or the environment changes it, add a new one and the original beside it."""
+        """Add the file; if a path or the environment changes it, a new one with the original beside it."""
         if not self._moved and not is_overridden:
             self.contents.parts.insert(0, Part(CONFIG, path))
             return
@@ -196,7 +195,6 @@ class _Line:
 
 
 def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:
-    """Every path that a configuration names, whichever section it is in."""
     if isinstance(value, Path):
         yield key, value
     elif isinstance(value, BaseModel):

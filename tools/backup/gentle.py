@@ -1,4 +1,4 @@
-"""Reading and writing large files beside a line that runs: in pieces, and without pushing its files out of memory."""
+"""Read and write large files beside a running line: in pieces, without pushing its files out of memory."""
 
 import ctypes
 import hashlib
@@ -23,10 +23,10 @@ def step_back() -> None:
 
 
 class GentleReader:
-    """The first `size` bytes of an open file, hashed as they are read; pages that were not cached do not stay so."""
+    """The first `size` bytes of an open file, hashed as they are read; pages that were not cached do not stay."""
 
     def __init__(self, fd: int, size: int, on_read: Callable[[int], None] = lambda _: None) -> None:
-        """`on_read` hears how many bytes were read so far."""
+        """`on_read` gets the bytes read so far."""
         self._fd = fd
         self._size = size
         self._on_read = on_read
@@ -37,11 +37,10 @@ class GentleReader:
 
     @property
     def sha256(self) -> str:
-        """Hash of the bytes read so far."""
         return self._digest.hexdigest()
 
     def read(self, count: int = PIECE_BYTES) -> bytes:
-        """At most a piece; empty at the end, and where the file ends early."""
+        """Return at most a piece; empty at the end, and where the file ends early."""
         count = min(count, PIECE_BYTES, self._size - self._at)
         piece = bytearray(count)
         absent = absent_pages(self._fd, self._at, count)
@@ -61,7 +60,7 @@ class GentleReader:
 
 
 class GentleWriter:
-    """A new file, written in order; what is on the disk leaves memory."""
+    """A new file, written in order; what is on disk leaves memory."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -82,7 +81,6 @@ class GentleWriter:
         return self._at
 
     def flush(self) -> None:
-        """Make everything durable that was written so far."""
         os.fsync(self._fd)
         os.posix_fadvise(self._fd, self._flushed, self._at - self._flushed, os.POSIX_FADV_DONTNEED)
         self._flushed = self._at
@@ -91,7 +89,7 @@ class GentleWriter:
 def absent_pages(fd: int, offset: int, count: int) -> list[tuple[int, int]]:
     """Return the parts of a file, as (offset, length), that memory does not hold; none if the system does not tell.
 
-    `offset` is a multiple of the page's size. Reading with RWF_NOWAIT would tell too, but brings pages in.
+    `offset` is a multiple of the page size. Reading with RWF_NOWAIT would tell too, but brings pages in.
     """
     if count == 0:
         return []

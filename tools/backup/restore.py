@@ -35,7 +35,7 @@ class FolderInUseError(BackupError):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore. `left_out` counts kept images that the archive lacks; None: it does not say how many."""
+    """`left_out` counts kept images that the archive lacks; None: it does not say how many."""
 
     config: Path
     files: int
@@ -48,10 +48,7 @@ class Restored:
 def unpack(
     archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None, note: str | None = None
 ) -> Restored:
-    """Unpack `archive` into `folder`, complete or not at all; BackupError names the member that is damaged.
-
-    `note` says why; the restored line's first start writes it to `changes`.
-    """
+    """Unpack `archive` whole or not at all; BackupError names a damaged member. `note` goes into `changes`."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderInUseError(f"{folder} is not an empty folder: name a new one")
@@ -79,7 +76,7 @@ def unpack(
 
 
 class _Archive(io.FileIO):
-    """The archive's file, read in pieces: tarfile would read a member's extended head whole, however long it says."""
+    """Reads in pieces: tarfile would read a member's extended head whole, however long it claims to be."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= PIECE_BYTES:
@@ -146,7 +143,7 @@ class _Unpacking:
         return head
 
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Write one member; its path must stay inside, and it must be a file and nothing else."""
+        """Write one member, a plain file whose path stays inside."""
         self._last = member.name
         confined = tarfile.data_filter(member, str(self._part))
         if not _is_plain(member) or confined is None or confined.name != member.name or member.name in self._sums:
@@ -179,7 +176,6 @@ class _Unpacking:
         return data
 
     def _compare(self, text: str) -> None:
-        """Compare the unpacked files with the sums that the backup wrote last."""
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
         wrong = sorted(
             name for name in {*expected, *self._sums} if expected.get(name, "-") != self._sums.get(name, "+")

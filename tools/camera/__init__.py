@@ -1,8 +1,4 @@
-"""Pictures for a line: folders, watched folders, videos, cameras, rendered boards (docs/cameras.md).
-
-`coserve camera` and the demo import from here. It publishes through coserve_client, and knows nothing of the daemon
-but its endpoints.
-"""
+"""Pictures for a line from folders, videos, cameras and the renderer (docs/cameras.md), through coserve_client."""
 
 import os
 

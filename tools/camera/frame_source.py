@@ -1,6 +1,6 @@
-"""Pictures that come one after the other: from a video file, or from a camera that may be unplugged.
+"""Successive pictures from a video file, or from a camera that may be unplugged.
 
-A camera buffers some pictures, so all of them are taken and most thrown away: the one that is used is never an old one.
+A camera buffers pictures, so all are taken and most thrown away: the one used is never an old one.
 """
 
 import threading
@@ -18,11 +18,11 @@ _FAILED_READS = 3
 
 
 class SourceError(Exception):
-    """A source that gives no pictures; the text says why and what to do."""
+    """A source gives no pictures; the text says why and what to do."""
 
 
 class VideoFile:
-    """A recording, as fast as it can be read; its clock is that of the recording."""
+    """A recording, read as fast as possible; its clock is the recording's."""
 
     is_live = False  # no picture is missed while another is cut
     times_lost = 0
@@ -41,7 +41,7 @@ class VideoFile:
         self._taken = 0
 
     def advance(self) -> bool:
-        """Take the next picture; False at the end, SourceError for an end that should not be."""
+        """Take the next picture; False at the end, SourceError if the recording breaks off."""
         if self._capture.grab():
             self._taken += 1
             return True

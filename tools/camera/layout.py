@@ -1,4 +1,4 @@
-"""The parts that a picture shows: cut out as a layout says, or one for each file, named by its path.
+"""The parts that a picture shows: cut out by a layout, or one for each file, named by its path.
 
 ```yaml
 board: sensor-node
@@ -52,20 +52,18 @@ class BoardLayout(BaseModel):
 
 
 class PictureError(Exception):
-    """A picture that no images can be made of; the text says what was expected."""
+    """No images can be made of a picture; the text says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartImage:
-    """One part of one picture, as a PNG."""
-
     designator: str
     component: str
     png: bytes
 
 
 def load_layout(path: Path) -> BoardLayout:
-    """Read and check the file; ConfigError with every mistake, each with its line."""
+    """ConfigError has every mistake, each with its line."""
     document = read_yaml(path)
     layout, problems = validate(BoardLayout, document)
     if layout is not None:
@@ -110,15 +108,12 @@ def board_fields(board_type: str, serial: str, lot: str | None) -> dict[str, Any
 
 
 def key(text: str) -> str:
-    """Return `text` as a part of an id: a dash for each run of characters that an id may not have."""
+    """Make `text` a part of an id: a dash for each run of characters that an id may not have."""
     return _ILLEGAL_IN_KEY.sub("-", text) or "-"
 
 
 class TrainingFolder:
-    """A folder of images to train with, FOLDER/COMPONENT/SERIAL.DESIGNATOR.png, in the place of a publisher.
-
-    A person sorts those of each component by label.
-    """
+    """Takes a publisher's place: writes FOLDER/COMPONENT/SERIAL.DESIGNATOR.png for a person to sort by label."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +122,7 @@ class TrainingFolder:
     def publish(
         self, image_id: str, payload: bytes, *, board: Mapping[str, Any], component: str, **fields: Any
     ) -> None:
-        """Write one image; OSError if it cannot be. A name that is taken gets a number."""
+        """Write one image; a name that is taken gets a number. Raises OSError."""
         del image_id
         name = f"{key(board['serial'])}.{key(str(fields.get('designator') or component))}"
         suffix = next((end for start, end in _SUFFIX_OF.items() if payload.startswith(start)), ".png")
@@ -145,7 +140,7 @@ class TrainingFolder:
 
 @dataclass(frozen=True, slots=True)
 class PictureFiles:
-    """The meaning of files: pictures of whole boards named by the serial, or without a layout one part each."""
+    """How files become images: whole boards named by the serial, or without a layout one part each."""
 
     layout: BoardLayout | None = None
     lot: str | None = None
@@ -185,7 +180,7 @@ class PictureFiles:
         ]
 
     def images_by_content(self, path: PurePath, content: bytes) -> list[CameraImage]:
-        """Return the images with ids that are the same for the same bytes at the same place, and else differ."""
+        """As `images`, with ids that are the same only for the same bytes at the same place."""
         digest = hashlib.sha256(content).hexdigest()[:16]
         images = self.images(path, content)
         serial = key(images[0].board["serial"])

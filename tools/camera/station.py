@@ -1,6 +1,6 @@
-"""A station: one camera, boards that come to it, the parts cut out of each picture and handed to the publisher.
+"""A station: one camera, boards that come to it, the parts cut out of each picture and published.
 
-A trigger says which pictures are taken, a source of serials whose they are. Lines on standard input can be both.
+A trigger chooses the pictures, a source of serials names their boards. Lines on standard input can be both.
 """
 
 import json
@@ -31,10 +31,7 @@ Trigger = Callable[[int, float], bool]
 
 
 def counted_serials(prefix: str, file: Path) -> Iterator[str]:
-    """Return an iterator of `PREFIX-000001` and on; OSError if the file with the numbers cannot be read.
-
-    A number is stored before it is used: none is used twice, also after a kill.
-    """
+    """Count `PREFIX-000001` and on, each stored before use: none is used twice. OSError for a bad numbers file."""
     try:
         numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (ValueError, OSError) as error:
@@ -50,13 +47,13 @@ def counted_serials(prefix: str, file: Path) -> Iterator[str]:
 
 
 def listed_serials(file: Path, say: Callable[[str], None]) -> Iterator[str]:
-    """Return an iterator of the lines of a text file, one for each picture that is taken, without empty ones."""
+    """Return the lines of a text file, without empty ones, one for each picture taken."""
     lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     return iter([line for line in (line.rstrip("\r") for line in lines) if is_serial(line, say)])
 
 
 def is_serial(text: str, say: Callable[[str], None]) -> bool:
-    """Return True if the wire takes `text` as a serial; report text that is not empty and wrong."""
+    """Return True if the wire takes `text` as a serial; report other text unless it is empty."""
     if not text.strip():
         return False
     if _SERIAL.fullmatch(text):
@@ -66,12 +63,12 @@ def is_serial(text: str, say: Callable[[str], None]) -> bool:
 
 
 def every_nth(count: int) -> Trigger:
-    """Return a trigger for pictures 0, n, 2n, …"""
+    """Trigger on pictures 0, n, 2n, …"""
     return lambda number, _now_s: number % count == 0
 
 
 def interval(seconds: float) -> Trigger:
-    """Return a trigger for one picture each `seconds`; after a pause there is no burst."""
+    """Trigger on one picture each `seconds`; after a pause there is no burst."""
     next_s = float("-inf")
 
     def fires(_number: int, now_s: float) -> bool:
@@ -101,7 +98,7 @@ class ScannedLines:
             yield self._line
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True if a line came within `timeout_s`; it is the one that `serials` yields."""
+        """Return True if a line came within `timeout_s`; `serials` then yields it."""
         if self.is_over:
             return False
         try:
@@ -113,7 +110,7 @@ class ScannedLines:
         return line is not None
 
     def drop(self) -> int:
-        """Drop the lines that wait, whose boards are no longer under the camera, and return how many."""
+        """Drop waiting lines, whose boards are no longer under the camera, and return how many."""
         dropped = 0
         while self.wait(0.0):
             dropped += 1
@@ -130,8 +127,6 @@ class ScannedLines:
 
 @dataclass(slots=True)
 class StationCounts:
-    """Pictures of the source, boards that were cut and published, boards that were not."""
-
     pictures: int = 0
     boards: int = 0
     failed: int = 0
@@ -180,7 +175,7 @@ class Station:
         return not (lines is not None and lines.is_over)
 
     def _skip_buffered(self) -> bool:
-        """Pass over the pictures that the camera has buffered: a line's picture is one that was taken after it."""
+        """Skip the pictures that the camera has buffered: a line's picture is taken after it."""
         for _ in range(_BUFFERED_PICTURES):
             if not self.source.advance():
                 return False

@@ -1,9 +1,8 @@
 """A watched folder (`coserve camera --watch`): files that a camera's software drops into it are published once.
 
-A file is whole when two scans find it unchanged and its own structure is complete: a file that is still being written
-has no end marker. The folder is the spool: a file is moved away, or remembered by name, size and time, when all of its
-images have been accepted, and not before. Ids hold the sha256 of the bytes, so that a file that is sent twice is a
-duplicate and not a second image.
+A file is whole when two scans find it unchanged and its structure is complete: a file still being written has no end
+marker. The folder is the spool: a file is moved away, or remembered by name, size and time, only when all of its images
+have been accepted. Ids hold the sha256 of the bytes, so that a file sent twice is a duplicate and not a second image.
 """
 
 import json
@@ -36,7 +35,7 @@ Stamp = tuple[int, int]  # size and modification time: with another stamp it is 
 
 @dataclass(frozen=True, slots=True)
 class DroppedFile:
-    """A whole file that was not accepted yet. `name` is its path within the folder."""
+    """A whole file not yet accepted. `name` is its path within the folder."""
 
     path: Path
     name: str
@@ -56,7 +55,7 @@ class SentFiles:
     """A file with the names of accepted files that stay in the folder. Without it they are sent again: duplicates."""
 
     def __init__(self, file: Path, folder: Path) -> None:
-        """Read it, and drop the files that are no longer in `folder`, unless that is away."""
+        """Read it, and drop the files no longer in `folder`, unless that is away."""
         self._file = file
         self._stamps: dict[str, Stamp] = {}
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
@@ -94,7 +93,7 @@ class WatchedFolder:
         self._is_away = False
 
     def scan(self) -> Iterator[DroppedFile]:
-        """Yield the files that are whole and new, the oldest first; report those that stay incomplete."""
+        """Yield the whole, new files, the oldest first; report those that stay incomplete."""
         now_s = time.monotonic()
         files = self._list()
         if files is None:
@@ -112,7 +111,6 @@ class WatchedFolder:
                     yield dropped
 
     def mark_accepted(self, dropped: DroppedFile) -> None:
-        """Move the file away, or remember it."""
         if self._move_to is not None and self._move(dropped, self._move_to):
             return
         try:
@@ -199,7 +197,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _move(path: Path, target: Path) -> Path:
-    """Move a file without overwriting another, which gives it a number, and return where it is now."""
+    """Move a file without overwriting: a taken name gets a number. Return its new path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     free, number = target, 1
     while free.exists():
@@ -220,8 +218,6 @@ class FileCounts:
 
 @dataclass(slots=True)
 class _SentFile:
-    """A file some of whose images have no answer yet."""
-
     dropped: DroppedFile
     unanswered: int
     refusals: list[str] = field(default_factory=list[str])
@@ -257,10 +253,7 @@ class FolderPublisher:
         return self._publisher.account
 
     def run(self) -> None:
-        """Scan and publish until `stop` is set, then wait a little for the last answers, and disconnect.
-
-        Files without their answers are found again at the next start.
-        """
+        """Publish until `stop` is set, wait briefly for answers; the next start sends unanswered files again."""
         try:
             while not self._stop.is_set():
                 began_s = time.monotonic()

@@ -51,14 +51,13 @@ def backup(
         print_json({"archive": str(archive), **asdict(report)})
         return
     for warning in report.warnings:
-        console.print(f"warning: {warning}", markup=False, style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
     versions = f"; {report.versions} kept versions of experts take {size_text(report.versions_bytes)} of it"
     versions = versions if report.versions else ""
     without = f"; without the {count_text(report.left_out, 'kept image')} (--images adds them)"
     console.print(
         f"{archive}: {count_text(report.files, 'file')}, {size_text(report.bytes)}, results up to seq"
-        f" {report.last_seq}, {_waiting(report.waiting)}{versions}{without if report.left_out else ''}",
-        markup=False,
+        f" {report.last_seq}, {_waiting(report.waiting)}{versions}{without if report.left_out else ''}"
     )
 
 
@@ -87,8 +86,7 @@ def restore(
     console.print(
         f"{folder}: {count_text(restored.files, 'file')} of {restored.made}, results up to seq {restored.last_seq},"
         f" {_waiting(restored.waiting)}{without if restored.left_out != 0 else ''}\n"
-        f"Check it, then run it:  {as_typed(f'check {restored.config}')}",
-        markup=False,
+        f"Check it, then run it:  {as_typed(f'check {restored.config}')}"
     )
 
 
@@ -98,7 +96,7 @@ def _waiting(images: int) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that moves a bar on a terminal (name, bytes done, bytes in all); elsewhere it does nothing."""
+    """Yield a function that moves a bar (name, bytes done, bytes in all), on a terminal only."""
     from tools.query.formats import clean_up_on_sigterm
 
     clean_up_on_sigterm()

@@ -202,8 +202,6 @@ def _mode(names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LineOptions:
-    """The options of every source of pictures: the line, the camera's name, its keys and its folder."""
-
     config: str
     source: str
     lot: str | None
@@ -365,8 +363,7 @@ def _watch(options: _LineOptions, folder: Path, layout_file: Path | None, move_t
     endpoint, curve = options.endpoint(), options.curve()
     stop = threading.Event()
     with _failing(status=2):
-        sent = SentFiles(options.folder() / "sent.jsonl", folder)
-        watched = WatchedFolder(folder, sent, move_to, _say)
+        watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
         publisher = FolderPublisher(endpoint, options.source, watched, pictures, _say, stop, curve)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
@@ -457,7 +454,7 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
 
 @contextmanager
 def _failing(status: int) -> Iterator[None]:
-    """Leave with `status` and the sentence of an error that a person can mend."""
+    """Leave with `status` and the sentence of an error that a person can fix."""
     from tools.camera.frame_source import SourceError
     from tools.camera.layout import PictureError
 
@@ -485,7 +482,7 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    errors.print(text, markup=False)
+    errors.print(text)
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]
@@ -583,4 +580,4 @@ def _print_dataset(
         return
     print_table(f"Pictures in {out}", columns, rows)
     for reason, number in left_out.items():
-        console.print(f"{count_text(number, 'picture')} left out: {reason}", markup=False)
+        console.print(f"{count_text(number, 'picture')} left out: {reason}")

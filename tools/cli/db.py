@@ -48,7 +48,7 @@ def backup(
     if as_json:
         print_json({"file": str(file), "bytes": size_bytes})
     else:
-        console.print(f"{file}: {size_text(size_bytes)}", markup=False)
+        console.print(f"{file}: {size_text(size_bytes)}")
 
 
 @db_app.command()
@@ -104,7 +104,7 @@ def check(
 
     def say(step: str) -> None:
         if not as_json and errors.is_terminal:
-            errors.print(f"{step} …", markup=False)
+            errors.print(f"{step} …")
 
     since, _ = time_window(config, since, None)
     step_back()
@@ -119,13 +119,12 @@ def check(
         print_json({"ok": not problems, "problems": problems, **evidence.counts})
     else:
         for problem in problems or [f"{settings.database}: no mistakes found"]:
-            console.print(problem, markup=False)
+            console.print(problem)
         for gap in evidence.gaps:
-            console.print(gap, markup=False)
+            console.print(gap)
         console.print(
             f"{count_text(evidence.boards, 'board')}, {count_text(evidence.images, 'image')},"
-            f" {count_text(evidence.pictures, 'picture')} checked in {monotonic() - began_s:.1f} s",
-            markup=False,
+            f" {count_text(evidence.pictures, 'picture')} checked in {monotonic() - began_s:.1f} s"
         )
     raise SystemExit(1 if problems else 0)
 
@@ -158,7 +157,6 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
 
 
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
-    """Have the daemon prune a round; return what it pruned meanwhile."""
     from daemon.storage.pruning import PruneCounts
     from daemon.wire.control import ask
     from experts.versions import current_user
@@ -172,7 +170,7 @@ def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
 
 
 def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
-    """Prune while no daemon runs; the line's locks keep it so until this is done."""
+    """Prune without a daemon; the line's locks keep one from starting."""
     from daemon.errors import ConfigError
     from daemon.storage.claims import claim
     from daemon.storage.database.connections import StoreError

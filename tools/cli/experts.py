@@ -131,7 +131,7 @@ def verify(
     else:
         for row in bad:
             for problem in row["problems"]:
-                console.print(f"{row['expert']} {row['version']}: {problem}", markup=False)
+                console.print(f"{row['expert']} {row['version']}: {problem}")
         if not bad:
             count = len({row["expert"] for row in rows})
             verb = "matches" if len(rows) == 1 else "match"
@@ -165,9 +165,9 @@ def put(
     if as_json:
         print_json({"expert": name, "version": version, "note": warning})
         return
-    console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}", markup=False)
-    console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}", markup=False)
-    console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}", markup=False)
+    console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}")
+    console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}")
+    console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}")
 
 
 @experts_app.command("shadow")
@@ -200,7 +200,7 @@ def shadow(
         if as_json:
             print_json({"expert": name, "shadow": marked})
         else:
-            console.print(f"{name}: {marked or 'no version'} is in shadow", markup=False)
+            console.print(f"{name}: {marked or 'no version'} is in shadow")
         return
     report = describe_shadow(line, name)
     if report is None:
@@ -216,9 +216,9 @@ def _print_shadow(report: dict[str, Any]) -> None:
     from daemon.shadow.comparison import EFFECTS
 
     sentence, eligible, agreement = report["sentence"], report["eligible"], report["agreement"] or 0.0
-    console.print(f"{report['expert']} {report['shadow']}, in shadow of {report['in_force']}, {sentence}", markup=False)
+    console.print(f"{report['expert']} {report['shadow']}, in shadow of {report['in_force']}, {sentence}")
     if report["problem"]:
-        console.print(f"it does not answer: {report['problem']}", markup=False)
+        console.print(f"it does not answer: {report['problem']}")
     console.print(
         f"agreement {agreement:.2%}, 95 % interval {report['low']:.2%} to {report['high']:.2%}, on {report['images']}"
         f" of {count_text(eligible, 'image')} since its first"
@@ -339,7 +339,7 @@ def threshold(
         return
     rows = [(f"{at:g}", *(f"{cost:.1f}" for cost in costs)) for at, *costs in result["curve"]]
     print_table("Cost of 1,000 images", (result["key"], "cost", "95 % from", "to"), rows[:: max(1, len(rows) // 20)])
-    console.print("\n".join([*in_words(result), f"the curve: {result['file']}"]), markup=False)
+    console.print("\n".join([*in_words(result), f"the curve: {result['file']}"]))
 
 
 def _switch(config: Path, name: str, version: str | None, note: str | None, *, as_json: bool) -> None:
@@ -353,12 +353,12 @@ def _switch(config: Path, name: str, version: str | None, note: str | None, *, a
         print_json(asdict(switch))
     else:
         where = "in force, and served by the daemon" if switch.heard else "in force in the catalog"
-        console.print(f"{name} {switch.version} is {where}; before: {switch.before or 'none'}", markup=False)
+        console.print(f"{name} {switch.version} is {where}; before: {switch.before or 'none'}")
         if switch.lost_comments:
             console.print("the catalog was written anew: its form allows no edit, so its comments are lost")
         for said in (switch.shadow, switch.note):
             if said:
-                console.print(said, markup=False)
+                console.print(said)
     raise SystemExit(0 if switch.is_complete else 1)
 
 
@@ -371,8 +371,7 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
     if entry:
         console.print(
             f"{facts['network']}, {entry['input_size']} pixels"
-            f"{', classes ' if entry['classes'] else ''}{', '.join(entry['classes'])}",
-            markup=False,
+            f"{', classes ' if entry['classes'] else ''}{', '.join(entry['classes'])}"
         )
         if stored := entry["stored"]:
             precision = stored["mean_precision"]
@@ -381,8 +380,7 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
                 f" {size_text(stored['slot_bytes'])} in memory;"
                 f" at import the same labels as the original on {stored['same_labels']} of"
                 f" {stored['images']} {stored['on']}, confidence within {stored['confidence']:.1e}"
-                + ("" if precision is None else f", mean precision {precision:.4f} of its boxes"),
-                markup=False,
+                + ("" if precision is None else f", mean precision {precision:.4f} of its boxes")
             )
     if serving is None:
         console.print("residency: no daemon runs here, or it does not know this expert")
@@ -390,21 +388,20 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
         where = ", ".join(serving["resident"]) or "nowhere now"
         console.print(
             f"the daemon serves {serving['version']} with settings {serving['settings']}, resident {where},"
-            f" {serving['queued']} queued",
-            markup=False,
+            f" {serving['queued']} queued"
         )
         if (serving["version"], serving["settings"]) != (str(facts["version"]).partition("+")[0], facts["settings"]):
             waits = f"{facts['version']} with settings {facts['settings']}"
             console.print(f"it has not read the catalog since: {waits} waits for `coserve reload`")
         if serving["failed"]:
-            console.print(f"it failed: {serving['failed']}", markup=False)
+            console.print(f"it failed: {serving['failed']}")
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
     versions = [[row[key] for key in keys] for row in facts["versions"]]
     columns = [key.replace("_", " ") for key in keys]
     print_table("Versions", columns, versions, unbroken=(*_VERSIONS, "state"))
     for row in facts["versions"]:
         if row["differs"]:
-            console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}", markup=False)
+            console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}")
     history = [(plant_time(plant, at, "short"), *rest) for at, *rest in _history(facts)]
     columns = ("at", "what", "version", "before", "by")
     print_table(f"History; {times_note(plant)}", columns, history, unbroken=(*_VERSIONS, "at"))
@@ -415,13 +412,12 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
     print_table("Rules that use it", ("board", "components", "step", "how"), uses)
     if facts["drift"] is None:
         measure = as_typed(f"experts measure {facts['expert']} IMAGES")
-        console.print(f"drift: not known, the catalog has no confidences of it: {measure}", markup=False)
+        console.print(f"drift: not known, the catalog has no confidences of it: {measure}")
     else:
         _print_drift(facts["expert"], facts["drift"])
 
 
 def _history(facts: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the changes of versions, and the first verdict of each version, oldest first."""
     steps = facts["steps"] if len(facts["steps"]) > 1 else []  # a single step is the first look at the catalog
     rows = [(step["at"], step["did"], step["version"], step["before"], step["by"]) for step in steps]
     rows += [
@@ -442,7 +438,7 @@ def _print_drift(name: str, drift: dict[str, Any]) -> None:
     )
     if drift["lacks"] == "images held out":
         measure = as_typed(f"experts measure {name} IMAGES")
-        console.print(f"measure it on more ordinary images of the line: {measure}", markup=False)
+        console.print(f"measure it on more ordinary images of the line: {measure}")
     rows: list[tuple[Any, ...]] = []
     for label in dict.fromkeys((*drift["training"], *drift["recent"])):
         training, recent = drift["training"].get(label, ()), drift["recent"].get(label, ())
@@ -451,7 +447,6 @@ def _print_drift(name: str, drift: dict[str, Any]) -> None:
 
 
 def _bars(counts: Sequence[int]) -> str:
-    """Return counts as a row of bars of eight heights."""
     highest = max(counts, default=0)
     return "".join(" ▁▂▃▄▅▆▇█"[0 if not n else 1 + (7 * n) // highest] for n in counts) if highest else ""
 
@@ -507,7 +502,7 @@ def rejudge(
             request,
             threads=threads,
             on_progress=lambda total: bars.update(task, advance=1, total=total),
-            announce=lambda sentence: errors.print(sentence, markup=False),
+            announce=errors.print,
         )
     if csv is not None:
         write_csv(csv, changes)
@@ -527,7 +522,7 @@ def print_summary(summary: dict[str, Any], changes: list[dict[str, Any]], more: 
         f" {summary['changed']} would change, on {count_text(summary['boards'], 'board')}"
     )
     for sentence in summary["notes"]:
-        console.print(f"note: {sentence}", markup=False)
+        console.print(f"note: {sentence}")
     if summary["differences"]:
         differences = [(row["what"], row["images"]) for row in summary["differences"]]
         print_table("Different from then", ("then → now", "images"), differences)

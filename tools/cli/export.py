@@ -98,24 +98,23 @@ def _write(
         print_json({"package": str(out), **asdict(report)})
         return
     for warning in report.warnings:
-        console.print(f"warning: {warning}", markup=False, style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
     console.print(
         f"{out}: {count_text(report.boards, 'board')}, {count_text(report.images, 'image')},"
-        f" {count_text(report.pictures, 'picture')}; {count_text(report.files, 'file')}, {size_text(report.bytes)}",
-        markup=False,
+        f" {count_text(report.pictures, 'picture')}; {count_text(report.files, 'file')}, {size_text(report.bytes)}"
     )
     for reason, count in report.missing.items():
-        console.print(f"  {count_text(count, 'image')} without a picture: {reason}", markup=False)
-    console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}", markup=False)
+        console.print(f"  {count_text(count, 'image')} without a picture: {reason}")
+    console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}")
 
 
 def _print_progress(part: str) -> None:
     if errors.is_terminal:
-        errors.print(f"{part} …", markup=False)
+        errors.print(f"{part} …")
 
 
 def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:
-    """Print the differences of a package, compared with the database of `config` too; return 1 if there are any."""
+    """Print a package's differences, from the database of `config` too; return 1 if there are any."""
     from daemon.wire.keys import KeyFileError
     from tools.query.formats import os_errors_end
     from tools.query.package.verify import verify_package
@@ -133,21 +132,20 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
         return 0 if check.is_whole else 1
     for problem, names in (("changed", check.changed), ("missing", check.missing), ("added", check.added)):
         for name in names:
-            console.print(f"{problem}: {ascii(name)[1:-1]}{' (a link)' if name in check.links else ''}", markup=False)
+            console.print(f"{problem}: {ascii(name)[1:-1]}{' (a link)' if name in check.links else ''}")
     for problem in check.problems:
-        console.print(f"{package}: {problem}", markup=False)
+        console.print(f"{package}: {problem}")
     if check.is_signature_valid:
-        console.print(f"signed by {check.signer} with the key {check.signed_by}: the signature is valid", markup=False)
+        console.print(f"signed by {check.signer} with the key {check.signed_by}: the signature is valid")
     elif check.is_signature_valid is None:
         signed = f"signed with the key {check.signed_by}, not checked: add --key" if check.signed_by else "not signed"
-        console.print(f"{package}: {signed}", markup=False)
+        console.print(f"{package}: {signed}")
     if engine is not None and check.is_whole:
-        console.print(f"{config}: its database has the same rows", markup=False)
+        console.print(f"{config}: its database has the same rows")
     if check.is_whole:
         console.print(
             f"{package}: whole, {count_text(check.files, 'file')}, {count_text(check.boards or 0, 'board')},"
-            f" made {check.made}",
-            markup=False,
+            f" made {check.made}"
         )
-    console.print(f"fingerprint {check.fingerprint}", markup=False)
+    console.print(f"fingerprint {check.fingerprint}")
     return 0 if check.is_whole else 1

@@ -63,9 +63,9 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
         print_json({"ok": not problems, "problems": [str(p) for p in problems], **facts})
     else:
         for problem in problems:
-            console.print(str(problem), markup=False)
+            console.print(str(problem))
         for warning in facts.get("warnings", ()):
-            console.print(f"warning: {warning}", markup=False, style="yellow")
+            console.print(f"warning: {warning}", style="yellow")
         if not problems:
             parts = [count_text(facts["boards"], "board type"), count_text(facts["experts"], "expert")]
             parts += [f"{size_text(facts['weights_bytes'])} of weights", f"rules {facts['rules_version']}"]
@@ -96,7 +96,7 @@ def rules_check(
         print_json({"ok": not problems, "problems": [str(p) for p in problems]})
     else:
         for problem in problems:
-            console.print(str(problem), markup=False)
+            console.print(str(problem))
         if not problems:
             console.print(f"{file}: No mistakes found")
     raise SystemExit(1 if problems else 0)
@@ -123,10 +123,10 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if answer["last_error"]:
         since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
         since = f" (since {since})" if since else ""
-        console.print(f"last error: {answer['last_error']}{since}", markup=False)
+        console.print(f"last error: {answer['last_error']}{since}")
     for row in answer.get("alarms", ()):
         since = plant_time(settings_of(config).plant.clock(), row["since"])
-        console.print(f"alarm {row['alarm']}: {row['text']} (since {since})", markup=False)
+        console.print(f"alarm {row['alarm']}: {row['text']} (since {since})")
     rows = [
         (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")
         for e in answer["executors"]
@@ -183,8 +183,7 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
     Example: coserve queues --config demo/coserve.yaml --json
     """
-    answer = _ask(config, "queues")
-    _list("Queues", answer["queues"], as_json)
+    _list("Queues", _ask(config, "queues")["queues"], as_json)
 
 
 def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
@@ -204,16 +203,16 @@ def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: As
         return
     for change in answer.get("changed_experts", ()):
         name = f"{change['expert']} {change['version']} with settings {change['settings']}"
-        console.print(f"{name if change['version'] else change['expert']}: {change['what']}", markup=False)
+        console.print(f"{name if change['version'] else change['expert']}: {change['what']}")
     if note is not None and before == answer.get("rules_version") and not answer.get("changed_experts"):
         console.print("rules and experts are as before: without a change the note is not kept")
     if experts := answer.get("without_weights"):
         names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")
-        console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why", markup=False)
+        console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why")
     if changed := answer.get("restart_for"):
-        console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}", markup=False)
+        console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}")
     for problem in answer.get("settings_problems", ()):
-        console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}", markup=False)
+        console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}")
 
 
 def drain(
@@ -305,7 +304,6 @@ def limits(
 
 
 def _places(expert: dict[str, Any]) -> str:
-    """Return the devices that hold an expert, and mark pins and loads."""
     pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
     return ", ".join([*pinned, *(f"{device} (loading)" for device in expert["loading"])]) or "–"
 
@@ -332,7 +330,7 @@ def _say(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
     if as_json:
         print_json(answer)
     else:
-        console.print(sentence, markup=False)
+        console.print(sentence)
 
 
 def _list(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
@@ -430,7 +428,7 @@ def new(
     if as_json:
         print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
         return
-    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600", markup=False)
+    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600")
     if sign:
         next_step = (
             f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
@@ -439,7 +437,7 @@ def new(
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:
         next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
-    console.print(next_step, markup=False)
+    console.print(next_step)
 
 
 @keys_app.command()
@@ -508,10 +506,10 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
         print_json({"clients": clients, "server": server, "problems": list(allowed.problems)})
         return
     if server:
-        console.print(f"the daemon's own key: {server}", markup=False)
+        console.print(f"the daemon's own key: {server}")
     print_table(f"Clients allowed by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
     for problem in allowed.problems:
-        console.print(f"to fix: {problem}", markup=False, style="yellow")
+        console.print(f"to fix: {problem}", style="yellow")
 
 
 def _allow_list_of(config: Path) -> tuple[Any, Path]:
@@ -540,9 +538,9 @@ def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) 
     if as_json:
         print_json(answer)
         return
-    console.print(sentence, markup=False)
+    console.print(sentence)
     for problem in answer["problems"]:
-        console.print(problem, markup=False, style="yellow")
+        console.print(problem, style="yellow")
 
 
 @contextmanager

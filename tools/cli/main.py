@@ -60,7 +60,7 @@ if (_CHECKOUT / "tests" / "commands.py").is_file():
 
 
 def main() -> Any:
-    """Entry point: a person sees a sentence, not a traceback, when a pipe closes or a file cannot be used."""
+    """Run the command; a closed pipe or an unusable file ends in a sentence, not a traceback."""
     try:
         return app()
     except ServiceError as error:

@@ -80,7 +80,7 @@ def check(plant: PlantPath, as_json: AsJson = False) -> None:
         print_json({"ok": True, **facts})
         return
     schema = count_text(facts["lines"], "line") if facts["schema"] else "no schema yet: coserve plant run makes it"
-    console.print(f"{plant}: No mistakes found: PostgreSQL {facts['postgresql']}, {schema}", markup=False)
+    console.print(f"{plant}: No mistakes found: PostgreSQL {facts['postgresql']}, {schema}")
 
 
 @plant_app.command()
@@ -95,7 +95,7 @@ def accept(
     from daemon.plant.hub import accept_line
 
     accept_line(plant, line)
-    console.print(f"{line}: the next PC that connects under this name is accepted", markup=False)
+    console.print(f"{line}: the next PC that connects under this name is accepted")
 
 
 @plant_app.command()
@@ -146,7 +146,7 @@ def push(
         print_json({"release": manifest.release, "expires_at": manifest.expires_at.isoformat(), "bytes": size_bytes})
         return
     what = f"{manifest.release}: {manifest.contents}, {size_text(size_bytes)}"
-    console.print(f"{what}; lines take it until {manifest.expires_at:%Y-%m-%d %H:%M} UTC", markup=False)
+    console.print(f"{what}; lines take it until {manifest.expires_at:%Y-%m-%d %H:%M} UTC")
 
 
 @plant_app.command()
@@ -189,7 +189,7 @@ def pull(
     pulled = pull_newest(line, place, name, options) if newest else pull_release(line, place, name, number, options)
     if isinstance(pulled, str):
         print_json({"release": pulled}) if as_json else console.print(
-            f"{pulled} is in force: {place} has nothing newer by a signer of this line", markup=False
+            f"{pulled} is in force: {place} has nothing newer by a signer of this line"
         )
         return
     if as_json:
@@ -200,9 +200,9 @@ def pull(
     what = f"{count_text(len(pulled.changed), 'expert')} changed" + (", rules changed" if pulled.rules_changed else "")
     when = "the daemon serves it" if pulled.heard else "no daemon runs: its next start serves it"
     size = size_text(pulled.fetched_bytes)
-    console.print(f"{pulled.manifest.release}, signed by {pulled.signer}: {what}; {size} fetched; {when}", markup=False)
+    console.print(f"{pulled.manifest.release}, signed by {pulled.signer}: {what}; {size} fetched; {when}")
     if pulled.lost_comments:
-        console.print("the catalog was written anew: its form allows no edit, so its comments are lost", markup=False)
+        console.print("the catalog was written anew: its form allows no edit, so its comments are lost")
 
 
 @plant_app.command()
@@ -236,14 +236,13 @@ def releases(
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Format a fact for the table: a size with its unit, a time as its date."""
     if name == "bytes":
         return size_text(value)
     return value[:10] if name.endswith("_at") and value else value
 
 
 def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None) -> dict[str, Any]:
-    """Return the facts of a release, and with `keys` who signed it; the first thing that is wrong is its problem."""
+    """Return the facts of a release, and with `keys` its signer; the first thing wrong is its problem."""
     from daemon.registry.manifest import ReleaseError, decode, signer_of
     from daemon.registry.store import Store
 

@@ -243,11 +243,11 @@ def report(
     if as_json:
         print_json({"by": writer or "template", "why_not_the_model": why, "text": text, **board_document(board)})
         return
-    console.print(text, markup=False)
+    console.print(text)
     if writer is not None:
-        console.print(f"(written by model {writer}; the rows say:)\n{by_template}", markup=False)
+        console.print(f"(written by model {writer}; the rows say:)\n{by_template}")
     elif not template:
-        console.print(f"(by the template: {why or f'{config} names no language model'})", markup=False)
+        console.print(f"(by the template: {why or f'{config} names no language model'})")
 
 
 def review(
@@ -323,7 +323,7 @@ def review(
     if as_json:
         print_json(review)
     else:
-        console.print(_sentence(review, is_undone=undo is not None), markup=False)
+        console.print(_sentence(review, is_undone=undo is not None))
 
 
 def _number(text: str) -> int:

@@ -115,24 +115,23 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
         print_json(report | {"problems": others, "next": commands})
         return
     for path in written_files:
-        console.print(f"made  {path}", markup=False)
+        console.print(f"made  {path}")
     for problem in others:
-        console.print(problem, markup=False, style="yellow")
+        console.print(problem, style="yellow")
     if missing:
         console.print(
             f"\nExperts still to be trained, or imported: {', '.join(missing)}.\nSort pictures of each component type"
-            f" into a folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:",
-            markup=False,
+            f" into a folder for each label\n(training/{missing[0]}/ok, training/{missing[0]}/missing, …), then:"
         )
     else:
         console.print("\nNext:")
     for command in commands:
-        console.print(f"  {command}", markup=False)
+        console.print(f"  {command}")
     if answers.dashboard != "no":
         host = own_address() if answers.dashboard == "network" else "127.0.0.1"
-        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/", markup=False)
+        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/")
     if answers.dashboard == "network":
-        console.print(f"The token is in {folder / TOKEN}", markup=False)
+        console.print(f"The token is in {folder / TOKEN}")
 
 
 def doctor(
@@ -171,9 +170,9 @@ def doctor(
         if not as_json:
             sign, colour = _SIGNS[finding.grade]
             console.print(f"[{colour}]{sign}[/] [bold]{finding.check:<13}[/] ", end="", markup=True)
-            console.print(finding.so, markup=False)
+            console.print(finding.so)
             if finding.do:
-                console.print(f"  {'':<13} → {finding.do}", markup=False, style=colour)
+                console.print(f"  {'':<13} → {finding.do}", style=colour)
     bad = [finding for finding in findings if finding.grade == "wrong"]
     if as_json:
         print_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
@@ -275,18 +274,17 @@ def profile(
         measured = with_remote(config, line, wish, profile_line(line, wish, tell), tell)
         write_profile(path, measured)
     for name, reason in measured.skipped.items():
-        console.print(f"{name} was not measured: {reason}; then profile again", style="yellow", markup=False)
+        console.print(f"{name} was not measured: {reason}; then profile again", style="yellow")
     if as_json:
         print_json(_as_figures(measured) | {"files": [str(path)]})
         return
     for figures in measured.devices:
         _print_device(figures)
-    console.print(f"measured with {measured.samples}; written: {path}", markup=False)
-    console.print(f"to use it: `profile: {path.name}` under the device in {config}", markup=False)
+    console.print(f"measured with {measured.samples}; written: {path}")
+    console.print(f"to use it: `profile: {path.name}` under the device in {config}")
 
 
 def _as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
-    """Return the file's content with the measurements behind it."""
     from tools.profile.run import as_document
 
     document = as_document(measured)
@@ -337,7 +335,6 @@ def _print_device(figures: "DeviceProfile") -> None:
 
 
 def _short(layout: str) -> str:
-    """Return the short name that people use; the file has the whole name."""
     architecture, _, size, dtype, *_ = layout.split("-")
     return f"{architecture} {size} px {dtype}"
 
@@ -400,7 +397,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Simulated:
-    """A task on a machine, ready to be simulated under any policy; `live` has the figures of a recorded run."""
+    """A task on a machine, ready for any policy; `live` has the figures of a recorded run."""
 
     title: str
     bound_s: float
@@ -476,7 +473,7 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
 ) -> "list[Row]":
-    """Return a row for each policy, and draw its timeline; of several, the policy's name goes into the file's name."""
+    """Return a row for each policy, and draw its timeline; of several, the file's name has the policy's."""
     from tools.simulate.engine import StuckError
     from tools.simulate.report import draw_timeline, row_of
 

@@ -1,7 +1,4 @@
-"""Data sets: pictures as folders, YOLO and COCO, written and read.
-
-`stored` selects pictures of a line; `write` and `read` know the formats. Nothing here has options of commands.
-"""
+"""Data sets: pictures as folders, YOLO and COCO, written and read, or selected from a line's results (`stored`)."""
 
 from typing import Literal
 

@@ -29,8 +29,8 @@ _Named = tuple[str, str | None, list[LabelledBox] | None]
 def read_dataset(file: Path, form: Format, images: Path | None = None) -> list[Picture]:
     """Read the data set that `file` describes; its pictures lie in `images`, or the folder `images` beside it.
 
-    For `folders`, `file` is the folder itself; for `yolo`, pictures lie anywhere in the folder of `data.yaml`.
-    Boxes that a program proposed count as drawn: a person has looked at the data set. Raises DatasetError.
+    For `folders`, `file` is the folder itself; for `yolo`, pictures lie anywhere in the folder of `data.yaml`. Boxes
+    that a program proposed count as drawn: a person has looked at the data set. Raises DatasetError.
     """
     default = {"folders": file, "yolo": file.parent}.get(form, file.parent / "images")
     folder, pictures = images or default, list[Picture]()

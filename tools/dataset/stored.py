@@ -1,4 +1,4 @@
-"""Pictures of a line's results, each with its label and its boxes."""
+"""Pictures of a line's results, with labels and boxes."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def read_pictures(
 ) -> list[Picture]:
     """Return the kept pictures that match: only decided ones if `reviewed`, only with an answer less sure than `below`.
 
-    Boxes are those that a person drew with the newest decision, otherwise the detector's, with scores. Raises
-    DatasetError for more than `limit`.
+    Boxes are those that a person drew with the newest decision, else the detector's, with scores. Raises DatasetError
+    for more than `limit`.
     """
     number = inspections.c.inspection_id
     conditions = [*filters.conditions(IMAGES), inspections.c.image_path.is_not(None)]
@@ -81,7 +81,7 @@ def read_pictures(
 def _label(routes: Routes, catalog: Catalog, row: Any, answers: Sequence[Any]) -> str | None:
     """Return the label that a person's decision teaches the first classifier, None if it teaches none.
 
-    Before there is such an expert a decision is about nothing else: a defect without a label is its own.
+    Before there is such an expert, a defect without a label is its own label.
     """
     if row.decided_by == DAEMON or row.verdict not in ("pass", "fail"):
         return None

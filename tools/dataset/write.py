@@ -27,7 +27,7 @@ class DatasetError(CommandError):
 
 
 class LabelledBox(NamedTuple):
-    """A box in pixels; `score` is the confidence of the detector that proposes it, None if it is a person's."""
+    """A box in pixels; `score` is its detector's confidence, None if a person drew it."""
 
     label: str
     x1: float
@@ -37,7 +37,7 @@ class LabelledBox(NamedTuple):
     score: float | None = None
 
     def cut(self, width: float, height: float) -> "LabelledBox | None":
-        """Return the part in a picture of that size."""
+        """Return the part inside a picture of that size."""
         x1, y1, x2, y2 = max(self.x1, 0), max(self.y1, 0), min(self.x2, width), min(self.y2, height)
         return LabelledBox(self.label, x1, y1, x2, y2, self.score) if x1 < x2 and y1 < y2 else None
 
@@ -45,9 +45,9 @@ class LabelledBox(NamedTuple):
 class Picture(NamedTuple):
     """A picture's file, and `stem`, its name in a data set; pictures of one `board` stay on one side of a split.
 
-    `label` is None without a person's decision, `boxes` if neither a person nor a detector has searched the picture;
-    boxes are doubtful if a person passed it against the detector and drew none. `name` is its path below `images/` in
-    a data set, with `width` and `height` in pixels.
+    `label` is None without a person's decision, `boxes` if neither a person nor a detector has searched the picture.
+    Boxes are doubtful if a person passed it against the detector and drew none. `name` is its path below `images/` in a
+    data set, with `width` and `height` in pixels.
     """
 
     file: Path
@@ -120,7 +120,7 @@ def read_picture(file: Path) -> tuple[bytes, str, int, int]:
 
 
 def file_name(name: str) -> str:
-    """Return a name that stays in its folder, and has at most 120 bytes."""
+    """Return a name that stays in its folder, with at most 120 bytes."""
     return name.translate(_ILLEGAL).lstrip(".").encode()[:120].decode(errors="ignore") or "_"
 
 

@@ -1,7 +1,7 @@
 """Put in, promote, roll back and prune versions: checked as a daemon checks them, durable, and read by the daemon.
 
-A version that the line cannot use is refused: labels that the rules need are missing, memory is too small, a file is
-damaged. If the running daemon refuses the new catalog all the same, the old catalog is restored.
+A version that the line cannot use is refused: missing labels, too little memory, a damaged file. If the running daemon
+refuses the new catalog all the same, the old one is restored.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,7 @@ class WeightsCandidate:
 @dataclass(frozen=True, slots=True)
 class VersionSwitch:
     """A switch of versions. `heard`: the daemon serves `version` now; else `note` says when it will, or what failed.
+
     `shadow` says what the version still lacked in shadow.
     """
 
@@ -108,7 +109,7 @@ def check(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> None:
 
 
 def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None = None) -> VersionSwitch:
-    """Put the version `requested` in force, or without one the version before. Raises VersionsError."""
+    """Put the version `requested` in force, without one the version before. Raises VersionsError."""
     action: Literal["promote", "rollback"] = "promote" if requested is not None else "rollback"
     with line.versions.changing() as change:
         expert = change.expert(name)
@@ -141,7 +142,6 @@ def mark_shadow(line: ExpertsLine, name: str, requested: str, note: str | None =
 
 
 def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
-    """Raise VersionsError if the line could not work with `version`."""
     candidate = expert.versions.get(version)
     if candidate is None:
         raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")
@@ -167,9 +167,9 @@ def _reload(
 
 
 def prune(line: ExpertsLine, names: Sequence[str], keep: int, note: str | None = None) -> list[dict[str, Any]]:
-    """Delete weights of versions that are not needed any more, of `names` or of all experts. Raises VersionsError.
+    """Delete weights of versions no longer needed, of `names` or of all experts. Raises VersionsError.
 
-    Versions in force stay, those that a daemon serves, the newest `keep` before them, and candidates.
+    Kept: versions in force, those that a daemon serves, the newest `keep` before them, and candidates.
     """
     pruned: list[dict[str, Any]] = []
     with line.versions.changing() as change:
@@ -235,17 +235,16 @@ def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -
 def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool = False) -> list[str]:
     """Return all problems of the weights of `entry`, whose file is relative to `root`; each names the file.
 
-    Checked are header and layout, order and shapes of all tensors, sha256, finite numbers; with `forward` an answer.
+    Checks header and layout, order and shapes of all tensors, sha256, finite numbers; with `forward` an answer.
     """
     catalog, problems = resolve(CatalogFile(experts={name: entry}), root)
     if problems:
         return [_with_file(root / entry.file, f"{where[-1]}: {message}", message) for where, message in problems]
-    spec = catalog[ExpertId(name)]
-    return load_problems(spec, forward=forward)
+    return load_problems(catalog[ExpertId(name)], forward=forward)
 
 
 def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
-    """Return the reasons why `spec` cannot be loaded and, with `forward`, run."""
+    """Return why `spec` cannot be loaded and, with `forward`, run."""
     pool = SlotPool("cpu", spec.resident.weights_bytes)
     try:
         pool.load(spec.resident)

@@ -1,4 +1,4 @@
-"""The line of a command about experts: its files, which need no daemon, its database, and its daemon if one runs."""
+"""A line for commands about experts: its files, which need no daemon, its database, and its daemon if one runs."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,12 +34,12 @@ class ExpertsLine:
     versions: Versions
 
     def experts(self) -> dict[str, Expert]:
-        """Return all experts; exit with status 2 if the catalog cannot be read."""
+        """Exit with status 2 if the catalog cannot be read."""
         with exit_on(VersionsError, status=2):
             return self.versions.read()
 
     def expert(self, name: str) -> Expert:
-        """Return one expert; exit with status 1 if the catalog does not have it."""
+        """Exit with status 1 if the catalog does not have it."""
         experts = self.experts()
         if name not in experts:
             fail(f"there is no expert {name}; there are {', '.join(experts)}", status=1)
@@ -65,10 +65,9 @@ class ExpertsLine:
     def problems(
         self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False, rules: Path | None = None
     ) -> list[str]:
-        """Return the reasons for which a daemon would refuse a catalog of `entries`: missing labels, too little memory.
+        """Return why a daemon would refuse a catalog of `entries`: missing labels, too little memory.
 
-        `rules` take the place of the line's. A weights file that cannot be used is not one of them: that expert alone
-        fails.
+        `rules` replace the line's. An unusable weights file is no reason: that expert alone fails.
         """
         catalog, _ = self.catalog(entries, elsewhere=elsewhere)
         try:
@@ -78,14 +77,14 @@ class ExpertsLine:
         return memory_problems(images_config(self.config), routes.experts, catalog)
 
     def new_problems(self, entries: Mapping[str, CatalogEntry], rules: Path | None = None) -> list[str]:
-        """Return the problems that the line would have with `entries` too, which lie elsewhere, and has not already."""
+        """Return the problems that `entries`, which lie elsewhere, would add to the line's."""
         present = entries_in_force(self.experts())
         known = self.problems(present)
         problems = self.problems({**present, **entries}, elsewhere=True, rules=rules)
         return [problem for problem in problems if problem not in known]
 
     def ask(self, kind: str, timeout_s: float = _ASK_S, **fields: Any) -> dict[str, Any] | None:
-        """Return the daemon's answer, or None if none runs. Raises ControlError if it refuses."""
+        """Return the daemon's answer, None if none runs. Raises ControlError if it refuses."""
         try:
             return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
         except ControlError as error:
@@ -94,7 +93,7 @@ class ExpertsLine:
             raise
 
     def record_versions(self) -> None:
-        """Have a running daemon record in `changes` what was done to versions; otherwise its next start does."""
+        """Have a running daemon record changes of versions in `changes`; otherwise its next start does."""
         with suppress(ControlError):
             self.ask("versions")
 
@@ -110,7 +109,7 @@ def entries_in_force(experts: Mapping[str, Expert]) -> dict[str, CatalogEntry]:
 
 
 def open_line(path: Path) -> ExpertsLine:
-    """Return the line of a coserve.yaml; exit with status 2 and every mistake if it cannot be read."""
+    """Exit with status 2 and every mistake if the coserve.yaml cannot be read."""
     config, _, problems = complete(path, settings_of(path), this_machine())
     if problems:
         fail("\n".join(map(str, problems)), status=2)

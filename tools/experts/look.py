@@ -33,7 +33,7 @@ _BEFORE_USE = {"put", "shadow", "unshadow"}
 
 @dataclass(frozen=True, slots=True)
 class CatalogVersions:
-    """The experts of a catalog with their versions of today, or the `problem` with which it cannot be read."""
+    """A catalog's experts with their versions of today, or the `problem` with which it cannot be read."""
 
     folder: Path
     experts: Mapping[str, Expert]
@@ -47,7 +47,7 @@ class CatalogVersions:
             return cls(catalog.parent, {}, str(error).splitlines()[0])
 
     def standing(self, expert: str, version: str, settings: str | None) -> Standing:
-        """Return where a version is today with these settings (ExpertSpec.settings), None if they were not recorded."""
+        """Return where a version is today with these settings (ExpertSpec.settings, None: not recorded)."""
         if self.problem is not None:
             return "not known"
         row = self.experts.get(expert, Expert(expert, None))
@@ -58,7 +58,7 @@ class CatalogVersions:
         return "other settings" if same_weights else "gone"
 
     def differing(self, expert: str, settings: str | None) -> list[SettingChange]:
-        """Return the settings that have other values in force today, with the values then and today."""
+        """Return the settings that have other values in force today."""
         entry = self.experts[expert].in_force if expert in self.experts else None
         today = settings_of(entry, self.folder) if entry is not None else None
         return setting_changes(settings, today) if settings is not None and today is not None else []
@@ -89,7 +89,7 @@ def _is_same(settings: str, today: str | None) -> bool:
 
 
 def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
-    """Return a row for each expert: from catalog and disk, and from the database if there is one."""
+    """Return a row for each expert, from catalog, disk, and the database if there is one."""
     calls = _calls(line)
     rows: list[dict[str, Any]] = []
     for expert in line.experts().values():
@@ -114,7 +114,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
 
 
 def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
-    """Return everything that is known of one expert; exit with status 1 if there is none."""
+    """Return all that is known of one expert; exit with status 1 if there is none."""
     expert = line.expert(name)
     return {
         "expert": name,
@@ -131,7 +131,7 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
 
 
 def describe_shadow(line: ExpertsLine, name: str) -> dict[str, Any] | None:
-    """Return shadow_report of an expert, and the `problem` of its process; None without a shadow or any results."""
+    """Return an expert's shadow_report and its process's `problem`; None without a shadow or any results."""
     expert = line.expert(name)
     shadow, in_force = expert.shadow, (weights_of(expert.version or ""), _settings_in_force(line, expert) or "")
     if shadow is None:
@@ -149,9 +149,9 @@ def _settings_in_force(line: ExpertsLine, expert: Expert) -> str | None:
 
 
 def _describe_versions(line: ExpertsLine, expert: Expert) -> list[dict[str, Any]]:
-    """Return a row for each version with its settings, oldest first: those that gave verdicts, then those not yet used.
+    """Return a row for each version with its settings: those that gave verdicts, oldest first, then those not yet used.
 
-    Settings that are kept nowhere have their digest in the version's name if the weights answered with others too.
+    Settings kept nowhere have their digest in the version's name if the weights answered with others too.
     """
     folder, calls = line.versions.folder, _calls(line, expert.name)
     answered = line.in_database(answered_settings) or {}
@@ -197,7 +197,7 @@ def _calls(line: ExpertsLine, name: str | None = None) -> _CallCounts:
 
 
 def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
-    """Compare the version in force with its training; None if the catalog does not know how sure it was then."""
+    """Compare the version in force with its training; None if the catalog lacks its confidences then."""
     entry = expert.in_force
     if entry is None or not entry.confidences:
         return None
@@ -208,7 +208,6 @@ def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
 
 
 def _uses(line: ExpertsLine, name: str) -> list[dict[str, Any]]:
-    """Return the steps of the rules that use `name`, with what they make of its answers."""
     catalog, _ = line.catalog(entries_in_force(line.experts()))
     routes = line.routes(catalog)
     return [asdict(use) for use in uses(routes, name)] if routes is not None else []

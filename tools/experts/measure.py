@@ -1,4 +1,4 @@
-"""Confidences of an expert on images that it was not trained on, with which its recent answers are compared later."""
+"""Confidences of an expert on images that it was not trained on, to compare its recent answers with."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -25,7 +25,7 @@ _MAX_IMAGES = 5000
 
 
 class MeasureError(CommandError):
-    """There is nothing to measure; the text says why."""
+    """Nothing to measure; the text says why."""
 
 
 def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, Any]:
@@ -69,12 +69,11 @@ def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
 
 
 def by_label(answers: Iterable[Answer]) -> Confidences:
-    """Return the counts that the catalog holds of an expert's answers to images held out."""
+    """Return the catalog's counts of an expert's answers to held-out images."""
     return histograms((answer.label, answer.confidence) for answer in answers)
 
 
 def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
-    """Write into the catalog how sure its experts were in their answers to images that none was trained on."""
     for expert, own in answers.items():
         entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
         measured = entries[expert].model_copy(update={"confidences": by_label(own)})
@@ -82,7 +81,7 @@ def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> Non
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:
-    """Yield the bytes and pixels of at most `count` images below a folder, spread evenly; skip other files."""
+    """Yield bytes and pixels of at most `count` images below a folder, spread evenly; skip other files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     # Multiples of the golden ratio: as many as are taken lie evenly among the names, so that no label is left out.
     spread = sorted(range(len(files)), key=lambda place: place * (5**0.5 - 1) / 2 % 1)
@@ -96,7 +95,6 @@ def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Im
 
 
 def images_in(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:
-    """Yield the images of a folder; other files are skipped."""
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         with suppress(ImageError):
             yield prepare(file.read_bytes(), "image", None, spec)

@@ -1,8 +1,8 @@
 """The threshold of an expert at which escapes and false calls cost least, from people's decisions or from pictures.
 
-People seldom decide about images that passed, and those that they happen to look at are not a random sample. Passed
-images therefore count only on boards where every one of them is decided; without enough of these, thresholds that show
-more images to people than the one in force are left out.
+People seldom decide about images that passed, and those that they look at are no random sample. So passed images count
+only on boards where all of them are decided; without enough of these, thresholds that show people more images than the
+one in force are left out.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class _Threshold:
     defects: tuple[str | None, ...] = ()
 
     def shows(self, confidence: _Floats, at: _Floats | float) -> NDArray[np.bool_]:
-        """Return True where an image is shown to a person; a confidence of -1 is that of another label, or no box."""
+        """Return True where an image is shown to a person; confidence -1: another label, or no box."""
         return confidence < at if self.label is None else confidence >= at
 
 
@@ -125,7 +125,7 @@ def _in_rules(routes: Routes, name: str, label: str | None) -> _Threshold:
 
 
 def _answers(connection: Connection, spec: ExpertSpec, label: str) -> list[Any]:
-    """Return the newest answers: board, verdict, label and confidence, that of the surest box, decision and defect."""
+    """Return the newest answers: board, verdict, label and confidence of the surest box, decision and defect."""
     newest, image, answer = newest_of_each(), inspections.c, stages.c
     is_box = (detections.c.inspection_id == answer.inspection_id, detections.c.step == answer.step)
     box = select(func.max(detections.c.confidence)).where(*is_box, detections.c.label == label).scalar_subquery()
@@ -143,7 +143,7 @@ def _answers(connection: Connection, spec: ExpertSpec, label: str) -> list[Any]:
 
 
 def _decided(rows: NDArray[Any], use: _Threshold) -> tuple[_Evidence, dict[str, Any]]:
-    """Return the decided images, weighted to stand for all images, and the number of images of each kind."""
+    """Return the decided images, weighted to stand for all, and the number of each kind."""
     board, verdict, answered, sure, box, decision, defect = rows.T
     sure = np.where(np.isin(answered, use.passes), sure, -1.0) if use.label is None else box
     confidence = np.array([-1.0 if value is None else value for value in sure], dtype=float)
@@ -181,7 +181,7 @@ def _pictured(spec: ExpertSpec, use: _Threshold, folder: Path, defective: float,
 
 
 def in_words(result: dict[str, Any]) -> list[str]:
-    """Return the result as lines of text: its evidence and what that cannot tell, the best threshold, and its gain."""
+    """Return the result as lines of text: its evidence and what that cannot tell, the best threshold, its gain."""
     (low, high), (least, most) = result["best_interval"], result["saved_interval"]
     saved = result["cost_in_force"] - result["cost"]
     known = "{shown_decided} of {shown} images that were shown, {passed_decided} of {passed} that passed"

@@ -1,4 +1,4 @@
-"""A checkpoint that a command was given: its shapes, and its model opened in a mode."""
+"""A command's checkpoint: its shapes, and its model opened in a mode."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ def budget_of(checkpoint: Path, share: float) -> int:
 
 
 def arch_of(checkpoint: Path) -> "MoeArch":
-    """Return the shapes of the model. Raises ModelError."""
     from experts.moe.arch import load_config, read_arch
     from experts.moe.weights.checkpoint import read_checkpoint
 

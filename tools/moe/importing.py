@@ -81,7 +81,6 @@ def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
 
 
 def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
-    """Compare the model's logits before and after on one random text."""
     exact, packed = (_logits(folder, name) for name in ("checkpoint", storage))
     agreed = (exact.argmax(dim=-1) == packed.argmax(dim=-1)).float().mean()
     expected = exact.log_softmax(dim=-1)
@@ -106,7 +105,6 @@ def _logits(folder: Path, storage: str) -> "torch.Tensor":
     mode = open_mode("ondemand", folder)
     with closing(MoeRuntime.open(folder, mode, slots * arch.expert_bytes, storage=storage)) as runtime:
         count = min(_PROBE_TOKENS, arch.context_tokens or _PROBE_TOKENS)
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=generator)
+        ids = torch.randint(runtime.model.config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             return runtime.model(input_ids=ids).logits[0].float()

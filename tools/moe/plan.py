@@ -33,8 +33,8 @@ _COLUMNS = ("plan", "virtual experts of each layer", "nats per token", "loads pe
 class PlanProfile:
     """The text that configurations are measured on: windows of the training files, domain after domain.
 
-    The first half of `length` tokens is a prompt; the others come `chunk` in a step, which is as quick as prefill and
-    swaps experts as decoding would.
+    The first half of `length` tokens is a prompt; the others come `chunk` in a step, as quick as prefill, and swap
+    experts as decoding would.
     """
 
     of_domain: int = 6
@@ -62,8 +62,7 @@ def plan(
 
 
 def _row(name: str, measured: "MeasuredPlan") -> tuple[str, ...]:
-    counts = " ".join(str(count) for count in measured.counts)
-    return name, counts, f"{measured.loss:.4f}", f"{measured.loads:.2f}"
+    return name, " ".join(str(count) for count in measured.counts), f"{measured.loss:.4f}", f"{measured.loads:.2f}"
 
 
 class Planner:
@@ -112,7 +111,7 @@ class Planner:
         return plan
 
     def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
-        """Return the measurement of a configuration, taken now unless it is saved."""
+        """Return a configuration's measurement, taken now unless it is saved."""
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._measured:
             self._measured[key], _, _ = self._serve(counts, period, self._windows)
@@ -121,7 +120,7 @@ class Planner:
         return self._measured[key]
 
     def _frequency(self) -> "tuple[PlanLimits, int]":
-        """Measure the loads that a step has time for, and find the highest frequency within them (§3.5.1)."""
+        """Measure how many loads fit in a step, and find the highest frequency within them (§3.5.1)."""
         from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
         from tools.moe.progress import progress_bars
 
@@ -185,7 +184,7 @@ class Planner:
     def _serve(
         self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]"
     ) -> "tuple[MeasuredPlan, float, float]":
-        """Open the model with a configuration, and pass over the windows; return ms of a load and of a step, too."""
+        """Open the model with a configuration and pass over the windows; return ms of a load and of a step, too."""
         from experts.moe.model.runtime import MoeRuntime
         from experts.moe.modes.swapmoe.mode import SwapMoe
         from experts.moe.modes.swapmoe.planner import MeasuredPlan
@@ -213,7 +212,7 @@ class Planner:
 
 
 def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
-    """Return how many experts a budget holds. Raises ModelError if it is not a size, or too small for the mode."""
+    """Return how many experts a budget holds. Raises ModelError if it is no size, or too small for the mode."""
     from daemon.units import parse_bytes
     from experts.moe.errors import ModelError
 
@@ -236,10 +235,7 @@ def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
 def _pass(
     runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile
 ) -> tuple[float, float, float, float]:
-    """Run the windows in turn; return loss, loads of a step, and milliseconds of a load and of a step.
-
-    Swaps end before the next step, so that a measurement can be repeated.
-    """
+    """Run the windows, awaiting swaps after each step; return loss, loads of a step, ms of a load and of a step."""
     import torch
 
     lost, tokens, step_ms = 0.0, 0, list[float]()
@@ -254,8 +250,7 @@ def _pass(
                 logits.append(output.logits[0].float().cpu())
                 step_ms.append((time.perf_counter() - began_s) * 1000)
                 runtime.cache.quiesce()
-            predicted = torch.cat(logits)[:-1]
-            lost += float(torch.nn.functional.cross_entropy(predicted, window[1:], reduction="sum"))
+            lost += float(torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], window[1:], reduction="sum"))
             tokens += len(window) - 1
     spent = runtime.cache.metrics.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bars(on: Console = console, *, transient: bool = False) -> "Iterator[FitProgress]":
-    """Yield a function that reports how far a part is; each part has a bar."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
     with Bars(*columns, console=on, transient=transient) as bars:

@@ -33,7 +33,7 @@ class TaskText:
 
 
 def read_texts(folder: Path) -> dict[str, list[str]]:
-    """Return the texts of each task: a folder in `folder`, with all files below it. Raises ModelError."""
+    """Return each task's texts: a folder in `folder`, with all files below it. Raises ModelError."""
     texts: dict[str, list[str]] = {}
     try:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):
@@ -74,7 +74,6 @@ def load_text(prepared: PreparedFiles, name: str) -> TaskText:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return a checkpoint's tokenizer. Raises ModelError."""
     try:
         return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:

@@ -95,6 +95,5 @@ def _collect(
     runtime.observers.append(activations.observe)
     with torch.no_grad():
         for number, prompt in enumerate(prompts, 1):
-            ids = trace.token[trace.span(prompt)].long()[None]
-            runtime.model(ids, use_cache=False)
+            runtime.model(trace.token[trace.span(prompt)].long()[None], use_cache=False)
             progress("activations", number, prompt_count)

@@ -1,7 +1,4 @@
-"""Microbenchmarks of one layout on one device (CoServe §4.5): batches, intermediate results, loads, executors.
-
-A layout costs the same whichever of its experts is in the slot, so each is measured once, with one of its experts.
-"""
+"""Microbenchmarks of a layout, measured once with any of its experts, on one device (CoServe §4.5)."""
 
 import os
 import threading
@@ -43,7 +40,7 @@ class ProfileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProfileEffort:
-    """Duration of a profile. Each pair of executors × threads runs for `seconds`, in `pair_rounds` parts."""
+    """Each pair of executors × threads runs for `seconds`, in `pair_rounds` parts."""
 
     max_batch: int = 16
     rounds: int = 5
@@ -72,10 +69,7 @@ class LayoutCost:
 
 
 class Bench:
-    """Benchmark several executors of one device at once, each with `threads` intra-op threads and one slot.
-
-    That is how they will run: what they take from each other (memory bandwidth, the GPU) is in the figures.
-    """
+    """Benchmark several executors of one device running concurrently: figures include their contention."""
 
     def __init__(self, device: str, executors: int, threads: int, shelf: LayoutShelf) -> None:
         self._device, self._executors, self._shelf = device, executors, shelf
@@ -90,7 +84,7 @@ class Bench:
         self._pool.shutdown()
 
     def slots(self, spec: ExpertSpec) -> list[Slot]:
-        """The expert in a slot of each executor. Raises ExpertError."""
+        """Load the expert into a slot of each executor. Raises ExpertError."""
         slots: list[Slot] = []
         for _ in range(self._executors):
             pool = SlotPool(self._device, spec.weights_bytes, self._shelf)
@@ -101,10 +95,7 @@ class Bench:
     def latencies_s(
         self, slots: Sequence[Slot], samples: Samples, batches: Sequence[int], rounds: int
     ) -> dict[int, float]:
-        """Median seconds by batch size, from payloads to answers; sizes in turn, so that drift meets all alike.
-
-        Ends at the first size that the device has no memory for.
-        """
+        """Return median seconds by batch size, payloads to answers, interleaved; ends at a size without memory."""
         taken: dict[int, list[float]] = {}
         fitting = list(batches)
         for number in range(-self.warm_ups(slots[0]), rounds):
@@ -174,14 +165,14 @@ def measure_layout(
 
 
 def warm_ups(slot: Slot) -> int:
-    """Runs of a size before it is timed: kernels are chosen, memory taken, weights packed and batches recorded."""
+    """Return the runs before timing: kernels are chosen, memory taken, weights packed and batches recorded."""
     if isinstance(slot.module, PackingNetwork):
         return BATCHES_BEFORE + 1
     return WARM_UPS + 1 if isinstance(slot.module, GraphedNetwork) else 1
 
 
 def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) -> tuple[float, float | None]:
-    """Median seconds of a load from disk, the file not in the page cache, and from host memory where that serves."""
+    """Return median seconds of a load from disk with a cold page cache, and from host memory if that serves."""
     pool = SlotPool(device, spec.weights_bytes, shelf)
     pool.load(spec)  # The first load checks the file's sha256, later ones do not.
     from_disk: list[float] = []
@@ -221,7 +212,6 @@ def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
 
 
 def _allocations() -> AbstractContextManager[torch.profiler.profile]:
-    """Record every allocation that torch makes on the CPU."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
@@ -246,12 +236,11 @@ class Pair:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def pairs(device: str, core_count: int) -> list[tuple[int, int]]:
-    """(executors, threads) to try: on the CPU those that use every core, few large ones last."""
+    """Return (executors, threads) to try: on the CPU those that use every core, few large ones last."""
     if device != "cpu":
         return [(executors, 1) for executors in _GPU_EXECUTORS]
     return [(core_count // threads, threads) for threads in range(1, core_count + 1) if core_count % threads == 0]
@@ -265,10 +254,10 @@ def try_pairs(
     shelf: LayoutShelf,
     core_count: int | None = None,
 ) -> list[Pair]:
-    """Images per second of each pair on one expert, medians of interleaved rounds, fastest first.
+    """Return images per second of each pair on one expert, medians of interleaved rounds, fastest first.
 
-    Pairs whose batches the device has no memory for are left out. Raises ProfileError if none is left, ExpertError
-    where their experts do not fit the device.
+    Pairs whose batches the device has no memory for are left out. Raises ProfileError if none is left, ExpertError if
+    their experts do not fit the device.
     """
     candidates = pairs(device, core_count or cores())
     speeds_of: dict[tuple[int, int], list[float]] = {pair: [] for pair in candidates}

@@ -58,7 +58,7 @@ class RemoteBench(Bench):
             executor.stop(5.0)
 
     def cost(self, spec: ExpertSpec, wish: Wish, activation_bytes: int) -> LayoutCost:
-        """Return a layout's cost, with one of its experts; only the first load sends weights, and is not counted."""
+        """Return the cost of an expert's layout; only the first load sends weights, and is not counted."""
         self._experts.load(spec)
         slots: list[Any] = [(executor, spec) for executor in self._ends]
         latencies_s = self.latencies_s(slots, wish.samples, wish.effort.batches, wish.effort.rounds)
@@ -72,7 +72,7 @@ class RemoteBench(Bench):
         return LayoutCost(Performance(self.name, layout, line.k_s, line.b_s, *rest), latencies_s, line.residual)
 
     def warm_ups(self, slot: Any) -> int:  # noqa: ARG002
-        """Return those of the network that needs most of them: which one the other PC has is not known here."""
+        """Return the most that any network needs: the other PC's is not known here."""
         return max(BATCHES_BEFORE, WARM_UPS) + 1
 
     def timed(self, slot: Any, samples: Samples, size: int) -> float:  # noqa: ARG002
@@ -87,7 +87,7 @@ class RemoteBench(Bench):
 
 
 def with_remote(path: Path, line: Line, wish: Wish, own: MeasuredProfile, on_progress: Progress) -> MeasuredProfile:
-    """Add the devices of other PCs that `path` names; those that cannot be measured are `skipped`, with the reason."""
+    """Add the other PCs' devices that `path` names; those that cannot be measured are `skipped`, with the reason."""
     remote = {name: device for name, device in line.config.devices.items() if device.host is not None}
     if not remote:
         return own

@@ -1,4 +1,4 @@
-"""`coserve profile`: everything that is measured of a line on this machine, once, as one file that the daemon loads."""
+"""`coserve profile`: all that is measured of a line on this machine, as one file that the daemon loads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The user's request. `memory_bytes` of each device are for experts and batches; None: as configured."""
+    """`memory_bytes` of each device are for experts and batches; None: as configured."""
 
     samples: Samples
     memory_bytes: int | None = None
@@ -41,7 +41,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device, and its memory as `split`, the search in simulated time, divides it; another PC's is not divided."""
+    """One device, its memory divided by the search in simulated time (`split`); another PC's is not divided."""
 
     device: str
     pairs: tuple[Pair, ...]
@@ -62,10 +62,7 @@ class MeasuredProfile:
 
 
 def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfile:
-    """Measure every layout of the catalog on every configured device. Raises ProfileError, ExpertError.
-
-    Minutes: the cost is by layout, however many experts have it.
-    """
+    """Measure every layout on every configured device: minutes. Raises ProfileError, ExpertError."""
     layouts = one_of_each(line)
     shelf = shelf_of(line.config.devices)
     own = {name: settings for name, settings in line.config.devices.items() if settings.host is None}
@@ -83,7 +80,7 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
 
 
 def one_of_each(line: Line) -> dict[LayoutId, ExpertSpec]:
-    """An expert for each layout of the catalog, the layout most used first. Raises ProfileError if there is none."""
+    """Return an expert for each layout of the catalog, the most used layout first. Raises ProfileError for none."""
     usage: dict[LayoutId, float] = {}
     examples: dict[LayoutId, ExpertSpec] = {}
     resident = resident_in(line.catalog)
@@ -136,7 +133,7 @@ def _profile_device(
 
 
 def memory_to_divide(device: str, settings: Device) -> int:
-    """Bytes for experts and batches: what the configuration gives this device, or most of what is free there."""
+    """Return bytes for experts and batches: as configured, or most of what is free on the device."""
     if settings.expert_memory:
         return settings.expert_memory + (settings.activation_memory or 0)
     if device == "cpu":
@@ -148,7 +145,7 @@ def memory_to_divide(device: str, settings: Device) -> int:
 
 
 def as_document(measured: MeasuredProfile) -> dict[str, Any]:
-    """The file's content, checked against what the daemon reads."""
+    """Return the file's content, checked against what the daemon reads."""
     document: dict[str, Any] = {
         "profile": 1,
         "made": datetime.now(UTC).replace(microsecond=0).isoformat(),
@@ -191,5 +188,5 @@ def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
 
 
 def _rounded(seconds: float) -> float:
-    """Six significant digits: microseconds matter, femtoseconds do not."""
+    """Round to six significant digits: microseconds matter, femtoseconds do not."""
     return float(f"{seconds:.6g}")

@@ -23,7 +23,7 @@ _FIRST_POINTS = 9
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One device, its memory and the experts that share it with batches. `experts` are in descending order of usage."""
+    """One device, its memory and the experts that share it with batches. `experts` are by descending usage."""
 
     device: str
     memory_bytes: int
@@ -47,7 +47,7 @@ class Plan:
         return max(facts.weights_bytes for facts in self.experts)
 
     def budget_bytes(self, experts: int) -> int:
-        """Return the bytes of the `experts` most used experts, but at least those of the largest expert."""
+        """Return the bytes of the `experts` most used experts, at least those of the largest."""
         return max(sum(facts.weights_bytes for facts in self.experts[:experts]), self.largest_expert_bytes)
 
     def division(self, experts: int) -> tuple[int, int]:
@@ -60,7 +60,7 @@ class Plan:
         return self._fitting(self.memory_bytes - self.least_batches_bytes)
 
     def limited_experts(self) -> int:
-        """Return how many experts fit once the largest useful batch of every executor has its memory."""
+        """Return how many experts fit beside the largest useful batch of every executor."""
         return self._fitting(max(self.memory_bytes - self.full_batches_bytes, self.largest_expert_bytes))
 
     def _fitting(self, room_bytes: int) -> int:
@@ -83,7 +83,7 @@ class Split:
 def search_split(plan: Plan) -> Split:
     """Choose between the number that leaves full batches their memory (fewer would bring nothing) and all that fit.
 
-    Both are among the numbers tried, so that the choice is never worse than either. One expert must fit.
+    Both are tried, so the choice is never worse than either. One expert must fit.
     """
     images = sample_images(plan, SAMPLE_IMAGES)
 
@@ -99,7 +99,7 @@ def search_split(plan: Plan) -> Split:
 def best_count(throughput: Callable[[int], float], lowest: int, highest: int) -> dict[int, float]:
     """Return throughput by number of experts, the best first: both ends, numbers between, and those around the best.
 
-    Each number is measured once. Of equals the fewest comes first: what experts do not need, batches may have.
+    Each number is measured once. Of equals the fewest comes first: batches may have what experts do not need.
     """
     if not 1 <= lowest <= highest:
         raise ValueError(f"expected memory for at least one expert, not for {lowest} to {highest}")
@@ -131,13 +131,12 @@ def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image
     )
     names = [ExecutorId(f"{plan.device}/{number}") for number in range(plan.executors)]
     pools, executors = partition([pool], [ExecutorFacts(name, pool.pool) for name in names], preset(plan.policy))
-    disk = TransferChannel("disk", _disk_rate(plan), 0.0)
     machine = SimulatedMachine(
         pools=pools,
         executors=executors,
         matrix=plan.rows,
         concurrency={plan.device: float(plan.executors)},  # the rows were measured with all executors busy
-        from_disk={plan.device: (disk,)},
+        from_disk={plan.device: (TransferChannel("disk", _disk_rate(plan), 0.0),)},
         from_ram={},
         memory_bytes=plan.memory_bytes,
     )
@@ -149,9 +148,9 @@ def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image
 
 
 def sample_images(plan: Plan, count: int) -> list[Image]:
-    """Images drawn by usage, their chains by the shares that go on, arriving as fast as the device computes them.
+    """Draw images by usage, their chains by the shares that go on, arriving as fast as the device computes them.
 
-    Were all there from the start, each expert would be loaded once, and memory for more of them worth nothing.
+    If every image arrived at once, extra expert memory would never pay off.
     """
     random = Random(0)
     inflow: dict[ExpertId, float] = {}
@@ -187,7 +186,6 @@ def _chain(first: ExpertFacts, by_name: dict[ExpertId, ExpertFacts], random: Ran
 
 
 def _disk_rate(plan: Plan) -> float:
-    """Bytes per second over a load of each expert."""
     seconds = {row.architecture: row.disk_s for row in plan.rows}
     return sum(facts.weights_bytes for facts in plan.experts) / sum(
         seconds[facts.architecture] for facts in plan.experts

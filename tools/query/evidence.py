@@ -1,16 +1,16 @@
 """Checks of the evidence (`coserve db check`, `coserve export`): the rows must agree with each other.
 
-Texts are compared with their sha256, verdicts with the stored answers and rules, closed boards with the images that
-were judged before they closed, reviews with each other. A changed value that leaves everything in agreement, such as
-a confidence on the same side of its limit, shows only beside a signed package (`coserve export --verify --compare`).
+Texts are compared with their sha256, verdicts with the stored answers and rules, closed boards with the images judged
+before they closed, reviews with each other. A changed value that leaves everything in agreement, such as a confidence
+on the same side of its limit, shows only beside a signed package (`coserve export --verify --compare`).
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.image_archive import is_as_sent
 from daemon.units import count_text
-from tools.query.reading import Row, read_stages
+from tools.query.reading import JudgedImage, Row, read_stages
 from tools.query.retrace import StoredRules, picture_size, retrace
 
 #: Boards that one transaction reads, and images of them that are in memory at a time.
@@ -47,17 +47,8 @@ _LISTS = ("failed", "missing", "review", "unknown")
 Connect = Callable[[], AbstractContextManager[Connection]]
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedImage:
-    """A row of `inspections` with its board and its stages, each with its `boxes`."""
-
-    inspection: Row
-    board: Row
-    stages: Sequence[Row]
-
-
 class Evidence:
-    """A check of rows: numbers of what was read, and the problems, each with table and key, of which 100 are named."""
+    """A check of rows: how many were read, and the problems by table and key, of which 100 are named."""
 
     def __init__(self, connect: Connect, images: Path, *, with_pictures: bool = False) -> None:
         self.boards = self.images = self.pictures = 0
@@ -112,7 +103,7 @@ class Evidence:
             self._check_board(board, attempt, plan)
 
     def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
-        """Repeat the calls of the writer: an image without verdict at the closing counts as pending."""
+        """Repeat the writer's calls: an image without verdict at the closing counts as pending."""
         number, place = row["inspection_id"], (row["component"], row["designator"])
         attempt.take(*place)
         if row["status"] != "done" or row["verdict"] is None or row["seq"] is None:
@@ -181,7 +172,7 @@ class Evidence:
             return StoredRules.of(version, connection.execute(query).scalar())
 
     def _read_plan(self, version: str, board_type: str) -> BoardPlan | None:
-        """Return the plan by the rules' text, which their version confirms; the row in `recipes` must be the same."""
+        """Return the plan from the rules' text, which their version confirms; the row in `recipes` must equal it."""
         query = select(recipes.c.positions, recipes.c.time_limit_s).where(
             recipes.c.rules_version == version, recipes.c.board_type == board_type
         )
@@ -203,7 +194,7 @@ def check_evidence(
     with_pictures: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Evidence:
-    """Check all boards, or those of a condition, and the texts, and `with_tables` whole tables. A line may run."""
+    """Check all boards, or those of a condition, and texts; `with_tables` whole tables. A line may run."""
     evidence = Evidence(connect, images, with_pictures=with_pictures)
     steps: dict[str, Callable[[], None]] = {
         "texts and reviews": lambda: evidence.check_tables(whole=with_tables),
@@ -221,7 +212,7 @@ def check_evidence(
 def read_boards(
     connect: Connect, is_chosen: ColumnElement[bool] | None = None
 ) -> Iterator[tuple[Row, Iterator[JudgedImage]]]:
-    """Yield each board with its images, which are read on the way; a transaction each for a hundred boards."""
+    """Yield each board with its images, streamed; one transaction per hundred boards."""
     after = 0
     while True:
         query = select(boards).where(true() if is_chosen is None else is_chosen, boards.c.board_id > after)
@@ -261,7 +252,7 @@ def _text_problems(connection: Connection) -> Iterator[str]:
 
 
 def _missing_texts(connection: Connection) -> Iterator[str]:
-    """Find versions of rules and settings that rows name and that are gone; reads every image and answer."""
+    """Find rules and settings that rows name and that are gone; reads every image and answer."""
     for table, named in ((inspections, rules_versions), (stages, expert_settings)):
         keys = [column.name for column in named.primary_key.columns]
         used = [table.c[key] for key in keys]
@@ -272,7 +263,7 @@ def _missing_texts(connection: Connection) -> Iterator[str]:
 
 
 def _review_problems(connection: Connection) -> Iterator[str]:
-    """Check that no row of the append-only tables is gone, that undoing fits, and that boards have final verdicts."""
+    """Check that append-only tables are complete, that undoing fits, and that boards have final verdicts."""
     for table in (reviews, changes, runs):
         yield from _deleted_rows(connection, table)
     first = reviews.alias("undone")
@@ -304,7 +295,7 @@ def _review_problems(connection: Connection) -> Iterator[str]:
 
 
 def _deleted_rows(connection: Connection, table: Table) -> Iterator[str]:
-    """Find gaps in the numbers of an append-only table, the last one included: no row of it is ever deleted."""
+    """Find gaps in the numbers of an append-only table, also at its end: no row of it is ever deleted."""
     (key,) = table.primary_key.columns
     last = connection.execute(text("SELECT seq FROM sqlite_sequence WHERE name = :name"), {"name": table.name}).scalar()
     numbers = select(key, func.lag(key, 1, 0).over(order_by=key).label("before")).subquery()

@@ -1,4 +1,4 @@
-"""`coserve explain`: the reasons for an image's verdict, judged once more from the stored answers, in words."""
+"""`coserve explain`: the reasons for an image's verdict, judged again from the stored answers, in words."""
 
 import json
 from collections.abc import Iterator
@@ -53,14 +53,14 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})
     else:
-        console.print("\n".join(lines), markup=False)
+        console.print("\n".join(lines))
     return 1 if retraced.contradiction else 0
 
 
 def _picture_size(
     settings: Config, engine: Engine, record: InspectionRecord, rules: StoredRules
 ) -> tuple[PictureSize | None, str | None]:
-    """Return the picture's width and height if a rule needs them, and a note if they are not its own."""
+    """Return the picture's width and height if a rule needs them, and a note if they are another's."""
     if not rules.places_boxes(record):
         return None, None
     own = record.inspection["image_path"]
@@ -106,7 +106,7 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
 def _stage_document(
     record: InspectionRecord, row: Row, step: RetracedStep | None, today: CatalogVersions
 ) -> dict[str, Any]:
-    """Return one expert's row, its settings then, and what the rule made of its answer, if that is known."""
+    """Return one expert's row, its settings then, and what the rule made of its answer, if known."""
     settings = record.settings.get((row["expert"], row["expert_settings"]))
     fields = {
         **row,
@@ -128,7 +128,6 @@ def _stage_document(
 
 
 def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
-    """Return verdict, defect and who decided, as in the view `final_verdicts`."""
     of_line = {**record.inspection, "reviewer": DAEMON if record.inspection["verdict"] else None}
     final = record.reviews[-1] if record.reviews else of_line
     return {"verdict": final["verdict"], "defect": final["defect"], "decided_by": final["reviewer"]}

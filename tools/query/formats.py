@@ -42,8 +42,6 @@ class CsvWriter(RowWriter):
 
 
 class JsonLinesWriter(RowWriter):
-    """One object a line, with the values of the database."""
-
     def __init__(self, file: TextIO, names: Sequence[str]) -> None:
         self._file, self._names = file, names
 
@@ -106,7 +104,7 @@ def _timestamp(value: str | None) -> datetime | None:
 
 @contextmanager
 def os_errors_end(path: Path) -> Iterator[None]:
-    """End the command on an OSError. For a full disk name `path`, which was written, and not a file that was read."""
+    """End the command on an OSError. A full disk names `path`, which was written, not a file that was read."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Queries for the images and boards of all lines in the hub of a plant, each with its line."""
+"""Queries for the images and boards of all lines in a plant's hub, each with its line."""
 
 from collections.abc import Sequence
 from datetime import UTC, timedelta
@@ -15,7 +15,6 @@ _UTC_TEXT = 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'
 
 
 def _text(at: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Return a time as a line's database has it: UTC text to the millisecond."""
     return func.to_char(func.timezone("UTC", at), _UTC_TEXT, type_=Text)
 
 

@@ -1,8 +1,8 @@
 """Read the results: the one module of the tools that asks the database for images, answers, boards and decisions.
 
-`coserve results` gets its rows in batches, each a short read transaction of its own: between two batches the writer's
-log can be brought into the database. Rows that are written meanwhile are not in the answer, a review that is written
-meanwhile may be. All other functions read one state of the database. Nothing here writes.
+`coserve results` reads in batches, each a short read transaction, so that the writer can checkpoint its log in between.
+Rows written meanwhile are not in the answer, a review written meanwhile may be. All other functions read one state of
+the database. Nothing here writes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ class UnknownInspectionError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class ResultsQuery:
-    """Rows in an order: `newest`, `oldest`, or a column's name, with `:desc` behind it for the largest first."""
+    """Rows in an order: `newest`, `oldest`, or a column's name, followed by `:desc` for the largest first."""
 
     rows: RowKind
     columns: tuple[str, ...]
@@ -70,7 +70,7 @@ class ResultsQuery:
         return None if self.order in {"newest", "oldest"} else self.order.partition(":")[0]
 
     def validate(self) -> None:
-        """Raise UnknownColumnError for columns that these rows do not have, and for an order that needs a limit."""
+        """Raise UnknownColumnError for columns that these rows lack, and for an order that needs a limit."""
         self.filters.conditions(self.rows)
         names = [*self.columns, *([self.sort_column] if self.sort_column else [])]
         unknown = [name for name in names if name not in self.rows.columns]
@@ -104,7 +104,6 @@ def read_batches(engine: Engine, query: ResultsQuery) -> Iterator[Batch]:
 
 
 def count_rows(engine: Engine, query: ResultsQuery) -> int:
-    """Return the number of rows without regard to the limit."""
     query.validate()
     total = 0
     conditions = query.filters.conditions(query.rows)
@@ -161,7 +160,7 @@ def _sorted_batches(engine: Engine, query: ResultsQuery, sort_column: str) -> It
 
 
 def _windows(engine: Engine, query: ResultsQuery) -> Iterator[ColumnElement[bool]]:
-    """Yield conditions, each of which is looked through quickly, that cover all rows in the order of the query."""
+    """Yield conditions, each quick to search, that cover all rows in the order of the query."""
     rows, filters = query.rows, query.filters
     seq = rows.columns["seq"]
     with engine.connect() as connection:
@@ -184,7 +183,7 @@ def _windows(engine: Engine, query: ResultsQuery) -> Iterator[ColumnElement[bool
 
 
 def _few_board_ids(connection: Connection, filters: RowFilters) -> list[int] | None:
-    """Return the boards that the filters by serial, lot and station choose; None without these or for many boards."""
+    """Return the boards chosen by serial, lot and station; None without these filters or for many boards."""
     equal = {name: filters.equal[name] for name in ("serial", "lot", "station") if name in filters.equal}
     if not equal:
         return None
@@ -210,16 +209,22 @@ class InspectionName:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectionRecord:
-    """All rows of one inspection. `stages` have their `boxes`, as the expert listed them; `rules` may be deleted.
-
-    `settings` are those that experts answered with, by expert and digest. `others` are the numbers of further images of
-    the same place of the board; `run` judged it.
-    """
+class JudgedImage:
+    """A row of `inspections` with its board and its stages, each with its `boxes` as the expert listed them."""
 
     inspection: Row
     board: Row
     stages: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class InspectionRecord(JudgedImage):
+    """All rows of one inspection; `rules` may be deleted.
+
+    `settings` are those that experts answered with, by expert and digest. `others` are the numbers of other images of
+    the same place; `run` judged it.
+    """
+
     reviews: Sequence[Row]
     rules: Row | None
     versions: Mapping[tuple[str, str], Row]
@@ -272,7 +277,7 @@ def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) 
 
 
 def _find_inspections(connection: Connection, inspection: InspectionName) -> list[int]:
-    """Return the inspection that is meant, and behind it others of the same place, newest first."""
+    """Return the named inspection, and behind it others of the same place, newest first."""
     number, name = inspections.c.inspection_id, inspection.name
     if inspection.designator is not None:
         matches = _find_by_place(connection, inspection)
@@ -343,10 +348,7 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board: its row, its verdict after review, and images that failed or were decided upon.
-
-    `defects` has the rules' label of each defect code.
-    """
+    """One attempt at a board after review, images that failed or were decided upon, and labels of `defects`."""
 
     board: Row
     final: Row
@@ -413,7 +415,7 @@ def _attempts(connection: Connection, serial: str, board_type: str | None) -> li
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """One image that has a picture. `final` is the newest reviewer's verdict where there is a review."""
+    """One image with a picture. `final` is the newest reviewer's verdict if there is a review."""
 
     inspection_id: int
     board_type: str
@@ -500,7 +502,7 @@ def is_defect_used(connection: Connection, code: str) -> bool:
 
 
 def newest_attempt(connection: Connection, serial: str, board_type: str | None = None) -> int:
-    """Return the `board_id` of the newest attempt at a board. Raises UnknownInspectionError."""
+    """Return its `board_id`. Raises UnknownInspectionError."""
     return _attempts(connection, serial, board_type)[-1]["board_id"]
 
 
@@ -509,7 +511,7 @@ def newest_attempt(connection: Connection, serial: str, board_type: str | None =
 
 @dataclass(frozen=True, slots=True)
 class BoardSelection:
-    """Boards by lot, serial and type, and by the time they closed (open boards: by the time they were first seen)."""
+    """Boards by lot, serial and type, and by the time they closed (open boards: were first seen)."""
 
     lots: Sequence[str] = ()
     serials: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""`coserve rejudge`: verdicts of stored images under other rules or experts, compared with the stored and reviews'."""
+"""`coserve rejudge`: verdicts of stored images under other rules or experts, beside the stored ones and reviews'."""
 
 import csv
 import random
@@ -65,7 +65,7 @@ def rejudge_line(
     on_progress: Callable[[int], None] = lambda _total: None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Judge the chosen images once more; return a summary, and a row for each change. Raises RejudgeError."""
+    """Judge the chosen images again; return a summary, and a row for each change. Raises RejudgeError."""
     entries, replaced = _entries(line, request)
     catalog, problems = line.catalog(entries, elsewhere=True)
     broken = [problem for problem in problems if any(f": {name}:" in problem for name in replaced)]
@@ -120,7 +120,7 @@ def _groups(line: ExpertsLine, ids: Sequence[int]) -> Iterator[list[StoredImage]
 
 
 def _sample(images: int, of: int, total: "_Total") -> dict[str, Any] | None:
-    """Return the size of a sample, and the share of all images that would change: 95 % interval of Clopper-Pearson."""
+    """Return a sample's size, and the share of all images that would change: Clopper-Pearson 95 % interval."""
     if images == of:
         return None
     from scipy.stats import binomtest
@@ -138,7 +138,7 @@ def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
 
 
 def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, CatalogEntry], tuple[str, ...]]:
-    """Return the catalog's entries with the requested ones in place, whose files may lie anywhere, and their names."""
+    """Return the catalog's entries with the requested ones, whose files may lie anywhere, and their names."""
     experts = line.experts()
     entries = entries_in_force(experts)
     replaced: list[str] = []
@@ -215,7 +215,7 @@ class _Total:
                 self.changes.append(_change(image) | {"differs": "; ".join(differs)})
 
     def _differing(self, image: StoredImage) -> list[str]:
-        """Return what is different from when `image` was judged: rules, versions and settings, then → now."""
+        """Return how today differs from when `image` was judged: rules, versions and settings, then → now."""
         differs = [f"rules {image.rules_version} → {self._rules}"] if image.rules_version != self._rules else []
         for expert, version, digest in dict.fromkeys(image.answers):
             spec, settings = self._catalog.get(ExpertId(expert)), self._settings.get((expert, digest))

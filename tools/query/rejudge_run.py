@@ -1,4 +1,4 @@
-"""Stored images judged once more as the daemon judges: by its routes, its `judge`, its preprocessing, its slots.
+"""Stored images judged again as the daemon judges: by its routes, its `judge`, its preprocessing, its slots.
 
 Images of a group that wait for one expert share its load and its batches: each expert is loaded about once for each
 step of the chains.
@@ -29,12 +29,12 @@ _Waiting = tuple[StoredImage, Step, Judgement | None]
 
 
 class StoredPictureError(Exception):
-    """A picture's file is deleted, or was changed; the text says which."""
+    """A picture's file is deleted or changed; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejudgedImage:
-    """The new verdict of one image. `unread` says why its picture could not be judged; it then has no verdict."""
+    """The new verdict of one image; without one, `unread` says why its picture could not be judged."""
 
     stored: StoredImage
     verdict: str
@@ -84,7 +84,7 @@ class _RejudgeRun:
             self._wait(image, step, None)
 
     def finish(self) -> None:
-        """Judge the images of one expert after the other; the one with the most first, since chains meet behind it."""
+        """Judge by expert, the one with the most images first, since chains meet behind it."""
         while self._waiting:
             expert = max(self._waiting, key=lambda name: len(self._waiting[name]))
             queue = self._waiting.pop(expert)
@@ -125,7 +125,7 @@ class _RejudgeRun:
         return spec
 
     def _slot(self, spec: ExpertSpec) -> Slot:
-        """Return the slot of a network; those that were used longest ago make room for it."""
+        """Return the slot of a network, making room by least recent use."""
         expert = spec.expert
         if expert not in self._loaded:
             while self._loaded and self._pool.used_bytes + spec.weights_bytes > self._pool.budget_bytes:
@@ -138,7 +138,7 @@ class _RejudgeRun:
 
 
 def _prepare(images: Path, image: StoredImage, slot: Slot) -> Prepared:
-    """Read the payload that the camera sent, and preprocess it. Raises StoredPictureError, ImageError."""
+    """Preprocess the payload that the camera sent. Raises StoredPictureError, ImageError."""
     file = images.parent / image.image_path
     if not file.resolve().is_relative_to(images.resolve()):
         raise StoredPictureError(f"{image.image_path} lies outside {images}")

@@ -72,7 +72,7 @@ def _seen(stages: Sequence[Row]) -> str:
 
 
 def in_words(record: AttemptRecord, plant: PlantTime) -> str:
-    """Return the report by the template: a line for the board, and one for each image that did not pass."""
+    """Return the template's report: a line for the board, and one for each image that did not pass."""
     board, final = record.board, with_plant_times(plant, record.final)
     lot = f", lot {board['lot']}" if board["lot"] else ""
     station = f", station {board['station']}" if board["station"] else ""
@@ -101,7 +101,7 @@ def in_words(record: AttemptRecord, plant: PlantTime) -> str:
 
 
 def _finding_in_words(record: AttemptRecord, image: Row) -> str:
-    """Return the verdict of a person or of the line, what the line says, and the answers of its experts."""
+    """Return a person's or the line's verdict, and the answers of the line's experts."""
     place, answers = f"{image['designator']} ({image['component']})", _seen(image["stages"])
     reason = [f"reason {image['reason']}"] if image["reason"] else []
     late = ["its image came late, after the board had closed"] if image["late"] else []
@@ -126,7 +126,7 @@ def _quoted(note: str | None) -> str:
 
 
 def written_by_model(config: Config, model: str, record: AttemptRecord, wait_s: float) -> str:
-    """Return the model's text. Raises NoTextError if no daemon runs, it refuses, or it takes longer than `wait_s`."""
+    """Return the model's text. Raises NoTextError if no daemon runs, it refuses, or takes over `wait_s`."""
     endpoint = _endpoint(config, model)
     try:
         must_listen(endpoint)
@@ -164,7 +164,7 @@ def written_by_model(config: Config, model: str, record: AttemptRecord, wait_s: 
 
 
 def _endpoint(config: Config, model: str) -> str:
-    """Return the endpoint to ask the line by. Raises NoTextError if there is none, or the model is made for tests."""
+    """Return the line's endpoint. Raises NoTextError if there is none, or the model is made for tests."""
     if (config.models[model].checkpoint / "training.json").is_file():
         raise NoTextError("its checkpoint is the test model of `coserve moe fixture`, which has learned no English")
     for address in config.endpoints.intake:

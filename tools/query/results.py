@@ -55,7 +55,7 @@ def print_count(settings: Config | HubSettings, query: ResultsQuery, *, as_json:
 def print_or_write(
     settings: Config | HubSettings, query: ResultsQuery, row_format: RowFormat, out: Path | None, *, all_columns: bool
 ) -> None:
-    """Print the rows, or write them to the file `out`; `all_columns` in a table even where they are too wide."""
+    """Print the rows, or write them to `out`; `all_columns` in a table even where they are too wide."""
     with open_database(settings) as engine:
         query.validate()
         if row_format is RowFormat.TABLE:
@@ -68,7 +68,7 @@ def print_or_write(
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise SystemExit(0) from None
     if out is not None:
-        console.print(f"{out}: {count:,} {query.rows.name}", markup=False)
+        console.print(f"{out}: {count:,} {query.rows.name}")
 
 
 def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_columns: bool) -> None:
@@ -87,7 +87,7 @@ def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_c
         none = f"{query.rows.name.capitalize()}: none{_about_patterns(query)}"
         with engine.connect() as connection:
             unknown = [unknown_line(connection, str(line)) for line in query.filters.equal.get("line", ())]
-        console.print("; ".join([none, *filter(None, unknown)]), markup=False)
+        console.print("; ".join([none, *filter(None, unknown)]))
         return
     more = None if all_columns else "--columns, --csv"
     title = _title(query, len(cells)) + (f"; {times_note(plant)}" if times else "")
@@ -96,7 +96,7 @@ def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_c
 
 
 def _cell(name: str, value: Any) -> Any:
-    """Shorten a number: a fraction has four digits. Steps count from 1 for people."""
+    """Shorten a fraction to four digits; number steps from 1 for people."""
     if name == "step":
         return value + 1
     if not isinstance(value, float):

@@ -1,6 +1,6 @@
-"""A verdict judged once more, from the stored answers and the stored rules, by the functions that judge live.
+"""A verdict judged again, from the stored answers and rules, by the functions that judge live.
 
-The finding of each part of a rule also comes from `judge`, with the rule cut down to that part: so no sentence of an
+The finding of each part of a rule also comes from `judge`, with the rule cut down to that part: no sentence of an
 explanation can contradict the verdict.
 """
 
@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from daemon.storage.image_archive import as_sent
 from experts.errors import ImageHeaderError
@@ -38,7 +38,7 @@ from routing_rules.routes import (
     judge,
     threshold,
 )
-from tools.query.reading import InspectionRecord, Row
+from tools.query.reading import InspectionRecord, JudgedImage, Row
 
 #: Width and height in pixels.
 PictureSize = tuple[int, int]
@@ -70,7 +70,7 @@ class RetracedStep:
 
 @dataclass(frozen=True, slots=True)
 class RetracedVerdict:
-    """`gap` says why the verdict cannot be judged once more, `contradiction` how the rules' verdict differs.
+    """`gap` says why the verdict cannot be judged again, `contradiction` how the rules' verdict differs.
 
     `unanswered` is the rule, line and expert of a next step without an answer.
     """
@@ -108,20 +108,20 @@ class StoredRules:
         text = None if record.rules is None else record.rules["text"]
         return StoredRules.of(record.inspection["rules_version"], text)
 
-    def first_step(self, record: "Answered") -> Step | None:
+    def first_step(self, record: JudgedImage) -> Step | None:
         if self.routes is None:
             return None
         return self.routes.first_step(record.board["board_type"], record.inspection["component"])
 
-    def places_boxes(self, record: "Answered") -> bool:
-        """Return True if a rule of the chain depends on places of boxes, so that the picture's size is needed."""
+    def places_boxes(self, record: JudgedImage) -> bool:
+        """Return True if a rule of the chain depends on places of boxes, and so on the picture's size."""
         first = self.first_step(record)
         detectors = [step for step in chain(first) if isinstance(step, DetectorStep)] if first is not None else []
         return any(requirement.is_placed for step in detectors for requirement in step.require)
 
 
 def picture_size(images: Path, image_path: str) -> PictureSize | None:
-    """Return the size that the header of a kept picture says; None without a sound picture."""
+    """Return the size in a kept picture's header; None without a sound picture."""
     path = images.parent / image_path
     try:
         payload, shape = as_sent(path.read_bytes(), path.suffix)
@@ -131,19 +131,8 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
     return facts.width, facts.height
 
 
-class Answered(Protocol):
-    """An image with its board and the answers of its experts, each with its `boxes`."""
-
-    @property
-    def inspection(self) -> Row: ...
-    @property
-    def board(self) -> Row: ...
-    @property
-    def stages(self) -> Sequence[Row]: ...
-
-
 def retrace(
-    record: Answered,
+    record: JudgedImage,
     rules: StoredRules,
     size: PictureSize | None,
     *,
@@ -152,7 +141,7 @@ def retrace(
 ) -> RetracedVerdict:
     """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing.
 
-    Without `with_steps` only the verdict is judged: what the parts of a rule find costs most of the time.
+    Without `with_steps` only the verdict is judged: the parts' findings take most of the time.
     """
     document = rules.document
     if document is None:
@@ -205,7 +194,7 @@ def _rule_of(document: Document, step: Step, number: int) -> "_RuleText":
 
 
 def _compared(
-    record: Answered, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
+    record: JudgedImage, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
 ) -> RetracedVerdict:
     inspection = record.inspection
     if inspection["status"] != "done":
@@ -242,7 +231,7 @@ class _RuleText:
         return self._document.where((*self._path, *keys), key=True)[0]
 
     def line_if_present(self, *keys: str) -> int | None:
-        """Return None if the text does not have the key, so that its default counts."""
+        """Return None if the text lacks the key, so that its default counts."""
         return self.line(*keys) if self._document.value((*self._path, *keys)) is not None else None
 
     def defect_line(self, label: str) -> int | None:
@@ -275,7 +264,7 @@ def _label_findings(rule: _RuleText, step: ClassifierStep, answer: StoredAnswer)
 
 
 def _is_below(step: DetectorStep, boxes: Sequence[Seen], size: PictureSize | None) -> bool:
-    """Return True if the rule has a limit for the surest box, and the box is below it."""
+    """Return True if the surest box is below a limit of the rule."""
     if not boxes:
         return False
     best = max(boxes, key=lambda box: box.confidence)

@@ -40,7 +40,7 @@ def waiting_images(settings: Config, limit: int, which: WaitingFilter | None = N
 
 
 def find_board(settings: Config, name: str, board_type: str | None) -> int:
-    """Return the board_id that `name` is, or that of the newest attempt at the board with this serial.
+    """Return `name` if it is a board_id, else that of the newest attempt at the board with this serial.
 
     Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
     """
@@ -106,7 +106,6 @@ def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
 
 
 def _conflict(config: Path, settings: Config, request: Mapping[str, Any], reason: str, is_new: bool) -> str:
-    """Return who decided before, and the command that overrules it."""
     reason = plant_time(settings.plant.clock(), reason) or reason
     newest = _newest_review(settings, request) if "verdict" in request else None
     return reason if newest is None else f"{reason}; to overrule it: {_command(config, request, newest, is_new)}"

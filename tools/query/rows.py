@@ -1,7 +1,7 @@
 """The kinds of rows that a person asks for: images, stages and boards, each with its columns, and filters over them.
 
-The verdict of an image is that of its newest review, a board's that of the view `final_boards`. A value of a filter is
-always a bound parameter, and column names come from this module only.
+An image's verdict is that of its newest review, a board's that of the view `final_boards`. A filter's value is always a
+bound parameter, and column names come from this module only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -182,7 +182,7 @@ class RowFilters:
     seq_to: int | None = None
 
     def conditions(self, rows: RowKind) -> list[ColumnElement[bool]]:
-        """Return the conditions on `rows`; UnknownColumnError names filters that these rows do not have."""
+        """Return the conditions on `rows`; UnknownColumnError names filters that these rows lack."""
         equal = dict(self.equal)
         of_any_stage: list[ColumnElement[bool]] = []
         if rows is IMAGES:  # a row of an image has no expert: one of its stages has

@@ -1,7 +1,4 @@
-"""A line's own record of releases: accepted signers, releases that it has had, files being fetched.
-
-It is kept in `releases/` beside the catalog.
-"""
+"""A line's own record of releases, `releases/` beside the catalog: accepted signers, past releases, fetched files."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -64,9 +61,9 @@ class LineReleases:
             raise ReleaseError(f"{self._line.path}: plant.signers: {error}") from None
 
     def revoked(self, told: Collection[str] = ()) -> list[Path]:
-        """Return the key files of revoked signers: revoked here before, or by a hub or stick now (`told`: ids of keys).
+        """Return the key files of signers revoked here before, or by a hub or stick now (`told`: ids of keys).
 
-        The latter are noted here, so that releases of theirs are refused from any source. Raises ReleaseError.
+        The latter are noted here, so that their releases are refused from any source. Raises ReleaseError.
         """
         ids = {file: key_id(key) for file, key in self.signers().items()}
         folder = self.store.folder / "revoked"
@@ -82,7 +79,7 @@ class LineReleases:
         return [file for file, key in ids.items() if key in known]
 
     def in_force(self) -> dict[str, InForce]:
-        """Return the newest release of each name that was put in force here. Raises ReleaseError."""
+        """Return the newest release of each name put in force here. Raises ReleaseError."""
         try:
             return _NOTES.validate_json(self._notes.read_bytes())
         except FileNotFoundError:
@@ -95,7 +92,7 @@ class LineReleases:
     def unsettled(self, name: str) -> Path:
         """Return the marker that exists from when a pull begins to change the line until `note`, even if it is killed.
 
-        Where it was left behind, only another pull settles which release is in force.
+        If it was left behind, only another pull settles which release is in force.
         """
         return self.store.folder / f"{name}.unsettled"
 
@@ -109,7 +106,7 @@ class LineReleases:
         self.unsettled(name).unlink(missing_ok=True)
 
     def weights(self) -> dict[str, Path]:
-        """Return the files of weights and backbones that the line has, by the sha256 that they should have."""
+        """Return the line's weights and backbones by the sha256 that they should have."""
         folder, files = self._line.versions.folder, dict[str, Path]()
         for expert in self._line.versions.read().values():
             for entry in expert.entries.values():

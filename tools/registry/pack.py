@@ -1,7 +1,6 @@
 """Make a release of what a line has in force, sign it and bring it to a folder or a hub."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from daemon.registry.manifest import Manifest, ReleasedExpert, ReleaseError, SignedManifest, StoredFile
 from daemon.registry.signing import SecretKey, signature_of
@@ -21,17 +20,16 @@ def push(
     with_rules: bool = True,
     note: str | None = None,
 ) -> Manifest:
-    """Add a release with the next number to `to`; its files go first, so that it is there completely or not at all.
-
-    Raises ReleaseError or VersionsError; then `to` has no new release.
-    """
+    """Add the next release to `to`, its files first: it is there whole or not at all. ReleaseError, VersionsError."""
     experts = entries_in_force(line.experts())
     if problems := line.problems(experts):
         raise ReleaseError("the line itself has mistakes, so nothing was pushed:\n" + "\n".join(problems))
     folder = line.versions.folder
     files = {entry.sha256: folder / entry.file for entry in experts.values()}
     backbones = {entry.backbone.sha256: folder / entry.backbone.file for entry in experts.values() if entry.backbone}
-    rules = _stored(line.config.rules) if with_rules else None
+    rules = None
+    if with_rules:
+        rules = StoredFile(sha256=file_sha256(line.config.rules), bytes=line.config.rules.stat().st_size)
     now = datetime.now(UTC).replace(microsecond=0)
     manifest = Manifest(
         name=name,
@@ -54,7 +52,3 @@ def push(
     data = manifest.encoded()
     to.add_manifest(name, manifest.number, SignedManifest(data, signature_of(data, key).encode()))
     return manifest
-
-
-def _stored(file: Path) -> StoredFile:
-    return StoredFile(sha256=file_sha256(file), bytes=file.stat().st_size)

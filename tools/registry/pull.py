@@ -1,8 +1,8 @@
 """Bring a release to a line: check all of it before anything changes, then put it in force between two boards.
 
-The files come first, each compared with its digest; an interrupted pull has changed nothing, and the next one goes on
-where it stopped. Then weights become stored versions, rules and catalog are checked together as the daemon would, and
-both are replaced while no board is open, so that no board has verdicts of two releases.
+The files come first, each compared with its digest; an interrupted pull has changed nothing, and the next one resumes.
+Then weights become stored versions, rules and catalog are checked together as the daemon would, and both are replaced
+while no board is open, so that no board has verdicts of two releases.
 """
 
 import hashlib
@@ -59,10 +59,7 @@ class PullOptions:
 def pull(
     line: ExpertsLine, source: Source, name: str, number: int | None = None, options: PullOptions = PullOptions()
 ) -> Pulled:
-    """Put a release of `source` in force on a line; without `number` the newest.
-
-    Raises ReleaseError or VersionsError; then the line keeps what it had.
-    """
+    """Put a release in force, without `number` the newest. ReleaseError, VersionsError: the line keeps what it had."""
     with _pulling(line) as releases:
         number = _numbers(source, name)[-1] if number is None else number
         signed = source.manifest(name, number)
@@ -73,8 +70,8 @@ def pull(
 def pull_newest(line: ExpertsLine, source: Source, name: str, options: PullOptions = PullOptions()) -> Pulled | str:
     """Pull the newest release that a signer of this line signed, for a timer; a person's rollback stays.
 
-    Returns the release in force if the line has had the newest. Raises ReleaseError, also if the release in force is
-    signed by a key that is revoked and none replaces it, or VersionsError.
+    Returns the release in force if the line has had the newest. Raises ReleaseError, also if a revoked key signed the
+    release in force and none replaces it, or VersionsError.
     """
     with _pulling(line) as releases:
         revoked = releases.revoked(source.revoked())
@@ -110,7 +107,7 @@ def _numbers(source: Source, name: str) -> list[int]:
 def _newest_signed(
     releases: LineReleases, source: Source, name: str, revoked: Sequence[Path]
 ) -> tuple[int, SignedManifest]:
-    """Return the newest release of a signer who is not revoked; else the newest of all, which will be refused."""
+    """Return the newest release of an unrevoked signer; else the newest of all, which will be refused."""
     numbers, signers = _numbers(source, name), releases.signers()
     for number in reversed(numbers):
         signed = source.manifest(name, number)
@@ -175,7 +172,7 @@ def accepted(
 
 
 def _fetch(releases: LineReleases, source: Source, manifest: Manifest) -> int:
-    """Fetch the files that the line lacks; return how many bytes that were."""
+    """Fetch the files that the line lacks; return their bytes."""
     files = releases.weights()
     present = {sha256 for sha256, file in files.items() if file.is_file() and file_sha256(file) == sha256}
     rules = manifest.rules.sha256 if manifest.rules is not None else None
@@ -188,7 +185,6 @@ def _fetch(releases: LineReleases, source: Source, manifest: Manifest) -> int:
 
 
 def _local_entries(releases: LineReleases, manifest: Manifest) -> dict[str, CatalogEntry]:
-    """Return the entries of a release with absolute paths of the files on this line."""
     present = releases.weights()
 
     def place(_: str, sha256: str) -> str:
@@ -201,7 +197,7 @@ def _local_entries(releases: LineReleases, manifest: Manifest) -> dict[str, Cata
 def _store_versions(
     line: ExpertsLine, manifest: Manifest, entries: Mapping[str, CatalogEntry], rules: Path | None
 ) -> dict[str, str]:
-    """Store the experts that the line lacks as versions; return the version of each expert that is to be promoted."""
+    """Store the experts that the line lacks as versions; return the version of each expert to be promoted."""
     problems = line.new_problems(entries, rules)
     if problems:
         raise ReleaseError(f"{manifest.release} does not fit this line:\n" + "\n".join(problems))
@@ -221,7 +217,7 @@ def _store_versions(
 
 
 def _wait_for_boards(line: ExpertsLine, within_s: float | None) -> bool:
-    """Wait until open boards have closed, while no other begins; return True if a daemon runs. Raises ReleaseError."""
+    """Hold new boards until the open ones have closed; return True if a daemon runs. Raises ReleaseError."""
     until_s, state = time.monotonic() + (within_s or 0.0), _hold_boards(line, _HOLD_S)
     if state is None:
         _require_no_open_board(line, within_s)
@@ -255,7 +251,7 @@ def _require_no_open_board(line: ExpertsLine, within_s: float | None) -> None:
 
 
 def _hold_boards(line: ExpertsLine, seconds: float) -> dict[str, Any] | None:
-    """Let no board begin for `seconds`; return counts of open work, None if no daemon runs. Raises ReleaseError."""
+    """Let no board begin for `seconds`; return counts of open work, None without a daemon. Raises ReleaseError."""
     try:
         answer = line.ask("hold_boards", seconds=seconds)
     except ControlError as error:

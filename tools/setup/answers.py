@@ -1,4 +1,4 @@
-"""The five answers that `coserve init` needs: the question and the proposal for each, and their values."""
+"""The five answers that `coserve init` needs: question, proposal and value of each."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ _FREE_BYTES = 10 * 10**9
 
 
 class AnswerError(ValueError):
-    """An answer that cannot be used; the text says what is expected."""
+    """An unusable answer; the text says what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Answers:
 
 
 def parse_board(text: str) -> tuple[str, Components]:
-    """`mainboard-a R0402=180 QFP64=U1,U2`: the board type, then each component type with how many or which."""
+    """Parse `mainboard-a R0402=180 QFP64=U1,U2`: the board type, then each component type with how many or which."""
     if not text.split():
         raise AnswerError(f"expected a board such as: {EXAMPLE_BOARD}")
     name, *parts = text.split()
@@ -76,7 +76,7 @@ def _designators(component: str, amount: str) -> list[str]:
 
 
 def parse_folder(text: str) -> Path:
-    """A folder, as it is typed; refused where it is plainly the answer to the question about boards."""
+    """Return a typed folder; refuse what is plainly the answer to the question about boards."""
     if not text.strip():
         raise AnswerError("expected a folder such as data")
     if "=" in text and " " in text.strip():
@@ -88,7 +88,7 @@ def parse_folder(text: str) -> Path:
 
 
 def boards_in(folder: Path) -> dict[str, Components]:
-    """The board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with their designators."""
+    """Return the board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with designators."""
     from tools.camera.layout import SUFFIXES  # OpenCV comes with it
 
     if not folder.is_dir():
@@ -118,7 +118,7 @@ def parse_boards(text: str) -> dict[str, Components]:
 
 
 def parse_memory(text: str, devices: Sequence[str]) -> dict[str, int]:
-    """`2GB` for the first of `devices`, or `cuda:0=6GB cpu=2GB`."""
+    """Parse `2GB` for the first of `devices`, or `cuda:0=6GB cpu=2GB`."""
     memory: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         device, equals, size = part.rpartition("=")
@@ -137,7 +137,6 @@ def parse_memory(text: str, devices: Sequence[str]) -> dict[str, int]:
 
 
 def parse_dashboard(text: str) -> Dashboard:
-    """`no`, `here` or `network`."""
     match text.strip().lower():
         case "no" | "here" | "network" as answer:
             return answer
@@ -146,7 +145,7 @@ def parse_dashboard(text: str) -> Dashboard:
 
 
 def parse_keep(text: str) -> str | None:
-    """A duration such as `90d`, as it is written; None for `ever`."""
+    """Return a duration such as `90d` as written; None for `ever`."""
     answer = text.strip()
     if answer.lower() == EVER:
         return None
@@ -160,7 +159,7 @@ def parse_keep(text: str) -> str | None:
 
 
 def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """Four fifths of each GPU; without one, half of the RAM, and not more than three quarters of what is free."""
+    """Return four fifths of each GPU; without one, half of the RAM, at most three quarters of what is free."""
     if gpus:
         return {f"cuda:{number}": _rounded(gpu.total_bytes * _GPU_SHARE) for number, gpu in enumerate(gpus)}
     ram = psutil.virtual_memory()
@@ -168,7 +167,7 @@ def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
 
 
 def too_much_memory(memory: Mapping[str, int], gpus: Sequence[Gpu]) -> list[str]:
-    """A sentence for each device of `memory` that has less here. No refusal: the line may be made for another PC."""
+    """Return a warning for each device of `memory` that has less here: the line may be made for another PC."""
     sizes = {"cpu": psutil.virtual_memory().total} | {f"cuda:{n}": gpu.total_bytes for n, gpu in enumerate(gpus)}
     return [
         f"devices.{device}.expert_memory is {size(budget)}, and {device} of this PC has {size(sizes[device])}:"
@@ -179,7 +178,7 @@ def too_much_memory(memory: Mapping[str, int], gpus: Sequence[Gpu]) -> list[str]
 
 
 def ram() -> str:
-    """This PC's memory, and what of it is free."""
+    """Return this PC's memory, and how much is free."""
     memory = psutil.virtual_memory()
     return f"{size(_rounded(memory.total))} of RAM, {size(_rounded(memory.available))} free"
 
@@ -191,12 +190,11 @@ def _rounded(size: float) -> int:
 def free_floor(folder: Path) -> int:
     """Return the value for `retention.free`: 10 GB, or a tenth of a smaller disk."""
     present = next(path for path in (folder, *folder.parents) if path.is_dir())
-    total = psutil.disk_usage(str(present)).total
-    return min(_FREE_BYTES, _rounded(total / _FREE_SHARE))
+    return min(_FREE_BYTES, _rounded(psutil.disk_usage(str(present)).total / _FREE_SHARE))
 
 
 def size(count: int) -> str:
-    """Bytes as the configuration writes them: 2.5GB, 300MB."""
+    """Return bytes as the configuration writes them: 2.5GB, 300MB."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6)):
         if count >= scale:
             return f"{count / scale:.1f}".removesuffix(".0") + unit

@@ -1,7 +1,4 @@
-"""Examine the PC of a line: driver, memory, disks, clock, permissions, ports. Nothing is changed.
-
-Each check yields findings; `examine` runs them all.
-"""
+"""Examine a line's PC and change nothing: each check yields findings on driver, memory, disks, clock, rights, ports."""
 
 import ctypes
 import errno
@@ -80,7 +77,6 @@ class Finding:
 
 
 def ok(check: str, so: str) -> Finding:
-    """Return a finding for something that is as it should be."""
     return Finding(check, "ok", so)
 
 
@@ -117,7 +113,7 @@ class Machine:
 
 
 def machine_of(path: Path | None, user: str | None = None, root: Path = Path("/")) -> Machine:
-    """Collect what the checks need to know of this PC and of the line at `path`. KeyError if `user` does not exist."""
+    """Collect what the checks need of this PC and of the line at `path`. KeyError if `user` does not exist."""
     config, mistakes, pid = None, (), None
     if path is not None:
         try:
@@ -204,7 +200,7 @@ def libraries(machine: Machine) -> Iterator[Finding]:
 
 
 def _gpus(machine: Machine, torch: dict[str, Any]) -> Iterator[Finding]:
-    """Compare the driver with torch's build, and the GPUs that the line names with those that are there."""
+    """Compare the driver with torch's build, and the line's GPUs with those present."""
     named = [name for name in (machine.config.devices if machine.config else ()) if name.startswith("cuda")]
     driver = machine.driver
     if driver is None:
@@ -429,7 +425,7 @@ def _probe(fd: int) -> tuple[float, float, float]:
 
 
 def permissions(machine: Machine) -> Iterator[Finding]:
-    """Check that the line's user may read and write what the line needs, and that nobody else can read its secrets."""
+    """Check that the line's user may read and write what the line needs, and that nobody else reads its secrets."""
     config, user = machine.config, machine.user.pw_name
     if config is None or machine.path is None:
         return
@@ -519,7 +515,7 @@ def _address(endpoint: str) -> tuple[str | None, int]:
 
 
 def _is_foreign(host: str) -> bool:
-    """Return True if no network card has this address; names are resolved by the daemon."""
+    """Return True if no network card has this address; the daemon resolves names."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((host, 0))

@@ -1,7 +1,5 @@
 """Check the GPUs through NVML alone: their memory is not touched."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
@@ -10,7 +8,7 @@ import pynvml
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as the driver has it. `capability` is (major, minor)."""
+    """`capability` is (major, minor)."""
 
     name: str
     total_bytes: int
@@ -28,24 +26,18 @@ class Driver:
 
 
 def find_driver() -> Driver | None:
-    """The driver of this machine; None if there is none or it does not answer."""
+    """Return this machine's driver; None if there is none or it does not answer."""
     try:
-        with _nvml():
+        pynvml.nvmlInit()
+        try:
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
             count = int(pynvml.nvmlDeviceGetCount())
             version = str(pynvml.nvmlSystemGetDriverVersion())
             return Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(_gpu(number) for number in range(count)))
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-
-
-@contextmanager
-def _nvml() -> Iterator[None]:
-    pynvml.nvmlInit()
-    try:
-        yield
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _gpu(number: int) -> Gpu:

@@ -22,7 +22,7 @@ _HTTP_HOSTS = {"here": "127.0.0.1", "network": "0.0.0.0"}  # noqa: S104 - asked 
 
 
 def write_line(folder: Path, answers: Answers) -> list[Path]:
-    """Write missing files and return what was made. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
+    """Write missing files and return them. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
     texts = {folder / "coserve.yaml": config_text(folder, answers), folder / "rules.yaml": rules_text(answers.boards)}
     for path in texts:
         if path.exists():
@@ -51,6 +51,10 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
+_SECURITY = f"""\
+security:
+  http_token: {TOKEN}      # who opens the dashboard from another PC types what this file holds
+"""
 CATALOG_TEXT = """\
 # Which experts there are. `coserve train` and `coserve import` add each one with its file.
 experts: {}
@@ -70,22 +74,13 @@ def config_text(folder: Path, answers: Answers) -> str:
         "devices": _device_lines(answers.memory),
         "keep": f", images_for: {answers.keep}" if answers.keep else "",
         "free": size(free_floor(folder / data)),
-        "security": _security_lines(answers),
+        "security": _SECURITY if answers.dashboard == "network" else "",
     }
     return Template(_template("line.yaml")).substitute(values).rstrip("\n") + "\n"
 
 
 def _template(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _security_lines(answers: Answers) -> str:
-    if answers.dashboard != "network":
-        return ""
-    return f"""\
-security:
-  http_token: {TOKEN}      # who opens the dashboard from another PC types what this file holds
-"""
 
 
 def _device_lines(memory: Mapping[str, int]) -> str:
@@ -104,7 +99,6 @@ def _device_lines(memory: Mapping[str, int]) -> str:
 
 
 def rules_text(boards: Mapping[str, Components]) -> str:
-    """`rules.yaml`: a classifier for each component type."""
     lines = [
         "# Which expert looks at which component, and what passes: docs/rules.md",
         "# After a change:  coserve rules check rules.yaml  and  coserve reload",
@@ -118,7 +112,7 @@ def rules_text(boards: Mapping[str, Components]) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value on one line, quoted where the reader of rules needs it: to YAML 1.2, `1e3` is a number."""
+    """Return a value on one line, quoted where rules need it: to YAML 1.2, `1e3` is a number."""
     if isinstance(value, list):
         return f"[{', '.join(map(_flow, value))}]"
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()

@@ -19,7 +19,7 @@ _REAPED_WITHIN_S = 60.0
 
 
 class ServiceError(Exception):
-    """The daemon did not start, or ended before its time; the text carries the end of its log."""
+    """The daemon did not start, or ended early; the text carries the end of its log."""
 
 
 class Service:
@@ -50,7 +50,7 @@ class Service:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until it says that it is ready; ServiceError if it ends or stays silent."""
+        """Start and wait until it is ready; ServiceError if it ends or stays silent."""
         ready = threading.Event()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a", encoding="utf-8") as log:
@@ -80,7 +80,7 @@ class Service:
             raise ServiceError(f"`{self._command_line}` did not start; the end of {self.log}:\n{self.tail()}")
 
     def stop(self, timeout_s: float = 90.0) -> int:
-        """SIGTERM, then wait; the exit status."""
+        """Send SIGTERM, wait, and return the exit status."""
         process = self._alive()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -94,7 +94,7 @@ class Service:
         return status
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would end it."""
+        """Send SIGKILL, as a power cut would end it."""
         process = self._alive()
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -102,7 +102,7 @@ class Service:
         self._listener.join(5.0)
 
     def tail(self) -> str:
-        """The last lines that it logged since it was started."""
+        """Return the last lines of its log since its start."""
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 

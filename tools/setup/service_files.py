@@ -69,12 +69,11 @@ def default_config(places: Places) -> str:
 
 def default_rules() -> str:
     example = Path("routing_rules/examples/minimal.yaml")
-    text = (Path(__file__).parents[2] / example).read_text(encoding="utf-8")
-    return text.replace(str(example), "rules.yaml")
+    return (Path(__file__).parents[2] / example).read_text(encoding="utf-8").replace(str(example), "rules.yaml")
 
 
 def unit(config: Config, path: Path, places: Places) -> str:
-    """`coserve.service` for the line of `config`, which is read from `path`."""
+    """Return `coserve.service` for the line of `config`, which is read from `path`."""
     writable = written_folders(config)
     weights = dict.fromkeys([config.catalog.parent, *(model.checkpoint for model in config.models.values())])
     outside = [folder for folder in writable if not any(folder.is_relative_to(place) for place in _GRANTED)]
@@ -116,7 +115,7 @@ def secrets(config: Config) -> dict[str, Path]:
 
 
 def _key_files(config: Config, *, only_secrets: bool = False) -> dict[str, Path]:
-    """Return the files of keys, tokens and certificates by configuration key, systemd's own credentials among them."""
+    """Return the files of keys, tokens and certificates by configuration key, systemd's own credentials included."""
     own = {"security.server_key": config.security.server_key, "security.http_token": config.security.http_token}
     return {key: file for key, file in own.items() if file is not None} | {
         f"consumers.{name}.{'.'.join(key)}": file
@@ -132,7 +131,7 @@ def credentials(config: Config) -> list[str]:
 
 
 def unreadable_secrets(config: Config, uid: int) -> list[Path]:
-    """Return secrets that lie in files of another user than `uid`, which the daemon could not read."""
+    """Return secrets in files of another user than `uid`, which the daemon could not read."""
     return [path for path in secrets(config).values() if path.is_file() and path.stat().st_uid != uid]
 
 
@@ -251,10 +250,10 @@ def _write_files(work: "_Installation", config: Config, path: Path, places: Plac
 
 class _Installation:
     def say(self, did: str, path: Path) -> None:
-        console.print(f"{did:<10} {path}", markup=False)
+        console.print(f"{did:<10} {path}")
 
     def leave_to_person(self, command: str) -> None:
-        console.print(f"to do      {command}", markup=False, style="yellow")
+        console.print(f"to do      {command}", style="yellow")
 
     def write(self, path: Path, text: str, *, keep: bool = False) -> None:
         """Write `text` whole or not at all; with `keep`, leave an existing file as it is."""
@@ -301,18 +300,17 @@ class _Installation:
 
 
 def _call(*words: str) -> None:
-    """Run one of systemd's own tools; its output is shown."""
     tool = shutil.which(words[0])
     if tool is None:
         raise CommandError(f"there is no {words[0]} here, although systemd runs: is it in PATH?", status=2)
     done = subprocess.run([tool, *words[1:]], check=False)  # noqa: S603 - fixed words
     if done.returncode:
         raise CommandError(f"{' '.join(words)} ended with status {done.returncode}", status=2)
-    console.print(f"ran        {' '.join(words)}", markup=False)
+    console.print(f"ran        {' '.join(words)}")
 
 
 def _left_behind(line: Path | None) -> list[Path]:
-    """Return the line's files and folders that stay: its configuration alone if that cannot be read."""
+    """Return the line's files and folders that stay; its configuration alone if that cannot be read."""
     if line is None or not line.is_file():
         return []
     try:
@@ -323,10 +321,10 @@ def _left_behind(line: Path | None) -> list[Path]:
 
 
 def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> None:
-    console.print("\nNext:", markup=False)
+    console.print("\nNext:")
     if not has_experts:
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
-    console.print(f"  coserve check {path}", markup=False)
+    console.print(f"  coserve check {path}")
     if is_trial:
         console.print("  this was a trial under a prefix: systemd was not called")
     elif runs:

@@ -20,7 +20,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The seconds below which no policy can finish a task, by what takes them."""
+    """The seconds below which no policy can finish a task, by cause."""
 
     compute_s: float
     load_s: float
@@ -41,7 +41,7 @@ class Bound:
 
 
 def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
-    """Return the bound of a task on a machine whose memory is full when the first image comes."""
+    """The machine's memory is full when the first image comes."""
     counts = Counter(expert for image in task.images for expert in image.chain)
     used = [facts for facts in task.experts if facts.expert in counts]
     uses = [Use(facts.architecture, facts.weights_bytes, counts[facts.expert]) for facts in used]
@@ -82,8 +82,9 @@ def bound_of(
     bytes_per_s: float,
     arrivals_s: float = 0.0,
 ) -> Bound:
-    """Return the bound: every expert's images in the fewest batches, on all devices without a pause; and the distinct
-    bytes that are used, less all memory, over the disk's bandwidth. `together`: batches that run at once, by device.
+    """Return the bound of every expert's images in the fewest batches, on all devices without a pause, and of the disk.
+
+    The disk must read the distinct bytes used, less all memory. `together`: batches that run at once, by device.
     """
     moved_bytes = max(0, sum(use.weights_bytes for use in uses) - memory_bytes)
     return Bound(_compute_s(uses, rows, together), moved_bytes / bytes_per_s, arrivals_s)
@@ -95,12 +96,12 @@ def _compute_s(
     together: Mapping[str, float],
     image_s: Mapping[str, float] | None = None,
 ) -> float:
-    """The least time in which the devices compute everything: a linear programme.
+    """Return the least time in which the devices compute everything: a linear programme.
 
     Variables: of each kind of expert (by architecture and images; equal ones share a best solution) the images and the
-    batches on each device, and the time T. Minimise T so that all images are computed, no batch is larger than
-    allowed, an expert has at least the batches that its images fill, and no device works longer than T; nor does the
-    network, which has `image_s` for each image that a device of it computes.
+    batches on each device, and the time T. Minimise T so that all images are computed, no batch is larger than allowed,
+    an expert has at least the batches that its images fill, and no device works longer than T; nor does the network,
+    which has `image_s` for each image that a device of it computes.
     """
     from scipy.optimize import linprog
     from scipy.sparse import block_array, csr_array, diags_array, eye_array

@@ -33,7 +33,7 @@ _ANSWER = Answer(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something on the timeline: a load on a channel or a batch on an executor, seconds."""
+    """A load on a channel or a batch on an executor, for the timeline; seconds."""
 
     lane: str
     kind: str
@@ -70,7 +70,7 @@ class StuckError(RuntimeError):
 
 
 class _TaskChains(Chains):
-    """Each image goes through the chain that its task names: what a network would say of it is not known."""
+    """Each image follows the chain that its task names, as there is no network to answer."""
 
     def __init__(self, images: tuple[Image, ...], clock: SimulatedClock, course: TaskOutcome) -> None:
         super().__init__(lambda _version: None, clock.now, clock.now)
@@ -130,7 +130,7 @@ class _TaskChains(Chains):
 
 
 class _LocalDisk:
-    """The experts that the disk of another PC keeps; the least recently loaded is deleted first."""
+    """The experts that another PC's disk keeps; the least recently loaded is deleted first."""
 
     def __init__(self, most_bytes: int | None) -> None:
         self._most_bytes = most_bytes
@@ -225,7 +225,9 @@ class Simulation:
             due: list[Accepted] = []
             places = self._backlog - len(self._chains)
             while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
-                due.append(_accepted(*arrivals.popleft(), clock.now()))
+                number, _ = arrivals.popleft()
+                key = JournalKey(0, number, 0)
+                due.append(Accepted(number, "task", str(number), "", "", clock.now(), None, "", key, Pixels()))
             if due:
                 self._drive.accept(due)
             # Most steps of a network leave nothing to decide. Without one, published figures need a turn at each step.
@@ -276,7 +278,7 @@ class Simulation:
             self.outcome.spans.append(Span(channel, load.cause, load.expert, 0, begun_s, self._clock.now()))
 
     def _route(self, order: LoadOrder) -> Route:
-        """Return the channels that a load passes, one after the other; none of them for a fill that is over."""
+        """Return the channels that a load passes, in order; none for a fill that is over."""
         load, device, host = order.load, self._facts[order.load.pool].device, self._facts[order.load.pool].host
         was_there = (
             not host or load.source is not None or self._disks[host].loads(load.expert, order.spec.weights_bytes)
@@ -315,12 +317,11 @@ class Simulation:
 def simulate(
     machine: SimulatedMachine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
 ) -> TaskOutcome:
-    """Play `task` under `policy`. Raises StuckError."""
+    """Raises StuckError."""
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
 
 
 def _spec_of(facts: ExpertFacts) -> ExpertSpec:
-    """Return an expert without weights, for the drive's catalog."""
     return ExpertSpec(
         expert=facts.expert,
         architecture=facts.architecture,
@@ -334,7 +335,3 @@ def _spec_of(facts: ExpertFacts) -> ExpertSpec:
         layout=LayoutId(facts.architecture),
         weights_bytes=facts.weights_bytes,
     )
-
-
-def _accepted(number: int, _image: Image, now: float) -> Accepted:
-    return Accepted(number, "task", str(number), "", "", now, None, "", JournalKey(0, number, 0), Pixels())

@@ -82,7 +82,7 @@ class NetworkSection(_Part):
 
 
 class OtherHostSection(_Part):
-    """Another PC; it is like the line's in everything that it leaves out."""
+    """Another PC; what it leaves out is as in the line's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -146,7 +146,7 @@ def read_device(path: Path) -> DeviceFile:
 
 
 def read_task(path: Path) -> TaskFile:
-    """A task, its requests in the order of arrival. Raises FileError."""
+    """Return a task, its requests in the order of arrival. Raises FileError."""
     task = _read(path, TaskFile)
     names = {expert.id for expert in task.experts}
     if len(names) != len(task.experts):

@@ -11,10 +11,7 @@ PLATEAU = 0.03
 
 @dataclass(frozen=True, slots=True)
 class LatencyLine:
-    """A batch of n images takes `k_s` · n + `b_s` seconds (CoServe §4.2).
-
-    `residual` is the largest relative error of that line over the measured batches.
-    """
+    """A batch of n takes `k_s` · n + `b_s` seconds (CoServe §4.2); `residual` is the largest relative error."""
 
     k_s: float
     b_s: float
@@ -25,10 +22,10 @@ class LatencyLine:
 
 
 def fit_line(batches: Iterable[tuple[int, float]], known: tuple[float, float] = (1.0, 0.0)) -> LatencyLine:
-    """Least squares over (images, seconds); neither constant is below 0, for no batch takes less than nothing.
+    """Fit (images, seconds) by least squares; neither constant is below 0, for no batch takes less than nothing.
 
     Batches are weighted by 1 / seconds, so that the line is as right for one image as for many. Batches of one size
-    only do not tell K from B: then the proportion of the `known` K and B is kept.
+    only cannot tell K from B: then the proportion of the `known` K and B is kept.
     """
     sizes, seconds = np.array(list(batches), dtype=np.float64).reshape(-1, 2).T
     if not sizes.size:
@@ -56,5 +53,5 @@ def largest_useful_batch(line: LatencyLine, largest_measured: int) -> int:
 
 
 def _alone(column: np.ndarray) -> float:
-    """The least squares of one constant for a right side of ones."""
+    """Return the least squares of one constant for a right side of ones."""
     return float(column.sum() / (column**2).sum())

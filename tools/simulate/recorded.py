@@ -1,4 +1,4 @@
-"""A recorded live run as a machine and a task: its arrivals and chains, and the costs that it measured itself."""
+"""A recorded live run as a machine and a task: its arrivals and chains, and its measured costs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Recorded:
         return self.answered / self.makespan_s
 
     def machine(self, policy: str) -> SimulatedMachine:
-        """The recorded machine as `policy` divides it, with the measured costs."""
+        """Return the recorded machine as `policy` divides it, with the measured costs."""
         pools, executors = _whole_devices(self._makeup, self._matrix)
         new_pools, new_executors = partition(pools, executors, preset(policy))
         devices = {facts.device for facts in pools if facts.pool != RAM}
@@ -71,7 +71,7 @@ class Recorded:
 
 
 class _Reading:
-    """The images and costs of a run, put together from its calls in their order."""
+    """The images and costs of a run, put together from its calls in order."""
 
     def __init__(self, makeup: Makeup) -> None:
         self._matrix = makeup.matrix
@@ -152,8 +152,7 @@ class _Reading:
             self.prefilled = self.first_s is None
         if load.expert in self._architectures:
             times = self._reads if load.source is None else self._copies
-            key = (self._device_of[load.pool], self._architectures[load.expert])
-            times.setdefault(key, []).append(load_s)
+            times.setdefault((self._device_of[load.pool], self._architectures[load.expert]), []).append(load_s)
 
     def measured_rows(self) -> Iterator[Performance]:
         rows = Matrix(self._matrix)
@@ -196,7 +195,7 @@ def read_recorded(path: Path) -> Recorded:
 def _whole_devices(
     makeup: Makeup, matrix: Iterable[Performance]
 ) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """Devices as they were before the recorded policy divided them."""
+    """Return the devices as they were before the recorded policy divided them."""
     profiled = max((row.max_batch for row in matrix), default=1)
     pools: dict[str, PoolFacts] = {}
     for facts in makeup.pools:

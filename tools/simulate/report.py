@@ -1,4 +1,4 @@
-"""A simulated run as the row that people and programs read (docs/simulating.md), and as a picture over time."""
+"""A simulated run as a row for people and programs (docs/simulating.md), and as a picture over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from tools.simulate.engine import TaskOutcome
 class Row:
     """`wait`: from arrival to the start of the first expert's batch. `loads`: into pools that compute, after the fill.
 
-    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because
-    their deadline could not be met; `late`: answered after it.
+    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because their
+    deadline could not be met; `late`: answered after it.
     """
 
     policy: str
@@ -92,16 +92,13 @@ def cells(row: Row, names: Sequence[str] = COLUMNS) -> tuple[str, ...]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed; 0 where there is none."""
+    """Return the value that `share` of the values do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
-    """Draw loads and batches, a lane for each channel and executor, in the format of the suffix, such as PNG.
-
-    An expert has the same colour in every lane. Raises ValueError if nothing was recorded.
-    """
+    """Draw a lane per channel and executor, one colour per expert, by suffix (PNG). ValueError without spans."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -37,8 +37,8 @@ class TransferChannel:
 class SimulatedMachine:
     """Everything a simulated run needs to know of a line's PCs under one policy.
 
-    `concurrency` is by device: m batches at once each run at min(1, concurrency / m). `from_disk` and
-    `from_ram` list the channels that a load into a device's pools passes.
+    `concurrency` is by device: m batches at once each run at min(1, concurrency / m). `from_disk` and `from_ram` list
+    the channels that a load into a device's pools passes.
     """
 
     pools: tuple[PoolFacts, ...]
@@ -71,7 +71,7 @@ class Task:
 
 
 def task_of(file: TaskFile) -> Task:
-    """A task file as values. A chain's pass rate follows from the usages: of a detector and of those before it."""
+    """Return a task file as values. Pass rates follow from the usages of a detector and of those before it."""
     usage = {expert.id: expert.usage for expert in file.experts}
     before: dict[str, float] = {}
     for expert in file.experts:
@@ -95,7 +95,7 @@ def task_of(file: TaskFile) -> Task:
 
 
 def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading = "slots") -> SimulatedMachine:
-    """A device file as it is set up for `policy` (docs/simulating.md).
+    """Return a device file as it is set up for `policy` (docs/simulating.md).
 
     Policies are compared with one `loading`. Raises FileError if the device says nothing of an architecture that the
     task uses.
@@ -136,7 +136,6 @@ def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading = "sl
 
 
 def _pools(host: str, pc: HostSection, rules: Preset) -> tuple[list[PoolFacts], list[ExecutorFacts]]:
-    """Return the pools of one PC, not divided yet, and their executors."""
     gpu, cpu = pc.processors.get("gpu"), pc.processors.get("cpu")
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
@@ -242,7 +241,7 @@ def _rows(
 
 
 def _device(host: str, name: str) -> str:
-    """Return the name of a device of the line's PC as a line has it, or of another host: `pc2-gpu`."""
+    """Return a device's name: as a line has it, or of another host `pc2-gpu`."""
     return f"{host}-{name}" if host else "cuda:0" if name == "gpu" else name
 
 

@@ -1,4 +1,1 @@
-"""Shared parts of all commands: printing, progress, values of options, and opening a line's files.
-
-Rooms of tools print through here; nothing here knows a command.
-"""
+"""Shared parts of all commands: printing, progress, values of options, and opening a line's files."""

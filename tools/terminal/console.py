@@ -21,10 +21,10 @@ from daemon.units import printable
 
 
 class _Printer(Console):
-    """A console of which text from outside is no markup, and on which it does not steer the terminal."""
+    """A console on which text from outside is no markup and does not steer the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Render as rich does; its own control codes alone reach the terminal."""
+        """Render as rich does; only its own control codes reach the terminal."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else "\n".join(map(printable, segment.text.split("\n")))
             yield segment._replace(text=text)
@@ -47,7 +47,7 @@ ConfigOption = Annotated[
 
 
 def default_config(local: Path, service: Path) -> Path:
-    """Return the default configuration: `local` if it is there or `service` is not, else `service`."""
+    """Return `local` if it is there or `service` is not, else `service`."""
     return service if service.is_file() and not local.is_file() else local
 
 
@@ -57,12 +57,12 @@ DEFAULT_CONFIG = default_config(Path("coserve.yaml"), Path("/etc/coserve/coserve
 def fail(message: str, status: int) -> NoReturn:
     """Print the error on stderr and exit with `status` (1: the answer is no, 2: wrong use)."""
     sys.stdout.flush()
-    errors.print(f"coserve: {message}", markup=False, style="red" if errors.is_terminal else None)
+    errors.print(f"coserve: {message}", style="red" if errors.is_terminal else None)
     raise SystemExit(status)
 
 
 class CommandError(Exception):
-    """An error that ends a command with one sentence and an exit status, as `fail` does."""
+    """Ends a command with one sentence and an exit status, as `fail` does."""
 
     status = 1
 
@@ -81,7 +81,7 @@ def exit_on(*errors: type[Exception], status: int = 1) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout, non-ASCII as it is if it is printable."""
+    """Print one JSON document on stdout, non-ASCII as it is if printable."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
 
@@ -96,25 +96,23 @@ def print_table(
 ) -> None:
     """Print a table for a person: None is a dash, long cells continue below, no text from outside steers the terminal.
 
-    Columns in `unbroken` stay on one line, so that they can be copied; in others words stay whole where they fit. With
-    `more`, the last columns are left out where the terminal is too narrow, and named together with `more`, the way to
-    see them.
+    Columns in `unbroken` stay on one line, so that they can be copied; in others words stay whole if they fit. With
+    `more`, the last columns are left out if the terminal is too narrow, and named together with `more`, the way to see
+    them.
     """
     cells = [["–" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     width = len(columns) if more is None else _columns_that_fit(columns, cells)
     table = Table(title=Text(title, style="table.title"), title_justify="left")
-    widths = _widths(columns[:width], cells, unbroken)
-    for name, column_width in zip(columns, widths, strict=False):
+    for name, column_width in zip(columns, _widths(columns[:width], cells, unbroken), strict=False):
         table.add_column(name, overflow="fold", no_wrap=name in unbroken, width=column_width)
     for row in cells:
         table.add_row(*map(Text, row[:width]))  # brackets in it are text, not markup
     console.print(table)
     if width < len(columns):
-        console.print(f"Not shown: {', '.join(columns[width:])} ({more})", markup=False)
+        console.print(f"Not shown: {', '.join(columns[width:])} ({more})")
 
 
 def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """Return how many columns fit the terminal, of which the widest are folded first."""
     width = 1
     for at, name in enumerate(columns):
         longest = max((cell_len(row[at]) for row in cells), default=0)
@@ -125,7 +123,7 @@ def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) ->
 
 
 def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], unbroken: Sequence[str]) -> list[int]:
-    """Return each column's width: at least its longest word where all of these fit; else the widest gives way."""
+    """Return each column's width: its longest word if all of these fit; else the widest gives way."""
     texts = [[name, *(row[at] for row in cells)] for at, name in enumerate(columns)]
     longest = [max(map(cell_len, column)) for column in texts]
     widths = [
@@ -147,7 +145,7 @@ def as_typed(words: str) -> str:
 
 
 def _program() -> str:
-    """Return `coserve` if the PATH leads to it; else the file that was started, or the one beside its Python."""
+    """Return `coserve` if the PATH leads to it; else the started file, or the one beside its Python."""
     started = Path(sys.argv[0])
     if started.name != PROGRAM:
         started = Path(sys.executable).with_name(PROGRAM)

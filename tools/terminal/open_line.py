@@ -20,7 +20,7 @@ _STORED_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
 def settings_of(config: Path) -> Config:
-    """Return the line's configuration; exit with status 2 if there is no such file, or if it has mistakes."""
+    """Exit with status 2 if there is no such file, or if it has mistakes."""
     if not config.is_file():
         fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
     with exit_on(ConfigError, status=2):
@@ -28,7 +28,7 @@ def settings_of(config: Path) -> Config:
 
 
 def must_be_its_configuration(config: Path) -> None:
-    """Exit with status 1 if the daemon that answers at the control socket was started with another file."""
+    """Exit with status 1 if the daemon that answers was started with another file."""
     from daemon.host.folders import FOLDER_LOCK, owner
 
     socket = Path(settings_of(config).endpoints.control.removeprefix("ipc://"))
@@ -73,7 +73,6 @@ def reading(settings: "Config | HubSettings") -> "Iterator[Engine]":
 
 @contextmanager
 def opened(config: Path) -> "Iterator[tuple[Config, Engine]]":
-    """Yield the configuration and an engine that cannot write."""
     settings = settings_of(config)
     with reading(settings) as engine:
         yield settings, engine
@@ -97,7 +96,7 @@ def plant_settings_of(plant: Path) -> "HubSettings":
 
 
 def plant_time(plant: PlantTime, at: str | None, style: str = "full") -> str | None:
-    """Return a stored time as the plant's clock shows it: `2026-11-25 10:44:51 CET`, `11-25 10:44:51` if `short`."""
+    """Return a stored time by the plant's clock: `2026-11-25 10:44:51 CET`, `11-25 10:44:51` if `short`."""
     return _STORED_TIME.sub(lambda match: plant.text(match[0], style), at) if at is not None else None
 
 
@@ -110,5 +109,5 @@ def with_plant_times(plant: PlantTime, row: Mapping[str, Any], style: str = "ful
 
 
 def times_note(plant: PlantTime) -> str:
-    """Return words for a table's title that name the zone of its short times."""
+    """Return the words in a table's title that name the zone of its short times."""
     return f"times of {plant.timezone}"

@@ -43,7 +43,7 @@ Note = Annotated[
 
 
 class Commands(TyperGroup):
-    """All commands and groups of commands. Errors of a command, wrong values and Ctrl-C end it with one sentence.
+    """All commands and groups of commands. A command's errors, wrong values and Ctrl-C end it with one sentence.
 
     Every command takes the line's coserve.yaml as an argument as well as by `--config`.
     """
@@ -95,7 +95,7 @@ def _with_config(command: Any, args: list[str]) -> list[str]:
 
 
 def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
-    """Exit with status 2 if `value` is not one of `choices`, for choices that are known only when the command runs."""
+    """Exit with status 2 if `value` is not among `choices`, which are known only when the command runs."""
     choices = tuple(choices)
     if value not in choices:
         fail(f"{option}: expected one of {', '.join(choices)}, not {value!r}", status=2)
@@ -107,7 +107,6 @@ def must_be_architecture(option: str, value: str, *tasks: str) -> None:
 
 
 def must_be_policies(names: Iterable[str]) -> None:
-    """Exit with status 2 if a name is not a policy."""
     for name in names:
         try:
             preset(name)

@@ -51,7 +51,6 @@ class Bars(Progress):
         self._print_line()
 
     def _print_line(self) -> None:
-        """Print a line about unfinished tasks, at most once a minute."""
         with self._lock:
             now_s = self.get_time()
             if not self._prints_lines or now_s - self._last_line_s < _LINE_EVERY_S:

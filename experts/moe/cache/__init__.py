@@ -1,4 +1,1 @@
-"""The slot cache of a language model: slots within a byte budget, their ledger, the transfer of weights into a slot.
-
-Import `slots.SlotCache`. Eviction is a pure policy's decision (experts/moe/policy).
-"""
+"""The slot cache of a language model: slots within a byte budget, their ledger, the transfer of weights into a slot."""

@@ -1,7 +1,7 @@
 """Counts of what a cache of experts did.
 
-A fetch is *blocking* if computing had to wait for it at its first use, even for an instant, and *overlapped* if it was
-finished in time. A prefetch that is waited for at once is therefore blocking.
+A fetch is *blocking* if computing had to wait for it at its first use, even for an instant, else *overlapped*. A
+prefetch that is waited for at once is therefore blocking.
 """
 
 from dataclasses import dataclass, fields
@@ -47,7 +47,7 @@ class FetchCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the experts that ran which were ready when the gate had spoken; 0 if none ran."""
+        """Share of the experts that ran which were ready when the gate had chosen; 0 if none ran."""
         return self.hits / self.served if self.served else 0.0
 
     def copy(self) -> "FetchCounts":
@@ -64,10 +64,7 @@ _values = attrgetter(*(field.name for field in fields(FetchCounts)))
 
 
 class CacheMetrics:
-    """The counts of one cache: in total, by phase, and by request.
-
-    A step's counts belong to each of its requests in full: a batch's experts are fetched once for all of it.
-    """
+    """Counts of one cache: in total, by phase, by request. A step's counts belong to each of its requests in full."""
 
     def __init__(self) -> None:
         self.counts = FetchCounts()

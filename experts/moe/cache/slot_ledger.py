@@ -1,7 +1,4 @@
-"""The ledger of a slot cache: which expert is in which slot, in bytes that never exceed the budget.
-
-No threads and no loading; the cache calls every method with its lock held.
-"""
+"""The ledger of a slot cache: which expert is in which slot, within the budget. The cache calls it under its lock."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from experts.transfer import SlotMemory
 
 @dataclass(eq=False, slots=True)
 class ExpertSlot:
-    """Memory of one expert, and its views as weights, which are made once."""
+    """Memory of one expert, and its views as weights, made once."""
 
     place: SlotMemory
     weights: ExpertWeights
@@ -27,7 +24,7 @@ class ExpertSlot:
 
 @dataclass(eq=False, slots=True)
 class CachedExpert:
-    """An expert that owns a slot. `used` is false until it has run for the first time."""
+    """An expert that owns a slot. `used` is false until it first runs."""
 
     key: ExpertKey
     name: ExpertId
@@ -41,8 +38,8 @@ class CachedExpert:
 class SlotLedger:
     """Slots, including empty ones and those being filled, and the experts in them.
 
-    The `policy` chooses victims. Never evicted are experts in use, experts that are `awaited` (except when a layer has
-    more experts than there are slots), and experts of a layer that is `guarded`.
+    The `policy` chooses victims. Never evicted are experts in use, `awaited` ones (unless a layer has more experts than
+    there are slots), and those of a `guarded` layer.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class SlotLedger:
         return self.ready[key.layer].get(key.expert)
 
     def note_predicted(self, key: ExpertKey) -> None:
-        """Tell the policy that a resident expert will soon be needed."""
         self._policy.predicted(key)
 
     def begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: FetchReason) -> CachedExpert:
@@ -95,7 +91,7 @@ class SlotLedger:
         return cached
 
     def end_load(self, cached: CachedExpert) -> None:
-        """Mark the expert as ready; if its load had an error, its slot is empty again."""
+        """Mark the expert as ready, or empty its slot again if its load failed."""
         del self.loading[cached.key]
         if cached.error is None:
             self._ledger.finish_load(cached.name)
@@ -126,7 +122,6 @@ class SlotLedger:
     # Eviction
 
     def take_empty(self) -> ExpertSlot | None:
-        """Take an empty slot; evicts nothing."""
         return self._free.pop() if self._free else None
 
     def take_slot(self, key: ExpertKey, *, urgent: bool) -> ExpertSlot | None:
@@ -143,7 +138,7 @@ class SlotLedger:
         return None
 
     def take_slot_of(self, victim: ExpertKey | None, key: ExpertKey) -> ExpertSlot | None:
-        """Take the slot of the expert that a prefetch replaces; any slot if that expert is not resident any more."""
+        """Take the slot of the expert that a prefetch replaces, or any slot if it is not resident any more."""
         if victim is not None and self.get(victim) is not None:
             return self._evict(victim) if self._may_evict(victim) else None
         return self.take_slot(key, urgent=False)
@@ -154,7 +149,7 @@ class SlotLedger:
         return bool(self.in_use or self.awaited or self.guarded or self.loading)
 
     def _last_resort(self, key: ExpertKey) -> Iterator[Key]:
-        """If a layer needs more experts than there are slots, the one that runs last goes first, and comes again."""
+        """If a layer needs more experts than there are slots, evict the one that runs last; it comes again."""
         yield from (awaited for awaited in sorted(self.awaited, reverse=True) if awaited > key)
         yield from self._policy.victims(key, 0, urgent=True)
 
@@ -180,7 +175,7 @@ class SlotLedger:
         return self.count * self._bytes
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Set another budget; `remove_slot` and `add_slot` then change the slots. Raises ModelError."""
+        """Set the budget; `remove_slot` and `add_slot` then change the slots. Raises ModelError."""
         self.limit = self._slots_in(budget_bytes)
         self.budget_bytes = budget_bytes
         self._policy.resize(self.limit)
@@ -188,18 +183,17 @@ class SlotLedger:
 
     def close(self) -> None:
         """Give all memory back. No expert may be in use."""
-        _require(not self.in_use, "experts are in use")
+        assert not self.in_use, "experts are in use"
         self.guarded.clear()
         self.limit = self.budget_bytes = 0
         self.shrink()
 
     def shrink(self) -> None:
-        """Remove every slot above the limit that can be removed now."""
         while self.remove_slot():
             pass
 
     def remove_slot(self) -> bool:
-        """Give the memory of one slot back if there are too many and one can be emptied; False otherwise."""
+        """Give back the memory of one slot if there are too many and one can be emptied; else return False."""
         if self.count <= self.limit:
             return False
         slot = self.take_empty()
@@ -215,7 +209,7 @@ class SlotLedger:
         return True
 
     def add_slot(self) -> bool:
-        """Add one empty slot if there are too few. Raises ModelError; the limit is then the number of slots."""
+        """Add an empty slot if there are too few. Raises ModelError; then the limit is the number of slots."""
         if self.count >= self.limit:
             return False
         try:
@@ -239,28 +233,22 @@ class SlotLedger:
         self._ledger.set_budget(max(self.budget_bytes, self.allocated_bytes))
 
     def _slots_in(self, budget_bytes: int) -> int:
-        """Return the slots in a budget, at most one for each expert. Raises ModelError if there is not even one."""
+        """Return the slots in a budget, at most one per expert. Raises ModelError for none."""
         if budget_bytes < self._bytes:
             message = f"a budget of {budget_bytes} bytes holds no expert of {self._bytes}; give the model more memory"
             raise ModelError(self._store.folder, message)
         return min(budget_bytes // self._bytes, len(self._store.arch.expert_keys))
 
     def check(self) -> None:
-        """Raise AssertionError or LedgerError if the ledger is not consistent."""
         self._ledger.check()
         ready = [cached for experts in self.ready for cached in experts.values()]
         owners = [*ready, *self.loading.values()]
-        _require(len(self._free) + len(owners) == self.count, "a slot is lost, or two experts share one")
-        _require(len({id(cached.slot) for cached in owners}) == len(owners), "two experts share a slot")
-        _require(all(cached.in_use == (cached in self.in_use) for cached in owners), "the experts in use are wrong")
-        _require({cached.name for cached in ready} == set(self._ledger.resident), "slots and ledger disagree")
+        assert len(self._free) + len(owners) == self.count, "a slot is lost, or two experts share one"
+        assert len({id(cached.slot) for cached in owners}) == len(owners), "two experts share a slot"
+        assert all(cached.in_use == (cached in self.in_use) for cached in owners), "the experts in use are wrong"
+        assert {cached.name for cached in ready} == set(self._ledger.resident), "slots and ledger disagree"
         self._require_budget()
 
     def _require_budget(self) -> None:
         allowed = self._ledger.budget_bytes
-        _require(self.allocated_bytes <= allowed, f"{self.count} slots of {self._bytes} bytes, {allowed} allowed")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
+        assert self.allocated_bytes <= allowed, f"{self.count} slots of {self._bytes} bytes, {allowed} allowed"

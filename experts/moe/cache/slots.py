@@ -1,8 +1,8 @@
 """The slot cache: experts of a model pass through a fixed number of slots in memory, and run there.
 
-One thread computes and calls `serve`. It loads the experts that it needs now itself, unless they are being loaded
-already; a loader thread loads the ones needed soon. All loads share one channel, one after the other, and a load that
-computing waits for goes before every other one that has not begun.
+One thread computes and calls `serve`, which loads missing experts itself unless they are being loaded already; a loader
+thread loads those needed soon. Loads share one channel, one after the other; a load that computing waits for goes
+before all that have not begun.
 """
 
 import threading
@@ -20,8 +20,8 @@ from experts.moe.weights.expert_store import ExpertStore
 class SlotCache:
     """Experts of one model in memory, never above `budget_bytes`, empty slots and those being filled included.
 
-    `prefetch`, `cancel` and `resize` may be called by any thread, `serve` by the one that computes. Raises ModelError
-    if the budget holds no expert, or its memory cannot be allocated.
+    Any thread may call `prefetch`, `cancel` and `resize`; the computing one calls `serve`. Raises ModelError if the
+    budget holds no expert, or its memory cannot be allocated.
     """
 
     def __init__(self, store: ExpertStore, budget_bytes: int, policy: EvictionPolicy, transfer: WeightTransfer) -> None:
@@ -61,7 +61,7 @@ class SlotCache:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all slots; above the budget only while a smaller budget waits for experts that run."""
+        """Bytes of all slots; above the budget only while a reduction waits for running experts."""
         return self._ledger.allocated_bytes
 
     def resident(self, layer: int, *, guard: bool = False) -> tuple[int, ...]:
@@ -72,13 +72,12 @@ class SlotCache:
             return tuple(sorted(self._ledger.ready[layer]))
 
     def begin_step(self) -> None:
-        """Begin a step, and discard what a failed one has left."""
+        """Begin a step, and discard what a failed one left."""
         with self._changed:
             self._reset_step()
         self.metrics.begin_step()
 
     def end_step(self, step: ForwardStep) -> None:
-        """End a step, whether it succeeded or not."""
         with self._changed:
             self._reset_step()
         for wait_s, late in self._transfer.device_waits():
@@ -88,8 +87,8 @@ class SlotCache:
     def serve(self, layer: int, experts: Sequence[int], *, ahead: bool) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the experts in ascending order, each when it is ready and valid until the next one is requested.
 
-        More experts than slots come in waves. `ahead`: the following ones are loaded while one is computed.
-        Raises ModelError if one cannot be loaded; experts loaded before stay usable.
+        More experts than slots come in waves. `ahead`: load the following ones while one is computed. Raises ModelError
+        if one cannot be loaded; those loaded before stay usable.
         """
         names = self._keys[layer]
         keys = [names[expert] for expert in sorted(experts)]
@@ -114,9 +113,9 @@ class SlotCache:
     ) -> None:
         """Queue experts to be loaded when nothing more urgent is to do. `replace[i]` makes room for `keys[i]`.
 
-        `after`: not before the layer of this number, which is about to be served, has all that it waits for. An expert
-        that runs, or is about to, is never evicted: the prefetch waits until it is idle. A prefetch for which no expert
-        can be evicted is dropped; a demand for the same expert replaces it.
+        `after`: not before this layer, about to be served, has all that it waits for. An expert that runs, or is about
+        to, is never evicted: the prefetch waits until it is idle. A prefetch is dropped if no expert can be evicted for
+        it, and replaced by a demand for the same expert.
         """
         with self._changed:
             queue = self._prefetches if after is None else self._deferred.setdefault(after, {})
@@ -164,8 +163,8 @@ class SlotCache:
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, also while serving: more slots at once, fewer as soon as their experts can be evicted.
 
-        Returns when the budget holds. A call by the thread that has experts in use returns at once, and holds when they
-        are released. Raises ModelError as the constructor; slots that could be allocated stay.
+        Returns when the budget holds, or at once in the thread that has experts in use; it then holds when they are
+        released. Raises ModelError as the constructor; slots that could be allocated stay.
         """
         with self._changed:
             self._ledger.set_budget(budget_bytes)
@@ -181,7 +180,7 @@ class SlotCache:
                 self._on_release()
 
     def _resize_by_one(self, limit: int) -> bool:
-        """Remove or add one slot, or wait for one that is in use; False if there is nothing left to do."""
+        """Remove or add one slot, or wait for one in use; False if nothing is left to do."""
         ledger = self._ledger
         with self._changed:
             if ledger.limit != limit:
@@ -196,7 +195,6 @@ class SlotCache:
             return changed
 
     def check(self) -> None:
-        """Raise AssertionError or LedgerError if the ledger is not consistent."""
         with self._changed:
             self._ledger.check()
             if self._channel_busy != bool(self._ledger.loading):
@@ -217,7 +215,7 @@ class SlotCache:
     # Computing. The methods below are called with the lock held, unless they say otherwise.
 
     def _use_all(self, layer: int, keys: list[ExpertKey], serving: object) -> list[CachedExpert] | None:
-        """Use all experts at once if all are ready, else return None; count hits and misses. Takes the lock."""
+        """Use all experts if all are ready, else return None; count hits and misses. Takes the lock."""
         ledger, counts = self._ledger, self.metrics.counts
         with self._changed:
             if self._serving is not None:
@@ -242,7 +240,6 @@ class SlotCache:
     def _serve_one_by_one(
         self, keys: list[ExpertKey], ahead: bool, serving: object
     ) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield experts of which some are missing; takes the lock."""
         for key in keys:
             cached, late = self._obtain(key)
             with self._changed:
@@ -288,10 +285,7 @@ class SlotCache:
             return cached, began_s is not None
 
     def _join_or_begin(self, key: ExpertKey) -> CachedExpert | None:
-        """Wait for a load in flight and return None, or return a load for the caller to carry out.
-
-        Raises ModelError.
-        """
+        """Wait for a load in flight and return None, or begin one for the caller to carry out. Raises ModelError."""
         self._ahead.pop(key, None)
         self._urgent_threads += 1
         try:
@@ -326,7 +320,7 @@ class SlotCache:
     def _reset_step(self) -> None:
         """Discard what a failed step may have left: a layer half served, guards, deferred prefetches.
 
-        An error keeps the frames alive that it passed through, and with them the iterator that it broke off.
+        An error keeps the frames alive that it passed through, and with them the broken-off iterator.
         """
         self._end_serving()
         self._ledger.guarded.clear()
@@ -334,14 +328,14 @@ class SlotCache:
         self._on_release()
 
     def _start_deferred(self, layer: int) -> None:
-        """Queue the prefetches that were to follow this layer, whose experts are there now."""
+        """Queue the prefetches that wait for this layer, whose experts are there now."""
         keys = self._deferred.pop(layer, None)
         if keys:
             self._prefetches.update({key: keys[key] for key in keys if self._ledger.get(key) is None})
             self._wake()
 
     def _on_release(self) -> None:
-        """Evict or load what had to wait for experts in use. A thread in `resize` removes slots itself."""
+        """Evict or load what had to wait for experts in use. `resize` removes slots itself."""
         if self._ledger.count > self._ledger.limit:
             if not self._resizing:
                 self._ledger.shrink()
@@ -351,7 +345,7 @@ class SlotCache:
     # Loading
 
     def _wake(self) -> None:
-        """Wake the loader thread if there may be something to load; it starts with the first call."""
+        """Wake the loader thread, started by the first call, if there may be something to load."""
         if not (self._prefetches or self._ahead):
             return
         if self._loader is None and not self._closed:
@@ -371,7 +365,7 @@ class SlotCache:
             self._carry_out(load)
 
     def _next_load(self) -> CachedExpert | None:
-        """Begin the loader's next load: awaited experts first, then prefetches in their order."""
+        """Begin the loader's next load: awaited experts first, then prefetches in order."""
         if self._channel_busy or self._urgent_threads:
             return None
         if self._ahead:
@@ -403,7 +397,7 @@ class SlotCache:
         return self._ledger.begin_load(key, slot, reason)
 
     def _carry_out(self, load: CachedExpert) -> None:
-        """Fill the slot, without the lock. An error is stored in the load, whose slot is then empty again."""
+        """Fill the slot, without the lock. A failed load keeps its error; its slot is empty again."""
         began_s = time.perf_counter()
         try:
             self._transfer.fill(load.key, load.slot.place)

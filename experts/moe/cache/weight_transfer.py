@@ -2,8 +2,7 @@
 
 Calls of `fill` never overlap (the cache has one channel). In host memory they return when the last byte is there. On a
 GPU they return when the copy is queued on the communication stream: the computing stream waits for its event
-(`begin_use`), the next copy into the slot waits for the event behind the kernels that read it (`end_use`), and no
-thread waits for either.
+(`begin_use`), the next copy into the slot for the event behind the kernels that read it (`end_use`); no thread waits.
 """
 
 from collections.abc import Callable
@@ -33,14 +32,14 @@ def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None =
 
 
 class WeightTransfer:
-    """Transfer from the files into the slots of one device; here in host memory, each filled directly from the file."""
+    """Transfer from the files into the slots of one device; here host memory, filled directly."""
 
     def __init__(self, store: ExpertStore, transfer: DeviceTransfer) -> None:
         self._store = store
         self._transfer = transfer
 
     def allocate(self) -> SlotMemory:
-        """Allocate the memory of one slot. Raises MemoryError, RuntimeError or OSError if none is left."""
+        """Allocate one slot. Raises MemoryError, RuntimeError or OSError if no memory is left."""
         return self._transfer.allocate(self._store.expert_bytes)
 
     def retire(self, place: SlotMemory) -> None:
@@ -52,7 +51,7 @@ class WeightTransfer:
         self._transfer.occupy(place)
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
-        """Fill the slot. Raises ModelError; the slot is then empty."""
+        """Raises ModelError; the slot is then empty."""
         self._store.read(key, place.host.view)
 
     def begin_use(self, place: SlotMemory, *, late: bool) -> None:
@@ -62,7 +61,7 @@ class WeightTransfer:
         """Order the slot's next fill after this thread's computing so far."""
 
     def device_waits(self) -> list[tuple[float, bool]]:
-        """Return the known waits of the device since the last call: seconds and `late` of each `begin_use`."""
+        """Return the device's known waits since the last call: seconds and `late` of each `begin_use`."""
         return []
 
 
@@ -71,7 +70,7 @@ StreamEvent = Any
 
 
 class CudaCopyStreams:
-    """One communication stream of a GPU; threads compute on the stream that is current for them."""
+    """One communication stream of a GPU; threads compute on their current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -79,7 +78,7 @@ class CudaCopyStreams:
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
-        """Queue a copy that begins after the event `after`; return the event of its end."""
+        """Queue a copy behind the event `after`; return the event of its end."""
         done = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             if after is not None:
@@ -95,7 +94,7 @@ class CudaCopyStreams:
         return event
 
     def wait_event(self, event: StreamEvent, *, late: bool) -> None:
-        """Let this thread's computing stream wait for the event. The thread itself goes on."""
+        """Let this thread's computing stream, not the thread, wait for the event."""
         if event.query():
             return
         stream = torch.cuda.current_stream(self._device)
@@ -119,17 +118,12 @@ class CudaCopyStreams:
 
 @dataclass(eq=False, slots=True)
 class _Page:
-    """One expert's host memory, and the event of the last copy out of it."""
-
     place: SlotMemory
     copied: StreamEvent | None = None
 
 
 class PinnedTier:
-    """Experts in host memory between the file and a GPU; the least recently used one is replaced first.
-
-    Holds at least two: one is copied to the GPU while the next one is read.
-    """
+    """Experts in host memory, the least recently used replaced first; at least two: one is copied, the next is read."""
 
     def __init__(self, store: ExpertStore, budget_bytes: int, transfer: DeviceTransfer) -> None:
         self._store = store
@@ -139,7 +133,7 @@ class PinnedTier:
         self._spare: list[_Page] = []
 
     def page(self, key: ExpertKey, synchronise: Callable[[StreamEvent], None]) -> _Page:
-        """Return the page that holds an expert, reading the file if needed. Raises ModelError, MemoryError."""
+        """Return an expert's page, read from the file if needed. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)
         if page is None:
             page = self._empty()
@@ -168,14 +162,12 @@ class PinnedTier:
 
 @dataclass(slots=True)
 class _SlotEvents:
-    """Events of the last copy into a slot and of the last computing that read it."""
-
     copied: StreamEvent | None = None
     computed: StreamEvent | None = None
 
 
 class DeviceWeightTransfer(WeightTransfer):
-    """Slots that the host cannot write itself, filled from pinned memory on a communication stream."""
+    """Slots that the host cannot write, filled from pinned memory on a communication stream."""
 
     def __init__(
         self, store: ExpertStore, transfer: DeviceTransfer, tier: PinnedTier, streams: CudaCopyStreams

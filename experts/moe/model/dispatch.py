@@ -1,8 +1,8 @@
 """Modules that replace a layer's experts: without weights of their own, they compute with the experts a mode serves.
 
-Bit for bit what the unmodified modules compute. transformers has two orders of adding a token's experts, chosen by
-`experts_implementation` of the model's configuration, and this module follows the same setting: `eager` adds them one
-after the other by ascending index, all others (`grouped_mm` is the default) sum them in the order of the gate.
+Bit for bit what the unmodified modules compute. transformers adds a token's experts in one of two orders, chosen by
+`experts_implementation` of the model's configuration, which this module follows: `eager` adds them one after the other
+by ascending index, all others (`grouped_mm` is the default) sum them in the order of the gate.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,10 +27,7 @@ Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
 
 class OffloadedExperts(nn.Module):
-    """Replaces `mlp.experts` of Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. No parameters.
-
-    `logits` are the gate's, set by a hook on the gate just before this module is called.
-    """
+    """Replaces `mlp.experts` of every family, without parameters; a hook on the gate sets `logits` just before."""
 
     def __init__(self, layer: int, arch: MoeArch, config: Any, activation: nn.Module, runtime: "MoeRuntime") -> None:
         super().__init__()
@@ -51,7 +48,6 @@ class OffloadedExperts(nn.Module):
         return (add_by_index if by_index else add_by_rank)(routing, served, self.sentinel, self._compute)
 
     def _take_logits(self) -> torch.Tensor:
-        """Return the gate's logits as (T, E)."""
         assert self.logits is not None, "the gate runs before its experts"
         logits, self.logits = self.logits.reshape(-1, self.sentinel), None
         return logits
@@ -68,7 +64,6 @@ def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, runtime:
 
 
 def gate_of(block: Any) -> Gate:
-    """Return the block's gate without its choice."""
     return partial(_gate_logits, block.gate)
 
 
@@ -81,7 +76,7 @@ def _gate_logits(gate: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:
-    """Add experts as `eager` does: rows of one expert by rank and then by token, added into the sum at once."""
+    """Add experts as `eager` does: rows of one expert by rank and then by token, added to the sum at once."""
     total = torch.zeros_like(routing.hidden)
     ranked = routing.index.t()
     missing = int((ranked != sentinel).sum())
@@ -107,8 +102,7 @@ def add_by_rank(routing: Routing, served: ExpertIterator, sentinel: int, compute
     for expert, weights in served:
         begin, end = bisect_left(experts, expert), bisect_right(experts, expert)
         rows = places[begin:end]
-        output = compute(routing.hidden[rows // ranks], weights)
-        outputs[rows] = output * flat_weight[rows].unsqueeze(-1)
+        outputs[rows] = compute(routing.hidden[rows // ranks], weights) * flat_weight[rows].unsqueeze(-1)
         missing -= end - begin
     _require_all(missing, routing.layer)
     return outputs.view(tokens, ranks, -1).sum(dim=1).to(routing.hidden.dtype)

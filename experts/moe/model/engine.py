@@ -1,10 +1,10 @@
 """Continuous batching: requests join and leave a running batch between steps, and tokens are emitted as they come.
 
-A step is either the prefill of one request, alone and without padding, or one token for every running request. A
-scheduler chooses the requests to begin (policy/schedule.py); between two prefills the others get a token, so that no
-time per token grows by more than one prompt. Decoding is greedy: the same prompt gives the same tokens, alone or beside
-others. The memory that a request may need is claimed before its prefill. A prefill that fails costs its own request, a
-decode step that fails costs all its requests. There are no threads here: the owner of the engine calls `step`.
+A step is the prefill of one request, alone and without padding, or one token for every running request. A scheduler
+chooses the requests to begin (policy/schedule.py); between two prefills the others get a token, so that no time per
+token grows by more than one prompt. Decoding is greedy: a prompt gives the same tokens alone or beside others. A
+request's memory is claimed before its prefill. A failed prefill costs its own request, a failed decode step all of its
+requests. No threads: the owner of the engine calls `step`.
 """
 
 import time
@@ -52,8 +52,8 @@ class TokenEvent:
 class Completion:
     """The end of a request: its `text`, or None and the `reason`.
 
-    `ttft_s` and `total_s` are from arrival, `tpot_s` is the mean of the tokens after the first; None without such
-    tokens. `error` is the exception that broke its step.
+    `ttft_s` and `total_s` are from arrival, `tpot_s` is the mean of the tokens after the first, None without such.
+    `error` is the exception that broke its step.
     """
 
     request: str
@@ -69,10 +69,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Cost of a step: a prefill of `count` tokens, or one token for each of `count` rows.
-
-    `loading_s` of its seconds are reported to `TaskProfiles.record_loading`.
-    """
+    """Cost of a prefill of `count` tokens, or of a token for each of `count` rows; `loading_s` is part of it."""
 
     phase: Literal["prefill", "decode"]
     count: int
@@ -96,9 +93,9 @@ class _Running:
 class Engine:
     """Serves requests: `enqueue` them and call `step` while there are any. Not thread-safe.
 
-    `memory` is the ledger of running texts, whose limits the scheduler has too. `profiles` are the scheduler's, and
-    learn each request's length and loading time. `on_token` is called during a step; `waited_s` returns how long
-    computing has waited for experts until now.
+    `memory` is the ledger of running texts, whose limits the scheduler has too. The scheduler's `profiles` learn each
+    request's length and loading time. `on_token` is called during a step; `waited_s` returns how long computing has
+    waited for experts so far.
     """
 
     def __init__(
@@ -150,7 +147,7 @@ class Engine:
         self._waiting[name] = replace(request, max_new_tokens=max_total - len(request.tokens))
 
     def step(self) -> list[Completion]:
-        """Compute one prefill, or one token for all running requests; return the requests that have ended."""
+        """Compute one prefill, or one token for all running requests; return the requests that ended."""
         self.last_step = None
         now = self._clock()
         completions = self._expire(now)
@@ -282,7 +279,6 @@ class Engine:
         return is_last
 
     def _keep(self, places: list[int]) -> None:
-        """Keep only these running requests, and release the memory of the others."""
         if len(places) < len(self._running):
             going = [self._running[place] for place in places]
             for running in self._running:
@@ -313,7 +309,7 @@ class Engine:
 
 
 def _best_tokens(logits: torch.Tensor) -> list[int | None]:
-    """Return the most likely token of each row, None for a row with invalid logits; logits: (B, 1, V)."""
+    """Return each row's most likely token, None for invalid logits; logits: (B, 1, V)."""
     best = logits[:, -1].float().max(dim=-1)
     tokens = zip(best.indices.tolist(), best.values.isfinite().tolist(), strict=True)
     return [token if is_number else None for token, is_number in tokens]

@@ -1,8 +1,7 @@
 """Keys and values of a running batch: rows of several lengths in one cache, padded on the left, in counted bytes.
 
-Rows join and leave between steps; the cache is cut to its longest row. Padding is masked, and each row counts its own
-positions, so a row's tokens do not depend on the rows beside it. The memory that a text may need is known before its
-prefill, and claimed then.
+Rows join and leave between steps; the cache is cut to its longest row. Padding is masked and each row counts its own
+positions, so a row's tokens do not depend on those beside it. A text's memory is claimed before its prefill.
 """
 
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ class KeyValues:
         self._lengths = []
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """Return the arguments of a forward of one token per row, beside the tokens."""
+        """Return the arguments, beside the tokens, of a forward of one token per row."""
         lengths = torch.tensor(self._lengths, device=device)
         longest = max(self._lengths)
         places = torch.arange(longest + 1, device=device)
@@ -81,8 +80,8 @@ class KeyValues:
 class TextMemory:
     """Ledger of the tokens that running texts may come to hold, never more than fit into `budget_bytes`.
 
-    A row is padded to the longest beside it, so each counts as the longest that any of them may become. `token_bytes`:
-    see `bytes_per_token`.
+    Rows are padded to the longest, so each counts as the longest that any may become. `token_bytes`: see
+    `bytes_per_token`.
     """
 
     def __init__(self, token_bytes: int, budget_bytes: int) -> None:
@@ -92,7 +91,7 @@ class TextMemory:
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit, including padding; prompt and answer of one text alone."""
+        """Tokens that fit, including padding: prompt and answer of one text alone."""
         return self.budget_bytes // self.token_bytes
 
     @property
@@ -122,10 +121,7 @@ class TextMemory:
 
 
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied.
-
-    `config` is the model's, `dtype` its type.
-    """
+    """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied."""
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = config.num_key_value_heads or config.num_attention_heads
     return (config.num_hidden_layers + 1) * 2 * heads * head_width * dtype.itemsize

@@ -1,7 +1,4 @@
-"""The base class of modes, and the interface of their fits.
-
-A mode decides which experts are in memory, and which expert computes which token.
-"""
+"""The base class of modes: a mode decides which experts are in memory, and which expert computes which token."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +18,14 @@ from experts.moe.weights.prepared import PreparedFiles
 
 
 class ModeOptions(BaseModel, extra="forbid", frozen=True):
-    """Options of a mode as a configuration gives them. Modes with options have a subclass, whose fields they are."""
+    """Options of a mode in a configuration; modes that have some subclass it."""
 
 
 class Mode:
     """One object for each model in service; this class itself loads on demand and evicts by last use.
 
-    The runtime calls, from the one thread that computes: `eviction_policy` and `attach` once, then for each step
-    `begin`, for each layer `route` and `experts`, and `end`, also if the step failed.
+    The computing thread calls `eviction_policy` and `attach` once, then for each step `begin`, for each layer `route`
+    and `experts`, and `end`, also if the step failed.
     """
 
     Options: ClassVar[type[ModeOptions]] = ModeOptions
@@ -65,7 +62,7 @@ class Mode:
             raise ModelError(folder, f"{message}; give at least {min_bytes} bytes")
 
     def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:
-        """Return the policy of the cache that is made for this mode."""
+        """Make the policy of this mode's cache."""
         return LayeredLru(arch.layers)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
@@ -110,6 +107,6 @@ class FitInputs:
 
 
 class FitFunction(Protocol):
-    """Fits a mode's predictor on training files and saves it. A stopped fit goes on; a finished one is not repeated."""
+    """Fits a mode's predictor on training files and saves it. A stopped fit resumes; a finished one is not repeated."""
 
     def __call__(self, inputs: FitInputs) -> None: ...

@@ -1,7 +1,7 @@
 """A checkpoint in service: the model that transformers builds, without its experts' weights.
 
-The model is built on the `meta` device, which costs no memory; each layer's experts are replaced by a module without
-weights; all other tensors are read from the files and assigned. Nothing is downloaded.
+The model is built on `meta`, without memory; each layer's experts are replaced by a module without weights; all other
+tensors are read from the files and assigned. Nothing is downloaded.
 """
 
 import threading
@@ -67,10 +67,9 @@ class MoeRuntime:
             for layer, block in enumerate(blocks):
                 replace_experts(block, layer, arch, model.config, runtime)
             load_tensors(model, checkpoint, device)
-            runtime._wrap_forwards()
+            model.forward = wraps(model.forward)(partial(runtime._forward, model.forward))
             transfer = weight_transfer_for(store, device)
-            slots_bytes = budget_bytes - mode.reserved_bytes
-            runtime.cache = SlotCache(store, slots_bytes, mode.eviction_policy(arch), transfer)
+            runtime.cache = SlotCache(store, budget_bytes - mode.reserved_bytes, mode.eviction_policy(arch), transfer)
             undo.callback(runtime.cache.close)
             mode.gates = tuple(map(gate_of, blocks))
             mode.attach(runtime.cache, arch)
@@ -87,7 +86,7 @@ class MoeRuntime:
             self._named_rows = None
 
     def check(self) -> None:
-        """Raise if a failed step has left state that later ones would meet: a wrong ledger, a lost device."""
+        """Raise if a failed step left state that later ones would meet: a wrong ledger, a lost device."""
         self.cache.check()
         device = next(self.model.parameters()).device
         if device.type == "cuda":
@@ -100,16 +99,13 @@ class MoeRuntime:
         self.store.close()
 
     def route_layer(self, routing: Routing) -> tuple[Routing, ExpertIterator]:
-        """Let the mode change a layer's routing, and return it with the weights of its experts."""
+        """Let the mode change a layer's routing; return it with its experts' weights."""
         carried_out = self.mode.route(routing)
         if self.observers:
             assert self._step is not None, "layers run within a forward of the model"
             for observer in self.observers:
                 observer(self._step, routing, carried_out)
         return carried_out, self.mode.experts(carried_out)
-
-    def _wrap_forwards(self) -> None:
-        self.model.forward = wraps(self.model.forward)(partial(self._forward, self.model.forward))
 
     def _forward(self, inner: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         with self._lock:
@@ -137,7 +133,6 @@ class MoeRuntime:
         return ForwardStep(self._steps, "prefill" if prefill else "decode", rows)
 
     def _check_prompt(self, tokens: int) -> None:
-        """Raise ModelError for a prompt that is empty or does not fit into the context."""
         if tokens < 1:
             raise ModelError(self.store.folder, "the prompt is empty; give at least one token")
         limit = self.arch.context_tokens
@@ -147,9 +142,9 @@ class MoeRuntime:
 
 
 def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
-    """Return the model on `meta` with its experts, its shapes, and the places of its tensors. Raises ModelError.
+    """Return the model on `meta` with its experts, its shapes, and the places of its tensors.
 
-    Checks that the checkpoint has exactly the tensors of the model, in the right shapes.
+    Raises ModelError unless the checkpoint has exactly the tensors of the model, in the right shapes.
     """
     library = transformers()
     config = load_config(folder)

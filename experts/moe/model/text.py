@@ -84,8 +84,8 @@ class TextStream:
     """Text as its tokens arrive: `text` is everything emitted so far.
 
     A piece is the text that the newest tokens add to the few before them. It is held back while it ends in U+FFFD,
-    which may be the first part of a character. (The library's own stream raises if a character that it emitted turns
-    out to be part of invalid bytes, as with every tokenizer that falls back to bytes.)
+    which may be the first part of a character. (The library's own stream raises if an emitted character turns out to be
+    part of invalid bytes, as with every tokenizer that falls back to bytes.)
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

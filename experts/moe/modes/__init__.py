@@ -1,4 +1,4 @@
-"""The registry of modes: every mode of serving by name. Importing it imports neither torch nor transformers.
+"""The registry of modes by name. Importing it imports neither torch nor transformers.
 
 To add a mode, write its file or folder here and add its line to `MODES`. Baselines share `baselines.py`; the modes of
 papers have a folder each.
@@ -46,13 +46,12 @@ MODES: dict[str, ModeEntry] = {
 
 
 def load_registered(name: str) -> Any:
-    """Return the class or function that an entry of the registry names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), attribute)
 
 
 def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = None) -> "Mode":
-    """Open a mode by its name. Raises ModelError for an unknown mode or option, or if a prepared file is missing."""
+    """Raises ModelError for an unknown mode or option, or if a prepared file is missing."""
     entry = MODES.get(name)
     if entry is None:
         near = get_close_matches(name, MODES, n=1)

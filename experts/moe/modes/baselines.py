@@ -17,7 +17,7 @@ from experts.moe.weights.prepared import PreparedFiles
 
 
 class Resident(Mode):
-    """Keeps all experts in memory from the start: the oracle that every other mode is compared with."""
+    """Keeps all experts in memory from the start: the oracle for all other modes."""
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
@@ -32,14 +32,11 @@ class Resident(Mode):
 
 
 class OnDemand(Mode):
-    """Loads an expert when the gate has chosen it, and computing waits for every one: serving without prediction."""
+    """Loads an expert when the gate has chosen it, and computing waits: serving without prediction."""
 
 
 class Lookahead(Mode):
-    """Prefetches what the next layer's gate would choose for this layer's input, without any training.
-
-    Hidden states change little from layer to layer, so the guess is good; every trained predictor stands beside it.
-    """
+    """Prefetches what the next layer's gate would choose for this layer's input, as hidden states change little."""
 
     def route(self, routing: Routing) -> Routing:
         layer, following = routing.layer, routing.layer + 1
@@ -58,10 +55,7 @@ class Lookahead(Mode):
 
 
 class Popularity(Mode):
-    """Keeps the most popular experts of each layer; the others pass through one slot when they are needed.
-
-    `shares`: (L, E), each expert's part of a layer's tokens, counted on training text.
-    """
+    """Keeps the most popular experts of each layer by `shares` (L, E) of tokens; the others pass through one slot."""
 
     #: Slots for the unpopular experts.
     transit = 1
@@ -101,10 +95,7 @@ class Popularity(Mode):
 
 
 class Prune(Popularity):
-    """Static pruning: only the most popular experts exist, and each gate chooses among them as under SwapMoE.
-
-    The choice of experts depends on the budget and on nothing else.
-    """
+    """Static pruning: only the most popular experts exist, by budget alone; gates choose among them as in SwapMoE."""
 
     lossless = False
     transit = 0

@@ -1,4 +1,1 @@
-"""Pure decisions of language models: eviction, prefetching, importance, brownout, the order of requests.
-
-Nothing here imports torch, reads a clock or draws random numbers of its own.
-"""
+"""Pure decisions of language models: no torch, no clock, no random numbers of their own."""

@@ -1,7 +1,7 @@
 """BrownoutServe's decisions: which experts run themselves (§IV.C), and a threshold that follows latency (§IV.E).
 
-Line 10 of Algorithm 1 asks whether the sum has reached its target before it adds anything, which would send the busiest
-experts away. The worked example is right: 12 of 20 tokens are the three busiest experts'.
+Line 10 of Algorithm 1 tests the sum before it adds anything, which would send the busiest experts away. The worked
+example is right: 12 of 20 tokens are the three busiest experts'.
 """
 
 import math
@@ -34,10 +34,7 @@ class ExpertSplit:
 
 
 def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
-    """Return the fewest experts, most tokens first, that hold `threshold` of all tokens.
-
-    Ties go to the lower index; experts without tokens are never included.
-    """
+    """Return the fewest experts that hold `threshold` of all tokens, most tokens first, ties by index."""
     target = sum(tokens) * threshold - _ROUNDING * sum(tokens)
     experts: list[int] = []
     total = 0
@@ -52,8 +49,8 @@ def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
 def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None) -> ExpertSplit:
     """Divide the experts of a layer.
 
-    `tokens[i]` are the tokens that chose expert i, `groups[i]` is the group that expert i is united in. Without groups
-    (full brownout) all but the busiest experts are dropped. At threshold 1 every expert runs itself.
+    `tokens[i]` are the tokens that chose expert i, `groups[i]` is its united expert's group. Without groups (full
+    brownout) all but the busiest experts are dropped. At threshold 1 every expert runs itself.
     """
     originals = busiest(tokens, threshold)
     taken = frozenset(originals)
@@ -90,7 +87,7 @@ class SalcRule:
 
 
 class LatencyController:
-    """The threshold of one phase: 1 at first, shrinking while the 90th percentile of latency is above the SLO."""
+    """One phase's threshold: 1 at first, shrinking while the 90th percentile of latency is above the SLO."""
 
     def __init__(self, rule: SalcRule) -> None:
         self.rule = rule
@@ -99,7 +96,7 @@ class LatencyController:
         self._checked_s: float | None = None
 
     def observe(self, latency_s: float, now: float) -> None:
-        """Note a token's latency: time to first token in prefill, time per output token in decode."""
+        """Record a token's latency: time to first token in prefill, time per output token in decode."""
         self._recent.append((now, latency_s))
 
     def p90_s(self, now: float) -> float | None:
@@ -112,10 +109,7 @@ class LatencyController:
         return ordered[math.ceil(0.9 * len(ordered)) - 1]
 
     def check(self, now: float) -> float:
-        """Return the threshold from `now` on; it changes at most once per interval.
-
-        A window without latencies means no load, and counts as far below the SLO.
-        """
+        """Return the threshold from `now` on, changed once per interval at most; no latencies mean no load."""
         if self._checked_s is None:
             self._checked_s = now
         if now - self._checked_s < self.rule.interval_s:

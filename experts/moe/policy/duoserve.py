@@ -1,8 +1,4 @@
-"""DuoServe's choice of experts to fetch (DuoServe-MoE §5). Eviction is left to the cache's policy.
-
-Probabilities come from the predictor, one row for each token of a decode step: how likely the token is to choose each
-expert of the next layer.
-"""
+"""DuoServe's choice of experts to fetch (§5), from one row of probabilities for each token of a decode step."""
 
 from collections.abc import Collection, Sequence
 
@@ -32,10 +28,7 @@ def likeliest(probabilities: Sequence[Sequence[float]], width: int) -> tuple[int
 def plan_prefetch(
     probabilities: Sequence[Sequence[float]], resident: Collection[int], slots: int, width: int
 ) -> tuple[int, ...]:
-    """Return the predicted experts of a layer, at most `slots`: more would evict one another.
-
-    The residents that must stay come first, then the ones to fetch, each likeliest first.
-    """
+    """Return a layer's predicted experts, at most `slots`: residents that must stay, then those to fetch."""
     predicted = likeliest(probabilities, width)[:slots]
     return tuple(sorted(predicted, key=lambda expert: expert not in resident))
 
@@ -43,8 +36,8 @@ def plan_prefetch(
 def first_of_prefill(popularity: Sequence[float], resident: Collection[int], tokens: int, top_k: int) -> int | None:
     """Return the expert to fetch while a prefill still computes up to a layer's gate (§5.2).
 
-    Experts run in ascending order, so it is the first absent one that `tokens` tokens are expected to need at least
-    once; None if every expected one is resident.
+    Experts run in ascending order, so it is the first absent one that `tokens` tokens are expected to need; None if
+    every expected one is resident.
     """
     for expert, share in enumerate(popularity):
         if expert not in resident and share * top_k * tokens >= 1.0:

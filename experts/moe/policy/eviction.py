@@ -1,8 +1,4 @@
-"""Eviction from a slot cache: the base of its policies, and the two that several modes share.
-
-A policy is told about loads, uses, predictions and evictions. The cache asks it for victims and skips the experts that
-run. Experts are (layer, expert); layers count a model's MoE layers from 0.
-"""
+"""Eviction from a slot cache: the base of its policies, and two shared ones. Experts are (MoE layer from 0, expert)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,30 +6,30 @@ Key = tuple[int, int]
 
 
 class EvictionPolicy:
-    """Order of eviction. Called under the cache's lock, so that no method may wait or call back."""
+    """Order of eviction. Called under the cache's lock: no method may wait or call back."""
 
     def resize(self, slots: int) -> None:
         """Set the number of slots; the cache then asks for victims until the residents fit."""
 
     def loaded(self, key: Key) -> None:
-        """Note that a slot is being filled with the expert; by default as a use."""
+        """A slot is being filled with the expert; by default a use."""
         self.used(key)
 
     def used(self, key: Key) -> None:
-        """Note that the expert runs now."""
+        """The expert runs now."""
 
     def predicted(self, key: Key) -> None:
-        """Note that a resident expert was predicted to run soon; by default as a use."""
+        """A resident expert is predicted to run soon; by default a use."""
         self.used(key)
 
     def dropped(self, key: Key) -> None:
-        """Note that the expert was evicted, or that its load failed."""
+        """The expert was evicted, or its load failed."""
 
     def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
         """Yield residents that may be evicted for `incoming`, best first; none if an empty slot should be used.
 
-        `free`: number of empty slots. `urgent`: computing stands still until `incoming` is loaded, so every resident
-        is a candidate. `incoming` is None when the slots shrink. Changes nothing.
+        `free`: number of empty slots. `urgent`: computing stands still until `incoming` is loaded, so every resident is
+        a candidate. `incoming` is None when the slots shrink. Changes nothing.
         """
         raise NotImplementedError
 
@@ -47,8 +43,8 @@ def split_evenly(total: int, parts: int) -> tuple[int, ...]:
 class LayeredLru(EvictionPolicy):
     """Gives each layer an even share of the slots, and evicts the layer's own least recently used expert.
 
-    One order over all layers would be worthless: layers run in turn, so the least recently used expert is the one that
-    runs next. A layer above its share, because another one had left slots empty, gives back first.
+    Layers run in turn, so the least recently used expert of all is the one that runs next. A layer above its share,
+    because another had left slots empty, gives back first.
     """
 
     def __init__(self, layers: int) -> None:
@@ -104,7 +100,6 @@ class MostPopular(EvictionPolicy):
 
     @property
     def popular(self) -> tuple[Key, ...]:
-        """Experts that stay, layer by layer."""
         return tuple(self._popular)
 
     def resize(self, slots: int) -> None:

@@ -63,7 +63,7 @@ def to_load(sets: Sequence[Sequence[int]], resident: Sequence[Sequence[int]]) ->
 class ChosenExperts(EvictionPolicy):
     """Eviction by fixed sets: experts outside the set go first, those of the incoming expert's layer before others.
 
-    `choose` is called by the thread that computes, everything else under the cache's lock.
+    `choose` is called by the computing thread, everything else under the cache's lock.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """A genetic search over whole numbers, by which SwapMoE divides memory among layers (§3.5.2, settings of §4).
 
-In each generation some configurations change one of their numbers, and a few are crossed with another; those that break
-a constraint are removed, and the best of the others stay. A population has no duplicates: otherwise copies of the best
-would soon fill it.
+In each generation some configurations change one number and a few are crossed; those that break a constraint are
+removed, the best of the others stay. Duplicates are removed: copies of the best would soon fill the population.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,10 +73,7 @@ def search(
     settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Configuration:
-    """Return the best configuration of a search; `progress` is called with the number of each generation.
-
-    Raises ValueError if none of the first configurations is allowed.
-    """
+    """Return the best configuration; `progress` gets each generation. ValueError if no first one is allowed."""
     settings = settings or SearchSettings()
     drawn = [space.draw(space.total, rng) for _ in range(settings.population)]
     first = [numbers for numbers in dict.fromkeys([space.lower, *drawn]) if space.holds(numbers)]
@@ -118,14 +114,12 @@ def _children(
 
 
 def _mutated(numbers: Configuration, space: SearchSpace, rng: Rng) -> Configuration:
-    """Change one number to any other within its bounds."""
     place = rng.randrange(len(numbers))
     value = space.lower[place] + rng.randrange(space.upper[place] - space.lower[place] + 1)
     return (*numbers[:place], value, *numbers[place + 1 :])
 
 
 def _crossed(first: Configuration, second: Configuration, rng: Rng) -> Configuration:
-    """Exchange numbers at random, or average them."""
     if rng.random() < 0.5:
         return tuple(a if rng.random() < 0.5 else b for a, b in zip(first, second, strict=True))
     return tuple((a + b) // 2 for a, b in zip(first, second, strict=True))

@@ -1,7 +1,4 @@
-"""Virtual experts of SwapMoE: recent importance of experts, the swaps that it calls for, and the layers' update turns.
-
-Importance itself is measured beside the model (experts/moe/modes/swapmoe/mode.py); its values come in as numbers.
-"""
+"""Virtual experts of SwapMoE: their recent importance, the swaps that it calls for, the layers' update turns."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from experts.moe.policy.eviction import EvictionPolicy, Key, split_evenly
 
 @dataclass(frozen=True, slots=True)
 class ExpertSwap:
-    """Load an expert in the slot of `evict`; in an empty slot if that is None."""
+    """Load an expert into the slot of `evict`, or into an empty slot if that is None."""
 
     load: Key
     evict: Key | None
@@ -21,8 +18,8 @@ class ExpertSwap:
 class Importance:
     """Importance of each expert of each layer for recent tokens, mixed with a prior.
 
-    A token's weight halves with every `window` tokens that follow it. The prior (`set_prior`) counts as much as
-    `prior_tokens` tokens and does not fade: a window is a small sample.
+    A token's weight halves with every `window` tokens that follow it. The prior (`set_prior`) counts as `prior_tokens`
+    tokens and does not fade, since a window is a small sample.
     """
 
     def __init__(self, layers: int, experts: int, window: float, prior_tokens: float) -> None:
@@ -63,10 +60,7 @@ def _shares(row: Sequence[float]) -> list[float]:
 
 
 class VirtualExperts(EvictionPolicy):
-    """Eviction with a number of experts for each layer, fixed by the plan.
-
-    A layer with too many experts evicts its least important one. No prefetch makes a layer smaller than `floor`.
-    """
+    """Fixes the number of experts of each layer; no prefetch makes a layer smaller than `floor`."""
 
     def __init__(self, importance: Importance, layers: int, experts: int, floor: int) -> None:
         self.importance = importance
@@ -78,7 +72,6 @@ class VirtualExperts(EvictionPolicy):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Number of experts that each layer should have."""
         return self._counts
 
     def present(self, layer: int) -> tuple[int, ...]:
@@ -121,10 +114,7 @@ class VirtualExperts(EvictionPolicy):
         )
 
     def plan(self, layer: int, slots: int, pending: Iterable[Key] = ()) -> tuple[ExpertSwap, ...]:
-        """Return the swaps that load a layer's most important experts, the most important first; changes nothing.
-
-        `slots`: number of slots of the cache. `pending`: experts that are queued or being loaded.
-        """
+        """Return the swaps that load a layer's most important experts; `pending` ones are queued or being loaded."""
         free = slots - sum(len(present) for present in self._present)
         ranked = self._ranked(layer)
         target = ranked[: self._counts[layer]]
@@ -168,7 +158,6 @@ class VirtualExperts(EvictionPolicy):
         return sorted(range(len(values)), key=lambda expert: (-values[expert], expert not in present, expert))
 
     def _least_important(self, layers: Sequence[int]) -> Iterator[Key]:
-        """Yield the experts present in these layers, least important first."""
         rows: list[tuple[float, int, int]] = []
         for layer in layers:
             values = self.importance.of(layer)
@@ -193,8 +182,7 @@ def allot(slots: int, shares: Sequence[float], floor: int, ceiling: int) -> tupl
         weights = [shares[layer] for layer in open_layers]
         if sum(weights) <= 0:
             weights = [1.0] * len(open_layers)
-        more = _apportion(rest, weights)
-        for layer, count in zip(open_layers, more, strict=True):
+        for layer, count in zip(open_layers, _apportion(rest, weights), strict=True):
             counts[layer] = min(ceiling, counts[layer] + count)
     return tuple(counts)
 

@@ -1,7 +1,7 @@
 """The order in which waiting generations begin: by SLO slack (eMoE §3.5, Algorithm 1), or first come, first served.
 
-The engine calls `admit(waiting, running, now)` before each decode step and prefills the generations that it returns. It
-reports lengths and loading times to `TaskProfiles`. Times are seconds on one clock.
+The engine calls `admit(waiting, running, now)` before each decode step, prefills the generations returned, and reports
+lengths and loading times to `TaskProfiles`. Times are seconds on one clock.
 
 Our reading of the paper's listing (docs/decisions.md): T is the tokens that scheduled requests may come to hold,
 padding included, not the length of a queue; line 6 adds R, not S; waiting counts towards a latency; a lost SLO holds
@@ -26,10 +26,7 @@ _MAX_TASKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request for text. `slo_s`: from arrival to the last token, None without an SLO.
-
-    `began_s`: time of its prefill; None while it waits.
-    """
+    """One request for text. `slo_s` is from arrival to the last token, `began_s` the time of its prefill, if any."""
 
     request: str
     task: str | None
@@ -57,7 +54,6 @@ class BatchLimits:
     tokens: int
 
     def fits(self, scheduled: Sequence[Generation], candidate: Generation) -> bool:
-        """Return True if the candidate may run beside the scheduled ones."""
         rows = len(scheduled) + 1
         longest = max((generation.held_tokens for generation in scheduled), default=0)
         return rows <= self.rows and rows * max(longest, candidate.held_tokens) <= self.tokens
@@ -96,7 +92,7 @@ class TaskProfiles:
         _learn(self._output, generation.task, generation.generated)
 
     def record_loading(self, task: str | None, seconds: float) -> None:
-        """Learn the loading time of a request's admission when no other request of its task was running."""
+        """Learn the loading time of an admission while no other request of its task was running."""
         _learn(self._loading, task, seconds)
 
     def remaining(self, generation: Generation) -> int:

@@ -1,4 +1,1 @@
-"""Checkpoints as files: headers, experts on disk, prepared files, quantised experts.
-
-Imports only the values of experts/moe (`arch`, `gating`, `errors`). Nothing here keeps an expert in memory.
-"""
+"""Checkpoints as files: headers, experts on disk, prepared files, quantised experts. Keeps no expert in memory."""

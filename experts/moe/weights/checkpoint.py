@@ -1,7 +1,7 @@
-"""A checkpoint's tensors: where each lies in which file, checked by the headers, and reading the ones outside experts.
+"""A checkpoint's tensors: where each lies in which file, checked by the headers, and reading those outside experts.
 
-A tensor with an older name on disk appears under the name that the model uses. The checkpoint must have exactly the
-tensors of the model; errors name the ones that are missing, left over or of another shape.
+A tensor with an older name on disk appears under the model's name. The checkpoint must have exactly the tensors of the
+model; errors name those missing, left over or of another shape.
 """
 
 import json
@@ -89,8 +89,7 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
 
 def _indexed(index: Path) -> dict[Path, set[str] | None]:
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = {str(name): str(file) for name, file in weight_map.items()}
+        names = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(index, "is not an index of weights files (no `weight_map`); restore the file") from error
     files: dict[Path, set[str] | None] = {}
@@ -113,7 +112,7 @@ def _check_index(index: Path, file: Path, expected: set[str], in_file: Mapping[s
 
 
 def _read_header(file: Path) -> dict[str, TensorLocation]:
-    """Read the header of one safetensors file and check it against the file's size. Raises ModelError."""
+    """Read the header of a safetensors file and check it against the file's size. Raises ModelError."""
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size

@@ -1,7 +1,7 @@
 """Expert weights on disk and how they reach a slot: one positioned read for each contiguous piece.
 
-A fused layout takes two reads for an expert, one tensor per matrix takes three; after `coserve moe import` one read
-does (slot_file.py). Nothing is mapped into memory.
+An expert takes two reads in a fused layout, three with one tensor per matrix, one after `coserve moe import`
+(slot_file.py). Nothing is mapped into memory.
 """
 
 from collections.abc import Sequence
@@ -67,15 +67,13 @@ class CheckpointStore:
             self._files.read(piece.file, raw.numpy().data, piece.offset)
             stored = raw.view(piece.dtype)
             end = piece.place + stored.numel() * self.arch.dtype.itemsize
-            target = torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype)
-            target.copy_(stored)
+            torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype).copy_(stored)
 
     def close(self) -> None:
         self._files.close()
 
 
 def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadPiece]:
-    """Return the places of one expert's matrices, in the order of a slot."""
     block = arch.blocks[key.layer]
     fused = [f"{block}.{name}" for name in FUSED]
     if fused[0] in checkpoint.tensors:
@@ -92,7 +90,6 @@ def _part(tensor: TensorLocation, number: int, parts: int, place: int) -> ReadPi
 
 
 def _merge(pieces: Sequence[ReadPiece]) -> tuple[ReadPiece, ...]:
-    """Join pieces that are neighbours both in the file and in the slot into one read."""
     merged: list[ReadPiece] = []
     for piece in pieces:
         last = merged[-1] if merged else None

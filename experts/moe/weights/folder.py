@@ -33,7 +33,7 @@ def _dense_bytes(file: Path) -> int:
 
 
 def file_states(folder: Path) -> FileStates:
-    """Return name, inode, size and times of each file of a checkpoint; another state means that a file has changed."""
+    """Return name, inode, size and times of each file of a checkpoint; they differ once a file has changed."""
     states: list[tuple[str, int, int, int, int]] = []
     for file in sorted((*folder.glob("*.safetensors"), *folder.glob("*.json"))):
         try:

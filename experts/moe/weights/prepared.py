@@ -1,6 +1,6 @@
 """Files prepared once for a checkpoint (traces, predictors, united experts, plans), in its folder `coserve/`.
 
-Each file carries the stamp of the checkpoint that it was made from; files of another checkpoint are refused.
+Each file carries the stamp of its checkpoint; files of another checkpoint are refused.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Slot files: a checkpoint's experts written as contiguous, page-aligned regions, so that a fill is one read.
 
-The file is safetensors with a tensor of bytes `layer.expert` for each expert. The header holds the model and weights
-that the file was made from, and a sha256 for each expert, checked when that expert is first read.
+A safetensors file with a tensor of bytes `layer.expert` for each expert. The header names the model and weights that it
+was made from, and a sha256 for each expert, checked at that expert's first read.
 """
 
 import hashlib
@@ -34,15 +34,12 @@ _SYNCED_BYTES = 256 << 20
 
 
 def slot_file(folder: Path, storage: Storage) -> Path:
-    """Return the file that `coserve moe import` writes."""
     return folder / FOLDER / f"experts-{storage}.safetensors"
 
 
 def packing_of(arch: MoeArch, storage: Storage) -> Packing | None:
     """Return how experts are packed; None if they are stored as they are in a slot."""
-    if storage == "exact":
-        return None
-    return Packing.of(arch, 8 if storage == "int8" else 4)
+    return None if storage == "exact" else Packing.of(arch, 8 if storage == "int8" else 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ class _SlotLayout:
         }
 
     def header(self, digests: Sequence[str]) -> bytes:
-        """Return the header; its length does not depend on the digests."""
+        """Return the header, whose length does not depend on the digests."""
         table: dict[str, Any] = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}}
         for number, key in enumerate(self.arch.expert_keys):
             begin = number * self.stride_bytes
@@ -219,7 +216,6 @@ class SlotFileStore:
         self._files.close()
 
     def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
-        """Compare an expert's digest when it is read for the first time."""
         if number in self._unchecked:
             digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
             if digest != expected:
@@ -228,7 +224,6 @@ class SlotFileStore:
             self._unchecked.discard(number)
 
     def _scratch(self) -> torch.Tensor:
-        """Return this thread's buffer for the packed bytes of one expert."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = torch.empty(self.stored_bytes, dtype=torch.uint8)
         return self._own.scratch

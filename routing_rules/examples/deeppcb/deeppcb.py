@@ -54,7 +54,7 @@ class Tile:
     boxes: NDArray[np.float32]
 
     def repaired(self) -> NDArray[np.uint8]:
-        """Return the picture with the template in place of each defect, so that none is left."""
+        """Return the picture with the template in place of each defect."""
         pixels = self.pixels.copy()
         for x1, y1, x2, y2 in self.boxes[:, :4].astype(int):
             pixels[y1:y2, x1:x2] = pixels[y1:y2, x1:x2, 2:]
@@ -62,7 +62,6 @@ class Tile:
 
 
 def read_tiles(data: Path, split: str) -> Iterator[Tile]:
-    """Yield the tiles that `data/SPLIT.txt` names."""
     listing = data / f"{split}.txt"
     if not listing.is_file():
         raise SystemExit(f"there is no {listing}: name the folder that holds train.txt and val.txt")
@@ -74,10 +73,7 @@ def read_tiles(data: Path, split: str) -> Iterator[Tile]:
 
 
 def compose(template: NDArray[np.uint8], tested: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return one picture of a pair: the template in the red channel, the tested tile in the two others.
-
-    Where both agree the picture is black or white; additional copper is red, and missing copper is cyan.
-    """
+    """Merge a pair: template in red, tested tile in green and blue; additional copper is red, missing copper cyan."""
     return np.dstack([tested, tested, template])
 
 
@@ -98,7 +94,7 @@ def _read_grey(file: Path) -> NDArray[np.uint8]:
 
 
 def prepare(data: Path, out: Path) -> None:
-    """Write what `coserve train classifier`, `coserve train detector`, `coserve camera` and `measure` take."""
+    """Write the inputs of `coserve train classifier`, `coserve train detector`, `coserve camera` and `measure`."""
     for number, tile in enumerate(read_tiles(data, "train"), 1):
         _write_labelled(out / "detector", "val" if number % HELD_OUT == 0 else "train", tile)
         write_picture(out / "classifier" / tile.pattern / f"{tile.name}.png", tile.pixels)
@@ -168,7 +164,7 @@ def measure(data: Path, line: Path) -> None:
 
 
 def _match(spec: ExpertSpec, data: Path) -> MatchedBoxes:
-    """Compare a detector's boxes with those of a data set's held-out tiles; a place has one defect, the surest."""
+    """Compare a detector's boxes with those of held-out tiles; a place has one defect, the surest."""
     held_out = read_yolo_data(data).held_out
     truths = [photograph.boxes * np.array([TILE_PIXELS] * 4 + [1], np.float32) for photograph in held_out]
     answers = find_boxes(spec, [photograph.file.read_bytes() for photograph in held_out])
@@ -180,10 +176,7 @@ def _figures(counts: BoxCounts) -> tuple[str, str, str]:
 
 
 def few_shot(data: Path, out: Path, seeds: Sequence[int] = SEEDS, epochs: int = 120) -> None:
-    """Train a classifier for each type of defect on few crops of train.txt, and judge crops of val.txt.
-
-    Crops are of tested tiles only, without their templates. The six share a backbone that learns from their 300.
-    """
+    """Train six classifiers, with one backbone, on few crops of train.txt's tested tiles; judge crops of val.txt."""
     splits = {split: list(read_tiles(data, split)) for split in ("train", "val")}
     rows: list[tuple[object, ...]] = []
     for seed in seeds:
@@ -216,7 +209,7 @@ def few_shot(data: Path, out: Path, seeds: Sequence[int] = SEEDS, epochs: int = 
 
 
 def _write_crops(folder: Path, tiles: Sequence[Tile], kind: int, count: int, rng: np.random.Generator) -> None:
-    """Write up to `count` crops with a defect of `kind`, and as many without any defect, each from another tile."""
+    """Write up to `count` crops with a defect of `kind`, and as many without any, each from another tile."""
     for truth in ("bad", "ok"):
         written = 0
         for place in sorted(range(len(tiles)), key=lambda _: rng.random()):
@@ -230,7 +223,7 @@ def _write_crops(folder: Path, tiles: Sequence[Tile], kind: int, count: int, rng
 
 
 def _corner_at(tile: Tile, kind: int, rng: np.random.Generator) -> tuple[int, int] | None:
-    """Return the corner of a crop around a defect of `kind`, which is up to 6 pixels off the centre."""
+    """Return the corner of a crop around a defect of `kind`, up to 6 pixels off the centre."""
     of_kind = tile.boxes[tile.boxes[:, 4] == kind]
     if not len(of_kind):
         return None

@@ -30,10 +30,8 @@ PixelArray = NDArray[np.uint8]
 class PartPlacement:
     """One part on one board. `box` is the crop on the board; `marks` are boxes in crop pixels.
 
-    `pixels`: (n, n, 3) uint8 RGB, turned so that the part lies as in the library.
-
-    `truth` is `ok` or the defect kind. `marks` is empty where the body is not where it should be: what the solder
-    looks like then is not asked.
+    `pixels`: (n, n, 3) uint8 RGB, turned so that the part lies as in the library. `truth` is `ok` or the defect kind.
+    `marks` is empty if the body is misplaced: its solder is then not judged.
     """
 
     designator: str
@@ -45,7 +43,7 @@ class PartPlacement:
     pixels: PixelArray
 
     def on_board(self, box: Box) -> Box:
-        """A box in crop pixels as a box in board pixels."""
+        """Convert a box from crop to board pixels."""
         side = self.box[2] - self.box[0]
         x1, y1, x2, y2 = box
         for _ in range(self.quarter_turns % 4):
@@ -63,23 +61,19 @@ class RenderedBoard:
 
 
 def render_board(board_type: str, seed: int, defect_rate: float) -> RenderedBoard:
-    """One unit of a product. The same arguments give the same pixels.
-
-    Raises:
-        KeyError: if the board type is unknown; `board_types()` names them.
-    """
+    """Render one unit of a product, reproducibly. KeyError for an unknown board type (`board_types()`)."""
     rng = np.random.default_rng([seed, *board_type.encode()])
     board = board_types()[board_type]
     library = part_types()
-    kinds = []
-    for place in board.places:
-        defects = library[place.component].defects
-        kinds.append(str(rng.choice(defects)) if rng.random() < defect_rate else "ok")
+    kinds = [
+        str(rng.choice(library[place.component].defects)) if rng.random() < defect_rate else "ok"
+        for place in board.places
+    ]
     return render_unit(board, kinds, rng)
 
 
 def render_unit(board: BoardType, kinds: list[str], rng: np.random.Generator) -> RenderedBoard:
-    """One unit of a board type whose parts are in the given states (`ok` or a defect kind each)."""
+    """Render a unit of a board type whose parts are in the given states (`ok` or a defect kind each)."""
     library = part_types()
     canvas = bare_board(board, rng)
     scene = _scene(board, rng)
@@ -104,7 +98,7 @@ def _scene(board: BoardType, rng: np.random.Generator) -> BoardScene:
 
 
 def _place_part(canvas: Floats, part: PartType, place: PartPlace, condition: Condition, scene: BoardScene) -> list[Box]:
-    """Draw one part onto the board; returns the boxes of solder bridges around the part's centre."""
+    """Draw one part onto the board; return the boxes of solder bridges around the part's centre."""
     side, scale = part.crop_px + 16, 2 if part.crop_px > 100 else 3
     light = scene.light.turned(place.quarter_turns)
     own = BoardScene(light=light, finish=scene.finish, grain=scene.grain, rng=scene.rng)
@@ -129,7 +123,6 @@ def _place_part(canvas: Floats, part: PartType, place: PartPlace, condition: Con
 
 
 def _shadow(cover: Floats, light: Light, height: float) -> Floats:
-    """The soft shadow of a body, away from the lamp."""
     shift = np.asarray([[1, 0, -light.x * height * 0.45], [0, 1, -light.y * height * 0.45]], np.float32)
     moved = cv2.warpAffine(cover, shift, cover.shape[::-1])
     soft = cv2.GaussianBlur(moved, (0, 0), 0.8 + height * 0.09)
@@ -137,7 +130,7 @@ def _shadow(cover: Floats, light: Light, height: float) -> Floats:
 
 
 def _photograph(canvas: Floats, rng: np.random.Generator) -> PixelArray:
-    """Uneven light, white balance, exposure, focus and sensor noise."""
+    """Add uneven light, white balance, exposure, focus and sensor noise."""
     height, width = canvas.shape[:2]
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j].astype(np.float32)
     slope_x, slope_y, vignette = rng.uniform(-0.09, 0.09), rng.uniform(-0.09, 0.09), rng.uniform(0, 0.12)

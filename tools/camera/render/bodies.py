@@ -12,7 +12,7 @@ _PRINT: Colour = (0.87, 0.88, 0.88)
 
 
 def draw_body(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Everything of the part that moves with it. Draws nothing where the part is missing."""
+    """Draw everything of the part that moves with it; nothing if the part is missing."""
     if condition.kind == "missing":
         return
     if condition.kind == "tombstone":
@@ -38,8 +38,7 @@ def _chip(layer: Layer, part: PartType, condition: Condition, scene: BoardScene)
             words = layer.text(look.marking, (0, 0), width * 0.5, 0.9, 180 if scene.rng.random() < 0.5 else 0)
             layer.paint(words, _PRINT, opacity=0.9)
     elif look.body == "tantalum":
-        bar = layer.fill([rectangle(-length * 0.2, 0, length * 0.1, width)])
-        layer.paint(bar, (0.35, 0.16, 0.1))
+        layer.paint(layer.fill([rectangle(-length * 0.2, 0, length * 0.1, width)]), (0.35, 0.16, 0.1))
 
 
 def _led(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
@@ -51,18 +50,14 @@ def _led(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) 
     layer.paint(carrier, plastic(carrier, (0.86, 0.85, 0.8), scene.light, 1.5 * scale, scene.texture()))
     lens = layer.fill([rectangle(1, 0, length - 21, width - 5, 5)])
     layer.paint(lens, plastic(lens, condition.look.colour, scene.light, 6 * scale, scene.texture(), gloss=0.9))
-    die = layer.fill([rectangle(1, 0, 5, 5)])
-    layer.paint(die, scaled(condition.look.colour, 0.72), opacity=0.6)
+    layer.paint(layer.fill([rectangle(1, 0, 5, 5)]), scaled(condition.look.colour, 0.72), opacity=0.6)
     corner = (-length / 2 + 7.5, -width / 2 + 0.5)
     mark = layer.fill([[corner, (corner[0] + 8, corner[1]), (corner[0], corner[1] + width - 1)]])
     layer.paint(mark, (0.14, 0.48, 0.24), opacity=0.95)
 
 
 def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Gull wings from the body to the pads.
-
-    A lifted one is bent aside, longer, and throws a shadow on its pad; one with too little solder stays dull.
-    """
+    """Draw gull wings to the pads: lifted ones bent and longer with a shadow, ones with too little solder dull."""
     flat, dull, raised, shadows = [], [], [], []
     for pad, state in zip(part.pads, condition.joints, strict=True):
         ox, oy = pad.out
@@ -136,8 +131,7 @@ def _can(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) 
     top = layer.fill([disc(0, 0, radius * 0.87)])
     brushed = 0.68 + 0.05 * np.tanh(scene.texture()[: top.mask.shape[0], : top.mask.shape[1], None])
     layer.paint(top, np.repeat(brushed, 3, axis=2).astype(np.float32), opacity=0.85)
-    minus = layer.fill([disc(0, 0, radius * 0.87, np.pi * 0.68, np.pi * 1.32)])
-    layer.paint(minus, look.colour, opacity=0.95)
+    layer.paint(layer.fill([disc(0, 0, radius * 0.87, np.pi * 0.68, np.pi * 1.32)]), look.colour, opacity=0.95)
     for k, words in enumerate(look.marking.split("|")):
         patch = layer.text(words, (base * 0.1, (k - 0.5) * base * 0.22), base * 0.15, 1.0)
         layer.paint(patch, (0.12, 0.12, 0.16), opacity=0.9)
@@ -151,10 +145,8 @@ def _header(layer: Layer, part: PartType, condition: Condition, scene: BoardScen
     layer.paint(box, plastic(box, colour, scene.light, 3 * scale, scene.texture()))
     cavity = layer.fill([rectangle(0, 0, length - 13, width - 13, 1), rectangle(0, width / 2 - 5, 17, 13)])
     layer.paint(cavity, plastic(cavity, scaled(colour, 0.45), scene.light, 1, scene.texture()))
-    edge = layer.fill([rectangle(0, -(width / 2 - 8), length - 13, 4)], soften_px=1)
-    layer.paint(edge, (0, 0, 0), opacity=0.4)
-    pins = [rectangle(p.x * 0.93, p.out[1] * 9, 5, 5, 0.8) for p in part.pads]
-    gold = layer.fill(pins)
+    layer.paint(layer.fill([rectangle(0, -(width / 2 - 8), length - 13, 4)], soften_px=1), (0, 0, 0), opacity=0.4)
+    gold = layer.fill([rectangle(p.x * 0.93, p.out[1] * 9, 5, 5, 0.8) for p in part.pads])
     layer.paint(gold, metal(gold, (0.95, 0.8, 0.42), scene.light, 2 * scale))
     x, y = part.pads[0].x, width / 2 - 0.5
     arrow = layer.fill([[(x - 4, y), (x + 4, y), (x, y - 5.5)]])

@@ -20,7 +20,7 @@ _SHROUD: Colour = (0.13, 0.13, 0.14)
 
 @dataclass(frozen=True, slots=True)
 class BodyLook:
-    """The body that lies on the board: its kind, its colour and marking, its size against the right one."""
+    """The body that lies on the board: its kind, colour, marking, and size against the right one."""
 
     body: Body
     colour: Colour
@@ -44,7 +44,6 @@ class Condition:
 
 
 def right_look(part: PartType) -> BodyLook:
-    """The look of the part that belongs there."""
     match part.family:
         case "chip" if part.name.startswith("R"):
             return BodyLook("resistor", _BLACK, part.marking)
@@ -61,7 +60,7 @@ def right_look(part: PartType) -> BodyLook:
 
 
 def wrong_look(part: PartType, rng: np.random.Generator) -> BodyLook:
-    """The look of a part that a wrong reel would have put there."""
+    """Return the look of a part from a wrong reel."""
     right = right_look(part)
     match right.body:
         case "resistor":
@@ -111,8 +110,7 @@ def _misplace(part: PartType, condition: Condition, rng: np.random.Generator) ->
             reach, angle = rng.uniform(*part.shift_px), rng.uniform(0, 2 * np.pi)
             return replace(condition, dx=float(reach * np.cos(angle)), dy=float(reach * np.sin(angle)))
         case "rotated":
-            turn = rng.uniform(*part.skew_deg) * rng.choice([-1, 1])
-            return replace(condition, angle_deg=float(turn))
+            return replace(condition, angle_deg=float(rng.uniform(*part.skew_deg) * rng.choice([-1, 1])))
         case "reversed":
             turns = int(rng.integers(1, 4)) if part.family == "qfp" else 2
             return replace(condition, quarter_turns=turns)
@@ -131,7 +129,7 @@ def _spoil_solder(part: PartType, condition: Condition, rng: np.random.Generator
 
 
 def _neighbours(part: PartType, rng: np.random.Generator, count: int) -> list[tuple[int, int]]:
-    """Pairs of adjacent pads that solder could join."""
+    """Return pairs of adjacent pads that solder could join."""
     pads = part.pads
     if part.family == "chip":
         return [(0, 1)]

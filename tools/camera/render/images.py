@@ -32,23 +32,20 @@ def board_plan(boards: int, seed: int, prefix: str) -> list[tuple[str, str, int]
 
 
 def new_prefix() -> str:
-    """Return a prefix for serials that differs from those of a second ago."""
+    """Return a prefix for serials that changes every second."""
     return f"R{int(time.time()):x}"
 
 
 def count_parts(boards: int) -> int:
-    """Return the number of images of so many boards."""
     return sum(len(board_types()[board_type].places) for _, board_type, _ in board_plan(boards, 0, ""))
 
 
 def rendered_images(boards: int, seed: int, prefix: str, lot: str | None) -> Iterator[CameraImage]:
-    """Yield the parts of each board of the plan as PNG images, board by board."""
     for serial, board_type, board_seed in board_plan(boards, seed, prefix):
         yield from images_of(render_board(board_type, board_seed, DEFECT_RATE), serial, lot)
 
 
 def images_of(board: RenderedBoard, serial: str, lot: str | None) -> Iterator[CameraImage]:
-    """Yield the parts of one board in placement order."""
     for part in board.placements:
         _, payload = cv2.imencode(".png", cv2.cvtColor(part.pixels, cv2.COLOR_RGB2BGR))
         yield CameraImage(
@@ -86,7 +83,6 @@ def write_video(video: Path, boards: int, seed: int, prefix: str) -> tuple[Path,
 
 
 def _layout_of(board: BoardType) -> dict[str, object]:
-    """Return the content of a layout file for a rendered board."""
     parts: dict[str, object] = {}
     for position in board.places:
         side = part_types()[position.component].crop_px

@@ -34,7 +34,6 @@ class BoardType:
     places: tuple[PartPlace, ...]
 
     def designators(self) -> dict[str, list[str]]:
-        """The designators of each component type."""
         named: dict[str, list[str]] = {}
         for place in self.places:
             named.setdefault(place.component, []).append(place.designator)
@@ -128,7 +127,7 @@ _DISPLAY = (
 
 
 def board_types() -> dict[str, BoardType]:
-    """The four products of the demo line by name."""
+    """Return the four products of the demo line by name."""
     boards = (
         _board("controller", "CTRL-44 REV C", (1180, 800), (0.05, 0.29, 0.16), _GOLD, 11, _CONTROLLER),
         _board("power-supply", "PSU-60W REV B", (1120, 780), (0.06, 0.15, 0.36), _SILVER, 12, _POWER),
@@ -139,7 +138,7 @@ def board_types() -> dict[str, BoardType]:
 
 
 def training_panel(components: list[str], design_seed: int) -> BoardType:
-    """A panel that carries the named components on a grid, in a look of its own."""
+    """Make a panel that carries the named components on a grid, in a look of its own."""
     rng = np.random.default_rng([77, design_seed])
     library = part_types()
     columns = max(1, round(np.sqrt(len(components))))
@@ -175,6 +174,5 @@ def _board(
             for column in range(block.columns):
                 numbers[part.prefix] = numbers.get(part.prefix, 0) + 1
                 x, y = block.x + column * block.step[0], block.y + row * block.step[1]
-                designator = f"{part.prefix}{numbers[part.prefix]}"
-                places.append(PartPlace(designator, block.component, x, y, block.turns))
+                places.append(PartPlace(f"{part.prefix}{numbers[part.prefix]}", block.component, x, y, block.turns))
     return BoardType(name, title, *size, mask, _WHITE, finish, seed, tuple(places))

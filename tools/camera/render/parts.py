@@ -30,8 +30,8 @@ class Pad:
 class PartType:
     """A component type as the renderer draws it.
 
-    `shift_px` and `skew_deg` are where a good placement ends and a defect begins: good parts stay within a fifth
-    of the first number of each range, bad ones lie inside the range.
+    `shift_px` and `skew_deg` are where a good placement ends and a defect begins: good parts stay within a fifth of
+    each range's first number, bad ones lie inside the range.
     """
 
     name: str
@@ -78,7 +78,6 @@ def _chip(name: str, crop_px: int, length: float, width: float, *, marking: str)
 
 
 def _led(name: str, crop_px: int, length: float, width: float) -> PartType:
-    pads = tuple(Pad(side * length / 2, 0, 16, width + 2, (side, 0)) for side in (-1, 1))
     return PartType(
         name=name,
         family="led",
@@ -86,7 +85,7 @@ def _led(name: str, crop_px: int, length: float, width: float) -> PartType:
         crop_px=crop_px,
         length=length,
         width=width,
-        pads=pads,
+        pads=tuple(Pad(side * length / 2, 0, 16, width + 2, (side, 0)) for side in (-1, 1)),
         lead_px=8,
         thickness=12,
         marking="",
@@ -133,7 +132,6 @@ def _qfp(name: str, crop_px: int, per_side: int, pitch: float, body: float, *, m
 
 
 def _electrolytic(name: str, crop_px: int, base: float, *, marking: str) -> PartType:
-    pads = tuple(Pad(side * (base / 2 + 1), 0, 24, base * 0.24, (side, 0)) for side in (-1, 1))
     return PartType(
         name=name,
         family="electrolytic",
@@ -141,7 +139,7 @@ def _electrolytic(name: str, crop_px: int, base: float, *, marking: str) -> Part
         crop_px=crop_px,
         length=base,
         width=base,
-        pads=pads,
+        pads=tuple(Pad(side * (base / 2 + 1), 0, 24, base * 0.24, (side, 0)) for side in (-1, 1)),
         lead_px=base * 0.11,
         thickness=26,
         marking=marking,
@@ -177,5 +175,4 @@ def _library() -> tuple[PartType, ...]:
 
 
 def part_types() -> dict[str, PartType]:
-    """The library by component type."""
     return {part.name: part for part in _library()}

@@ -1,4 +1,4 @@
-"""The ground under a part: pads, solder joints good and bad, bridges; and where each of them is."""
+"""The ground under a part: pads, solder joints good and bad, bridges, and where each of them is."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class SolderMark:
 
 @dataclass(frozen=True, slots=True)
 class BoardScene:
-    """Properties that all parts of one board share: lamp, pad finish, and the grain of the surfaces."""
+    """What all parts of one board share: lamp, pad finish, and the grain of the surfaces."""
 
     light: Light
     finish: Colour
@@ -31,13 +31,13 @@ class BoardScene:
     rng: np.random.Generator
 
     def texture(self) -> Floats:
-        """Grain from a place of its own, at least 450 pixels each way."""
+        """Cut grain, at least 450 pixels each way, from a place of its own."""
         y, x = self.rng.integers(0, 60, 2)
         return self.grain[y:, x:]
 
 
 def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:
-    """Pads, then the solder on them as the part's condition left it."""
+    """Draw the pads, then the solder on them as the part's condition left it."""
     rng, light, scale = scene.rng, scene.light, layer.scale
     pads = layer.fill([rectangle(p.x, p.y, p.w, p.h, 1.5) for p in part.pads])
     dull = 0.5 + 0.05 * scene.texture()[: pads.mask.shape[0], : pads.mask.shape[1], None]
@@ -64,9 +64,8 @@ def draw_ground(layer: Layer, part: PartType, condition: Condition, scene: Board
 
 
 def _starved(layer: Layer, pad: Pad, scene: BoardScene) -> None:
-    """A joint with too little solder: the bare pad shows, tarnished, with a thin smear at the lead."""
-    tarnish = layer.fill([rectangle(pad.x, pad.y, pad.w * 0.96, pad.h * 0.96, 1)])
-    layer.paint(tarnish, (0.52, 0.33, 0.17), opacity=0.9)
+    """Draw a joint with too little solder: the bare pad shows, tarnished, with a thin smear at the lead."""
+    layer.paint(layer.fill([rectangle(pad.x, pad.y, pad.w * 0.96, pad.h * 0.96, 1)]), (0.52, 0.33, 0.17), opacity=0.9)
     w, h = pad.w * scene.rng.uniform(0.25, 0.5), pad.h * scene.rng.uniform(0.25, 0.5)
     x, y = pad.x - pad.out[0] * pad.w * 0.25, pad.y - pad.out[1] * pad.h * 0.25
     smear = layer.fill([blob(x, y, w, h, scene.rng, 0.1)])
@@ -94,7 +93,7 @@ def bridge_boxes(part: PartType, condition: Condition, rng: np.random.Generator)
 
 
 def draw_bridges(layer: Layer, boxes: list[Box], scene: BoardScene) -> None:
-    """Solder that runs from joint to joint; drawn over the leads, which it covers."""
+    """Draw solder from joint to joint, over the leads, which it covers."""
     for x1, y1, x2, y2 in boxes:
         run = layer.fill([blob((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, scene.rng, 0.07)])
         layer.paint(run, metal(run, _SOLDER, scene.light, min(x2 - x1, y2 - y1) * 0.4 * layer.scale, gloss=1.2))
@@ -114,7 +113,7 @@ def marks_of(part: PartType, condition: Condition, bridges: list[Box]) -> tuple[
 
 
 def draw_flux(layer: Layer, part: PartType, scene: BoardScene) -> None:
-    """Harmless residue around some joints, so that dirt alone is not a defect."""
+    """Draw harmless residue around some joints, so that dirt alone is not a defect."""
     if scene.rng.random() > 0.3:
         return
     pad = part.pads[int(scene.rng.integers(len(part.pads)))]

@@ -13,7 +13,7 @@ _SUB = 3  # three fractional bits in the coordinates OpenCV draws at
 
 
 def bare_board(board: BoardType, unit: np.random.Generator) -> Floats:
-    """(height, width, 3) float32 in 0..1. The design comes from the board type, small deviations from the unit."""
+    """Return (height, width, 3) float32 in 0..1. The board type gives the design, the unit small deviations."""
     design = np.random.default_rng([5, board.design_seed])
     shape = (board.height, board.width)
     copper, vias, silk = (np.zeros(shape, np.uint8) for _ in range(3))
@@ -41,7 +41,7 @@ def _lay(image: Floats, mask: Mask, colour: Floats, opacity: float) -> None:
 
 
 def _route(board: BoardType, design: np.random.Generator, copper: Mask, vias: Mask) -> None:
-    """A poured ground plane; every pad escapes to a via, and bundles of lines cross the board."""
+    """Draw a poured ground plane, an escape to a via for every pad, and bundles of lines across the board."""
     cv2.rectangle(copper, (18, 18), (board.width - 19, board.height - 19), 90, -1)
     for _ in range(4 + board.width // 220):
         _bundle(board, design, copper)
@@ -57,7 +57,7 @@ def _route(board: BoardType, design: np.random.Generator, copper: Mask, vias: Ma
 
 
 def _bundle(board: BoardType, design: np.random.Generator, copper: Mask) -> None:
-    """Parallel lines with 45-degree bends from edge to edge."""
+    """Draw parallel lines with 45-degree bends from edge to edge."""
     count, pitch, width = int(design.integers(3, 8)), int(design.integers(7, 11)), int(design.integers(2, 4))
     across = design.random() < 0.5
     span = board.width if across else board.height
@@ -119,7 +119,7 @@ def _print_silk(board: BoardType, silk: Mask) -> None:
 
 
 def _outlines(part: PartType) -> list[tuple[list[tuple[float, float]], bool]]:
-    """The silkscreen around a part, in part coordinates: polylines, and whether each is closed."""
+    """Return the silkscreen around a part, in part coordinates: polylines, and whether each is closed."""
     a, b = part.length / 2 + 3, part.width / 2 + 3
     match part.family:
         case "chip":
@@ -148,7 +148,6 @@ def _outlines(part: PartType) -> list[tuple[list[tuple[float, float]], bool]]:
 
 
 def _reach(part: PartType, quarter_turns: int) -> tuple[float, float]:
-    """Half the width and height that pads and body take on the board."""
     x = max(part.length / 2, *(abs(p.x) + p.w / 2 for p in part.pads))
     y = max(part.width / 2, *(abs(p.y) + p.h / 2 for p in part.pads))
     return (y, x) if quarter_turns % 2 else (x, y)
@@ -162,7 +161,6 @@ def _turned(point: tuple[float, float], place: PartPlace) -> tuple[float, float]
 
 
 def _features(board: BoardType, image: Floats) -> None:
-    """Mounting holes, fiducials, and the milled edge."""
     finish, dark = tuple(map(float, board.finish)), (0.03, 0.03, 0.035)
     for x in (34, board.width - 35):
         for y in (34, board.height - 35):

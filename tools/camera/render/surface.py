@@ -55,7 +55,7 @@ class Layer:
         return (np.asarray(points, np.float32) + self.side_px / 2) * self.scale
 
     def fill(self, outlines: Sequence[Sequence[Point] | NDArray[np.floating]], soften_px: float = 0) -> Patch:
-        """The union of closed outlines, given in part coordinates."""
+        """Return the union of closed outlines, given in part coordinates."""
         polygons = [self.to_pixels(outline) for outline in outlines]
         n, margin = self.side_px * self.scale, 3 + int(3 * soften_px * self.scale)
         every = np.concatenate(polygons)
@@ -70,7 +70,7 @@ class Layer:
         return Patch(slice(low[1], high[1]), slice(low[0], high[0]), cover.astype(np.float32))
 
     def text(self, words: str, at: Point, height_px: float, weight: float, angle_deg: float = 0) -> Patch:
-        """Words centred on a point, as printed or lasered on a body."""
+        """Return words centred on a point, as printed or lasered on a body."""
         height = height_px * self.scale
         face, thickness = cv2.FONT_HERSHEY_SIMPLEX, max(1, round(weight * self.scale))
         size = height / 21
@@ -84,7 +84,7 @@ class Layer:
         return Patch(slice(None), slice(None), (mask.astype(np.float32) / 255).astype(np.float32))
 
     def paint(self, patch: Patch, colour: Floats | Colour, opacity: float = 1) -> None:
-        """Lay a colour, uniform or per pixel of the patch, over what is there."""
+        """Lay a colour, uniform or per pixel of the patch, over the picture."""
         cover = patch.mask * opacity
         target = self.pixels[patch.rows, patch.columns]
         target *= channels(1 - cover, 4)
@@ -99,9 +99,8 @@ class Layer:
         self.pixels = cv2.warpAffine(self.pixels, turn, (n, n), flags=cv2.INTER_LINEAR).astype(np.float32)
 
     def shown(self) -> Floats:
-        """The picture at board resolution, (side, side, 4)."""
-        size = (self.side_px, self.side_px)
-        return cv2.resize(self.pixels, size, interpolation=cv2.INTER_AREA).astype(np.float32)
+        """Return the picture at board resolution, (side, side, 4)."""
+        return cv2.resize(self.pixels, (self.side_px, self.side_px), interpolation=cv2.INTER_AREA).astype(np.float32)
 
 
 def channels(mask: Floats, count: int) -> Floats:
@@ -110,13 +109,12 @@ def channels(mask: Floats, count: int) -> Floats:
 
 
 def scaled(colour: Colour, gain: float) -> Colour:
-    """A brighter or darker shade of a colour."""
     red, green, blue = colour
     return (gain * red, gain * green, gain * blue)
 
 
 def rectangle(x: float, y: float, w: float, h: float, corner: float = 0) -> Floats:
-    """A rectangle around (x, y), its corners rounded by a radius."""
+    """Return a rectangle around (x, y), its corners rounded by a radius."""
     if corner <= 0:
         return np.array(
             [(x - w / 2, y - h / 2), (x + w / 2, y - h / 2), (x + w / 2, y + h / 2), (x - w / 2, y + h / 2)], "f4"
@@ -132,13 +130,13 @@ def rectangle(x: float, y: float, w: float, h: float, corner: float = 0) -> Floa
 
 
 def disc(x: float, y: float, radius: float, start: float = 0, stop: float = 2 * np.pi) -> Floats:
-    """A disc, or the segment of it between two angles."""
+    """Return a disc, or the segment of it between two angles."""
     angle = np.linspace(start, stop, 40)
     return np.stack([x + radius * np.cos(angle), y + radius * np.sin(angle)], 1).astype(np.float32)
 
 
 def blob(x: float, y: float, w: float, h: float, rng: np.random.Generator, rough: float = 0.12) -> Floats:
-    """An irregular rounded drop, as solder leaves it."""
+    """Return an irregular rounded drop, as solder leaves it."""
     angle = np.linspace(0, 2 * np.pi, 28, endpoint=False)
     waves = sum(rng.normal(0, rough / k) * np.cos(k * angle + rng.uniform(0, 6.3)) for k in (2, 3, 4))
     radius = 1 + np.asarray(waves)
@@ -148,7 +146,7 @@ def blob(x: float, y: float, w: float, h: float, rng: np.random.Generator, rough
 
 
 def slopes(solid: NDArray[np.uint8], edge: float) -> tuple[Floats, Floats, Floats]:
-    """Unit normals of a surface that rises roundly from its outline over `edge` pixels and is flat inside."""
+    """Return unit normals of a surface that rises roundly over `edge` pixels from its outline and is flat inside."""
     edge = float(edge)  # numpy scalars would widen the arrays, which OpenCV refuses
     distance = cv2.distanceTransform(solid, cv2.DIST_L2, 3)
     rise = np.clip(distance / max(edge, 1), 0, 1)

@@ -30,9 +30,9 @@ _MAX_NAME_LENGTH = 60
 class PackageRows:
     """Numbers of rows by table, and notes taken while they were written.
 
-    `rules` are the texts of rules versions, None if the database has none any more. `answered` says what gave answers,
-    `experts` has the sha256 of expert versions, `settings` the texts of settings by their digest.
-    `tasks` are those that the daemon has still to do, by image: `judge` or `keep`.
+    `rules` are the texts of rules versions, None if the database has none any more. `answered` names what gave answers,
+    `experts` has the sha256 of expert versions, `settings` the texts of settings by their digest. `tasks` are the
+    daemon's open ones by image: `judge` or `keep`.
     """
 
     last_seq: int
@@ -47,7 +47,7 @@ class PackageRows:
 
 
 def write_rows(connection: Connection, selection: BoardSelection, folder: Path) -> PackageRows:
-    """Write all rows of the chosen boards into `folder`: one state of the database; nothing if no board is chosen."""
+    """Write all rows of the chosen boards, one state of the database, into `folder`; nothing without boards."""
     written = PackageRows(*read_position(connection))
     queries = selection.queries()
     tasks = queries.pop("pending")
@@ -82,8 +82,7 @@ def _write_table(
     written.rows[name] = 0
     with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
         writer = JsonLinesWriter(file, names)
-        answer = connection.execution_options(yield_per=BATCH_ROWS).execute(query)
-        for batch in answer.partitions():
+        for batch in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
             writer.add(batch)
             written.rows[name] += len(batch)
             yield from (dict(zip(names, row, strict=True)) for row in batch)
@@ -91,7 +90,7 @@ def _write_table(
 
 @dataclass(slots=True)
 class PackagePictures:
-    """The number of pictures, and of the images without one by reason; `damaged` images are not as they were sent."""
+    """The number of pictures, and of images without one by reason; `damaged` ones are not as they were sent."""
 
     copied: int = 0
     bytes: int = 0
@@ -100,7 +99,7 @@ class PackagePictures:
 
 
 def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: Path) -> PackagePictures:
-    """Copy stored pictures into `package/pictures` and list every image in `pictures.csv`; without a transaction."""
+    """Copy stored pictures into `package/pictures` and list every image in `pictures.csv`; no transaction."""
     pictures = PackagePictures()
     serials = {row["board_id"]: row["serial"] for row in json_lines(rows / "boards.jsonl")}
     with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
@@ -119,7 +118,6 @@ def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: P
 def _copy_picture(
     settings: Config, written: PackageRows, row: dict[str, Any], target: Path, pictures: PackagePictures
 ) -> str | None:
-    """Copy one picture; return the reason if there is none."""
     if row["image_path"] is None:
         return _why_not_stored(settings, written, row)
     try:
@@ -145,13 +143,12 @@ def _why_not_stored(settings: Config, written: PackageRows, row: dict[str, Any])
 
 
 def _picture_name(row: dict[str, Any], serial: str) -> str:
-    """Return a path that every system takes for any serial and designator; the numbers make it unique."""
+    """Return a path legal on every system for any serial and designator, unique by its numbers."""
     suffix = Path(row["image_path"]).suffix if row["image_path"] else ""
     return f"pictures/{row['board_id']}-{_safe(serial)}/{row['inspection_id']}-{_safe(row['designator'])}{suffix}"
 
 
 def _safe(text: str) -> str:
-    """Percent-encode `text`, except letters, digits, dot, dash and underline, and cut it."""
     return quote(text, safe="").replace("~", "%7E").replace("%", "_")[:_MAX_NAME_LENGTH]
 
 
@@ -162,14 +159,14 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class PackageExperts:
-    """Versions that answered: for each its checksum, its standing today, and the file of its weights."""
+    """Versions that answered, each with its checksum, its standing today, and its weights file."""
 
     listed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     warnings: list[str] = field(default_factory=list[str])
 
 
 def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weights: bool) -> PackageExperts:
-    """Write `catalog.yaml` with the entries of the versions as they answered, and copy their weights."""
+    """Write `catalog.yaml` with the versions' entries as they answered, and copy their weights."""
     folder.mkdir()
     today, experts = CatalogVersions.of(catalog), PackageExperts()
     entries: dict[str, Any] = {}
@@ -210,7 +207,7 @@ def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weig
 
 
 def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExperts) -> str | None:
-    """Copy weights and compare them with the catalog's checksum; return the file's name, or None if there is none."""
+    """Copy weights and compare them with the catalog's checksum; return the file's name, None if there is none."""
     if target.exists():
         return f"experts/{target.name}"
     if not source.is_file():

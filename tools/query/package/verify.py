@@ -35,7 +35,7 @@ _CHANGING = {("inspections", "image_path"), ("boards", "attributes")}
 class PackageCheck:
     """Names of files by problem; `made` and `boards` are the manifest's.
 
-    `files` counts all files that a whole package has, SHA256SUMS included. `links` are symbolic links among the others.
+    `files` counts all files of a whole package, SHA256SUMS included. `links` are symbolic links among the others.
     `problems` are sentences. `signed_by` is the key that the manifest names, of the user `signer`; `is_signature_valid`
     is None without a key.
     """
@@ -118,7 +118,7 @@ def _row_problems(
 
 
 def _read_manifest(manifest: Path) -> tuple[str, dict[str, int], str | None, str | None]:
-    """Return when the package was made, its rows by table, the key it is signed with, and its signer. PackageError."""
+    """Return when the package was made, its rows by table, its signing key, and its signer. PackageError."""
     try:
         fields = json.loads(manifest.read_text(encoding="utf-8"))
         counts = {str(name): int(count) for name, count in fields["rows"].items()}
@@ -150,7 +150,7 @@ def _checksums(sums: Path) -> dict[str, str]:
 
 
 def _database_problems(connection: Connection, rows: Path, counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield what was changed or deleted in the database since: finished rows of the package, by table and key."""
+    """Yield the package's finished rows that were changed or deleted in the database since, by table and key."""
     for name in counts.keys() & metadata.tables.keys():
         table = metadata.tables[name]
         keys = [column.name for column in table.primary_key.columns]

@@ -1,7 +1,7 @@
 """`coserve export`: an audit package of chosen boards, complete under its name or absent.
 
-The rows are written first, in one read transaction; then the pictures, while the writer's log can be brought into the
-database again; last the manifest and the checksums of every file.
+First the rows, in one read transaction; then the pictures, while the writer can checkpoint its log; last the manifest
+and the checksums of every file.
 """
 
 import fcntl
@@ -57,7 +57,7 @@ class PackageFolderError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class PackageReport:
-    """Numbers of what a package holds. `fingerprint` is the sha256 of its SHA256SUMS."""
+    """`fingerprint` is the sha256 of the package's SHA256SUMS."""
 
     boards: int
     images: int
@@ -180,7 +180,6 @@ def _claim(fd: int, mark: Path, out: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Delete everything but the mark."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

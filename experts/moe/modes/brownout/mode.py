@@ -1,7 +1,7 @@
 """Brownout: under load the busiest experts run themselves, and united experts answer the tokens of the others.
 
-BrownoutServe §IV. At threshold 1 nothing changes, to the bit. The threshold of a phase is set from outside, or follows
-the latencies that are reported (`observe`) by SALC. United experts stay in memory, within the model's budget.
+BrownoutServe §IV. At threshold 1 nothing changes, to the bit. Each phase's threshold is set from outside, or SALC
+derives it from reported latencies (`observe`). United experts stay in memory, within the model's budget.
 """
 
 import time
@@ -88,7 +88,7 @@ class Brownout(Mode):
         self.cache.resize(budget_bytes - self.reserved_bytes)
 
     def observe(self, phase: Phase, latency_s: float) -> None:
-        """Report the latency of a request's first token (since its arrival) or of a later one (since the last)."""
+        """Report the latency of a request's first token (since arrival) or of a later one (since the last)."""
         if self.salc is not None:
             self.salc.observe(phase, latency_s, self._clock())
 
@@ -128,8 +128,7 @@ class Brownout(Mode):
         for group, members in division.united:
             for expert in members:
                 numbers[expert] = sentinel + 1 + group
-        index = torch.tensor(numbers, device=routing.index.device)[routing.index]
-        return replace(routing, index=index)
+        return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])
 
 
 def _require_shapes(united: UnitedExperts, arch: MoeArch, folder: Path) -> None:

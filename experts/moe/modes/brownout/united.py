@@ -1,7 +1,7 @@
 """United experts: one expert of the usual size that replaces a group of them (BrownoutServe §IV.B).
 
-Each is distilled separately from the answers of its group's experts to the tokens that chose them (activations of the
-training files), layer by layer. For comparison, the mean of the group's weights needs no fitting.
+Layer by layer, each is distilled from its group's answers to the tokens that chose them (activations of the training
+files). For comparison, the mean of the group's weights needs no fitting.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,6 @@ LayerActivations = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class UnitedExperts:
-    """The united experts of a model, one for each group of each layer."""
-
     #: For each layer (G, rows, H) and (G, H, I), with rows, H and I of `MoeArch`.
     gate_up: tuple[torch.Tensor, ...]
     down: tuple[torch.Tensor, ...]
@@ -72,7 +70,7 @@ class DistillRecipe:
 
 
 class Distillation:
-    """Distils the united experts of one way; each layer is saved as soon as it is done."""
+    """Distils the united experts of one way, and saves each layer as soon as it is done."""
 
     def __init__(self, prepared: PreparedFiles, store: ExpertStore, way: int, recipe: DistillRecipe) -> None:
         self.way = way
@@ -82,16 +80,14 @@ class Distillation:
         self._recipe = recipe
 
     def is_done(self) -> bool:
-        """Return True if the united experts exist and were made with this recipe."""
         return self._prepared.is_made(_part(self.way), self._made)
 
     def missing(self) -> tuple[int, ...]:
-        """Return the layers that are still to be made."""
         layers = range(self._store.arch.layers)
         return tuple(layer for layer in layers if not self._prepared.is_made(_part(self.way, layer), self._made))
 
     def make(self, layer: int, activations: LayerActivations, activation: Activation) -> None:
-        """Distil the united experts of a layer and save them, with their error and that of averaged experts."""
+        """Distil and save a layer's united experts, with their error and that of averaged experts."""
         united: list[ExpertWeights] = []
         missed: list[tuple[float, float]] = []
         for group in range(self.groups[-1] + 1):
@@ -144,7 +140,7 @@ def _part(way: int, layer: int | None = None) -> str:
 
 
 class Activations:
-    """Collects inputs of each layer's experts, for the first `tokens` that run through the model."""
+    """Collects the inputs of each layer's experts for the first `tokens` of the model."""
 
     def __init__(self, layers: int, tokens: int) -> None:
         self.tokens = tokens
@@ -170,7 +166,7 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class DistillTargets:
-    """Targets of one united expert: N answers of its group's experts."""
+    """Targets of one united expert: its group's answers to the N tokens that chose them."""
 
     hidden: torch.Tensor  # (N, H) float32
     answer: torch.Tensor  # (N, H) float32
@@ -185,7 +181,6 @@ def answer(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation)
 def distill_targets(
     members: Sequence[tuple[int, ExpertWeights]], activations: LayerActivations, activation: Activation
 ) -> DistillTargets:
-    """Return the answers of a group's experts to the tokens that chose them."""
     hidden, index, weight = activations
     parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for expert, weights in members:
@@ -196,7 +191,6 @@ def distill_targets(
 
 
 def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
-    """Return the mean of the group's weights."""
     gate_up, down = zip(*members, strict=True)
     return ExpertWeights(torch.stack(gate_up).mean(0), torch.stack(down).mean(0))
 
@@ -204,10 +198,7 @@ def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
 def strongest_units(
     members: Sequence[tuple[int, ExpertWeights]], activations: LayerActivations, activation: Activation
 ) -> ExpertWeights:
-    """Return the start of a fit: the strongest inner units of a group, as many as one expert has.
-
-    A unit's strength is the energy of what it adds to the outputs, over the tokens that chose its expert.
-    """
+    """Return the start of a fit: the units that add most energy to a group's outputs, as many as one expert has."""
     hidden, index, weight = activations
     energies, incoming, outgoing = [], [], []
     for expert, weights in members:

@@ -1,1 +1,1 @@
-"""DuoServe-MoE: a trained predictor names the experts of later layers, which are fetched while this one computes."""
+"""DuoServe-MoE: a trained predictor names the experts of later layers, fetched while this one computes."""

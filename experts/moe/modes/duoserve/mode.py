@@ -3,8 +3,8 @@
 Prefill (§5.2), two streams: each distinct expert of a layer is fetched once, the next one while this one computes, and
 the first absent one of the next layer while its attention computes.
 
-Decode (§5.3), three streams: when a layer's gate has spoken, the prediction stream predicts a later layer. First
-synchronisation point: the gate is compared with the resident experts; missed experts are fetched, and each is computed
+Decode (§5.3), three streams: when a layer's gate has chosen, the prediction stream predicts a later layer. First
+synchronisation point: the gate is compared with the resident experts; missed ones are fetched, and each is computed
 when it is there. Second: when the first expert has been computed *and* the prediction is finished, whichever is later,
 the communication stream begins with the predicted layer. The first layer is not predicted.
 """
@@ -34,8 +34,8 @@ _MAX_PATHS = 256
 class PredictionThread:
     """The third stream (§5.3): one thread that predicts, on a GPU with a CUDA stream of its own.
 
-    torch releases the interpreter's lock while it computes, so that two cores work at the same time. On a GPU the
-    stream waits for the work that the caller's stream has been given, and the copy to the host blocks this thread only.
+    torch releases the interpreter's lock while it computes, so two cores work at the same time. On a GPU the stream
+    waits for the work given to the caller's stream so far, and the copy to the host blocks this thread only.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -153,7 +153,7 @@ class DuoServe(Mode):
             self._fetch_when_predicted(routing.layer)
 
     def _withdraw(self, layer: int) -> None:
-        """Withdraw a layer's prediction and prefetches that have not begun: its gate has spoken."""
+        """Withdraw a layer's prediction and the prefetches that have not begun: its gate has chosen."""
         prediction = self._predictions.pop(layer, None)
         if prediction is not None:
             self.cache.cancel(layer)
@@ -176,10 +176,10 @@ class DuoServe(Mode):
         self._predictions[layer] = self._thread.start(work)
 
     def _due(self, layer: int) -> Sequence[int]:
-        """Return the layers to predict when the gate of `layer` has spoken.
+        """Return the layers to predict when the gate of `layer` has chosen.
 
-        The farther one goes first: after the first gate the prediction of the next layer may come too late, and would
-        delay the one behind it; it is withdrawn if it has not begun by then.
+        The farther one goes first: after the first gate the next layer's prediction may come too late and would delay
+        the one behind it; it is withdrawn if it has not begun by then.
         """
         return [later for later in sorted(self._predictors, reverse=True) if known_layers(later) == layer + 1]
 

@@ -2,8 +2,8 @@
 
 The state is s = [h, p, a]. h: the experts chosen so far, zero-padded to a fixed length. p: popularity of the layer to
 be predicted. a: affinity of the layer to the chosen experts. Ours (docs/decisions.md): h has one place for each expert
-of each layer, with the gate's weights beside it, instead of the experts' numbers; the path of the token before belongs
-to it; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only the
+of each layer, with the gate's weights beside it, instead of the experts' numbers; it includes the path of the token
+before; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only the
 rows of the experts chosen last, since the whole matrix is the same for every token of a layer.
 """
 
@@ -31,8 +31,6 @@ LEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """A model's layers, experts of each, and experts of a token."""
-
     layers: int
     experts: int
     top_k: int
@@ -67,10 +65,7 @@ def known_layers(layer: int) -> int:
 
 
 class StateConstructor:
-    """Builds states of one predicted layer, for many tokens of a trace or for the few of a decode step.
-
-    `popularity`: (E,) of `layer`; `affinity`: (E, E) to it from the last known layer.
-    """
+    """Builds states of one layer from `popularity` (E,) and `affinity` (E, E) from the last known layer."""
 
     def __init__(self, shape: StateShape, layer: int, popularity: torch.Tensor, affinity: torch.Tensor) -> None:
         self.shape = shape
@@ -135,10 +130,7 @@ class ExpertMLP(nn.Sequential):
 
 
 class LayerPredictor:
-    """A trained ExpertMLP of one layer for inference, giving independent probabilities of experts. Thread-safe.
-
-    `layers`: weights as (inputs, outputs), so that the numbers of one input lie together, and biases.
-    """
+    """A trained ExpertMLP for inference: independent probabilities of experts. `layers`: (inputs, outputs), biases."""
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.shape = states.shape
@@ -147,7 +139,6 @@ class LayerPredictor:
 
     @classmethod
     def of(cls, states: StateConstructor, folded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "LayerPredictor":
-        """Make a predictor from `ExpertMLP.folded`."""
         return cls(
             states, [(weight.to(STORED_DTYPE).t().contiguous(), bias.to(STORED_DTYPE)) for weight, bias in folded]
         )
@@ -175,11 +166,10 @@ class LayerPredictor:
 class _SingleToken:
     """A layer's network for a single token on a CPU, in as few torch calls as possible.
 
-    At each torch call two threads may compete for the interpreter's lock, and the one that computes the model then
-    sleeps and wakes: 60 calls for each of five predictions made a token take 6.9 ms instead of 2.9. The time of a token
-    is the time of reading the weights from memory. So inputs that are the same for every token are part of the bias,
-    the first layer adds the rows that the token's path names, and the large layers read only the weights whose input is
-    not zero: half of them, behind a ReLU.
+    At each torch call two threads may compete for the interpreter's lock, and the one that computes the model sleeps
+    and wakes: 60 calls for each of five predictions took 6.9 ms a token instead of 2.9. The rest is reading the weights
+    from memory. So inputs that are the same for every token are part of the bias, the first layer adds the rows that
+    the token's path names, and the large layers read only weights whose input is not zero: half of them, behind a ReLU.
     """
 
     def __init__(self, states: StateConstructor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -212,7 +202,6 @@ class _SingleToken:
         return values
 
     def _sum(self, places: torch.Tensor, table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of a table's rows, (outputs,)."""
         return torch.nn.functional.embedding_bag(places, table, self._begin, mode="sum", per_sample_weights=weight)[0]
 
 

@@ -61,7 +61,6 @@ def _measure_sensitivity(inputs: FitInputs) -> None:
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:
-    """Return the prompts of each task, in their order."""
     return [torch.nonzero(trace.task == task).flatten().tolist() for task in range(len(trace.tasks))]
 
 
@@ -73,10 +72,7 @@ def prompt_spreads(trace: Trace) -> torch.Tensor:
 
 
 class PromptStream:
-    """An endless stream of prompts: tasks drawn alike (§2.1), each task's texts in their order from a random start.
-
-    `prompts_of[t]`: numbers of the prompts of task t.
-    """
+    """An endless stream of prompts: tasks drawn alike (§2.1), each task's `prompts_of` in order from a random start."""
 
     def __init__(self, prompts_of: Sequence[Sequence[int]], generator: torch.Generator) -> None:
         self._prompts = [list(prompts) for prompts in prompts_of if len(prompts)]
@@ -98,15 +94,13 @@ class PromptStream:
 def fit_predictor(
     trace: Trace, recipe: EmoeRecipe, report: Callable[[int, float], None] = lambda _, __: None
 ) -> ExpertPredictor:
-    """Train a predictor of the trace's tasks; `report` gets the step and the loss.
-
-    The same trace and seed make the same predictor.
-    """
+    """Train a predictor of the trace's tasks, reproducibly; `report` gets the step and the loss."""
     spread, prompts = prompt_spreads(trace), prompts_of(trace)
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        predictor = _new(_prior(trace), recipe).train()
+        prior = torch.cat([popularity_by_task(trace), popularity(trace)[None]])  # last: requests of unknown task
+        predictor = _new(prior, recipe).train()
         optimiser = torch.optim.AdamW(predictor.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, recipe.learning_rate, total_steps=recipe.steps, cycle_momentum=False
@@ -133,7 +127,7 @@ def _example(
 ) -> tuple[torch.Tensor, ...]:
     """Draw a past of a stream, and a later prompt whose layers are seen in a random order or not at all.
 
-    The prompt comes up to `ahead` prompts after the past, as in serving, where the predictor runs every few prompts.
+    The prompt comes up to `ahead` prompts after the past: in serving, too, the predictor runs every few prompts.
     """
     stream = PromptStream(prompts, generator)
     past = [stream.take() for _ in range(recipe.history)]
@@ -154,8 +148,7 @@ def _example(
 
 
 def save_predictor(prepared: PreparedFiles, predictor: ExpertPredictor, trace: Trace, recipe: EmoeRecipe) -> None:
-    notes = {"made": provenance(trace, recipe), "tasks": list(trace.tasks)}
-    prepared.save(PART, predictor.state_dict(), notes)
+    prepared.save(PART, predictor.state_dict(), {"made": provenance(trace, recipe), "tasks": list(trace.tasks)})
 
 
 def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str, ...]]:
@@ -170,11 +163,6 @@ def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:
     return ExpertPredictor(prior, history=recipe.history, width=recipe.width, blocks=recipe.blocks)
 
 
-def _prior(trace: Trace) -> torch.Tensor:
-    """Return (tasks + 1, L, E): the last is for requests of unknown task."""
-    return torch.cat([popularity_by_task(trace), popularity(trace)[None]])
-
-
 def provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
-    """Return the origin of a predictor: a predictor of another origin is trained again."""
+    """Return the origin of a predictor: one of another origin is trained again."""
     return {"recipe": asdict(recipe), "prompts": trace.prompts, "tokens": len(trace.token)}

@@ -1,9 +1,8 @@
 """eMoE: every p prompts a predictor names the experts of the next ones; in between nothing is loaded.
 
 Experts are chosen by their expected tokens (§3.4, experts/moe/policy/expected.py). A token whose expert is absent goes
-to the next resident one of its ranking (§3.2.2). Loading runs beside the computing, layer by layer: a layer waits only
-for its own experts that are being loaded (§4). The first prompt starts with the most popular experts that the budget
-holds (ours; the paper loads all).
+to the next resident one of its ranking (§3.2.2). Loading runs beside computing: a layer waits only for its own experts
+in flight (§4). The first prompt starts with the most popular experts that the budget holds (ours; the paper loads all).
 """
 
 from collections import deque
@@ -42,7 +41,7 @@ class EmoeKnowledge:
 
 
 def load_knowledge(prepared: PreparedFiles) -> EmoeKnowledge:
-    """Load the results of a fit. Raises ModelError if one is missing or of other weights."""
+    """Raises ModelError if a result of the fit is missing or of other weights."""
     predictor, tasks = load_predictor(prepared)
     return EmoeKnowledge(predictor, tasks, sensitivity_weights(load_shares(prepared)))
 
@@ -59,8 +58,6 @@ class EmoeOptions(ModeOptions, frozen=True):
 
 
 class Emoe(Mode):
-    """Serves with the chosen experts of a period; see EmoeOptions."""
-
     Options = EmoeOptions
     lossless = False
 

@@ -1,10 +1,9 @@
 """The predictor of eMoE (§3.2.2): an XLNet from the routing of past prompts to that of the next ones.
 
 An element of its sequence is the distribution of one prompt's tokens over the experts of one layer. Past prompts come
-first, then the task of the predicted prompt, then its layers, whose distributions are masked: XLNet learns them in
-random orders, each layer from the past and from the layers before it in the order. So one network predicts in both ways
-of the paper: all layers at once from the past prompts (eMoE-A), or one after the other, each also from those before it
-(eMoE-L).
+first, then the task of the predicted prompt, then its layers, masked: XLNet learns them in random orders, each from the
+past and from the layers before it in the order. So one network predicts in both ways of the paper: all layers at once
+from the past prompts (eMoE-A), or one after the other, each also from those before it (eMoE-L).
 """
 
 from collections.abc import Sequence
@@ -19,10 +18,7 @@ Variant = Literal["all", "layer"]
 
 
 class ExpertPredictor(nn.Module):
-    """`prior`: (tasks + 1, L, E), popularity of experts in training for each task and, last, for unknown tasks.
-
-    The network learns the deviation from it.
-    """
+    """Learns the deviation from `prior`, (tasks + 1, L, E): popularity by task and, last, for unknown tasks."""
 
     prior: torch.Tensor
 
@@ -95,10 +91,7 @@ class ExpertPredictor(nn.Module):
     def predict(
         self, past: Sequence[tuple[int, torch.Tensor]], tasks: Sequence[int], variant: Variant = "all"
     ) -> torch.Tensor:
-        """Predict the distributions of the next prompts of each task, (tasks, L, E).
-
-        `past`: task and (L, E) of the last prompts, oldest first.
-        """
+        """Predict the next prompts of each task, (tasks, L, E), from `past`: task and (L, E), oldest first."""
         rows, numbers = self._past(past)
         task = torch.tensor(tasks, device=self.head.device)
         rows, numbers = (part.expand(len(tasks), *part.shape) for part in (rows, numbers))
@@ -126,10 +119,7 @@ class ExpertPredictor(nn.Module):
 
 
 def spreads(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
-    """Return the shares of a prompt's tokens at each layer's experts, (L, E) float32; rows sum to 1.
-
-    `index`: the experts of its tokens, (N, k), for each layer; a sentinel does not count.
-    """
+    """Return the shares of a prompt's tokens by expert, (L, E), rows summing to 1. `index`: (N, k) for each layer."""
     counts = torch.stack([torch.bincount(layer.flatten().long(), minlength=experts)[:experts] for layer in index])
     counts = counts.float()
     return counts / counts.sum(dim=1, keepdim=True).clamp_min(1.0)

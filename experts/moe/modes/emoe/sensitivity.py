@@ -30,10 +30,7 @@ def load_shares(prepared: PreparedFiles) -> Shares:
 
 
 def sensitivity_weights(shares: Shares) -> dict[str | None, tuple[float, ...]]:
-    """Return s of Eq. 2, graded: the accuracy that each task loses when each layer joins the wrong ones.
-
-    The paper has 1 for sensitive layers and 0 for the others.
-    """
+    """Return s of Eq. 2, graded (the paper: 0 or 1): the accuracy lost when each layer joins the wrong ones."""
     weights: dict[str | None, tuple[float, ...]] = {}
     for task, row in shares.items():
         losses, before = [0.0] * len(row), 1.0
@@ -126,7 +123,6 @@ def _wrong_layers(accuracy: Mapping[str, float], layers: int, number: int) -> li
 
 
 def _saved_accuracy(prepared: PreparedFiles, shapes: dict[str, list[int]]) -> dict[str, dict[str, float]]:
-    """Return the passes of an earlier run over the same text."""
     try:
         stored = prepared.load_json(PART)
     except ModelError:

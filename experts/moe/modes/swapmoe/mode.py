@@ -1,8 +1,8 @@
 """SwapMoE: each layer has a fixed number of experts in memory, its gate chooses among them, and swaps never block.
 
-Online phase (§3.2, §3.3). A layer's gate is masked to the resident experts, so computing never waits for a fetch. The
-importance of each expert is taken from the gate before masking; at the end of a step the layers whose turn it is
-exchange unimportant experts for important ones, in the loader's thread.
+Online phase (§3.2, §3.3). A layer's gate is masked to the resident experts, so computing never waits for a fetch. Each
+expert's importance comes from the gate before masking; at the end of a step the layers whose turn it is exchange
+unimportant experts for important ones, in the loader's thread.
 """
 
 from collections.abc import Callable
@@ -176,7 +176,7 @@ class SwapMoe(Mode):
         return plan_for(self._preparation.plans, budget_bytes) or even
 
     def _update(self, layer: int, steps: int) -> None:
-        """Begin one step's part of a layer's swaps, planned anew in place of those that have not begun."""
+        """Begin one step's part of a layer's swaps, planned anew in place of those not yet begun."""
         self.cache.cancel(layer)
         swaps = self._virtual.plan(layer, self.cache.slots, self.cache.pending())
         for swap in swaps[: len(swaps) // steps]:

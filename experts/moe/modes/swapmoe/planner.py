@@ -1,8 +1,7 @@
 """SwapMoE's planner (§3.4, §3.5): memory for layers and the frequency of updates, from measurements of this model.
 
 Random configurations are measured in serving; a two-layer network learns their losses; a genetic search finds the
-configuration with the lowest expected loss within memory and bandwidth. Plans are stored with the norms and importance
-of the experts.
+lowest expected loss within memory and bandwidth. Plans are stored with the norms and importance of the experts.
 """
 
 import random
@@ -34,10 +33,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Facts of a checkpoint that are known before the first token.
-
-    `norms`: (L, E) float32, ‖Eᵢ‖. `importance`: (L, E) float32, Eq. 2 summed over training text, in any unit.
-    """
+    """Facts before the first token: `norms` ‖Eᵢ‖ and `importance` (Eq. 2 over training text), (L, E) float32."""
 
     norms: torch.Tensor
     importance: torch.Tensor
@@ -65,23 +61,18 @@ def save_preparation(prepared: PreparedFiles, preparation: Preparation) -> Path:
 
 
 def with_plan(plans: Iterable[MemoryPlan], new: MemoryPlan) -> tuple[MemoryPlan, ...]:
-    """Return the plans, ordered by budget, with a new one that replaces that of the same budget."""
+    """Return the plans, ordered by budget, with the new one in place of that of the same budget."""
     others = [plan for plan in plans if plan.budget_bytes != new.budget_bytes]
     return tuple(sorted([*others, new], key=lambda plan: plan.budget_bytes))
 
 
 def plan_for(plans: Iterable[MemoryPlan], budget_bytes: int) -> MemoryPlan | None:
-    """Return the plan of the nearest budget, the smaller of two; None without plans.
-
-    Its counts give the proportions in which memory is split, so that every budget has a plan.
-    """
+    """Return the plan of the nearest budget, the smaller of two, for its proportions; None without plans."""
     return min(plans, key=lambda plan: (abs(plan.budget_bytes - budget_bytes), plan.budget_bytes), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPlan:
-    """Measurement of one configuration on the profiling text."""
-
     counts: Configuration
     period: int
     #: Nats per token: the logarithm of perplexity.
@@ -92,8 +83,6 @@ class MeasuredPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """Limits of a configuration: slots in all, and the times of a load and of a step."""
-
     slots: int
     load_ms: float
     step_ms: float
@@ -108,8 +97,8 @@ class LossModel:
     """Two linear layers from the virtual experts of each layer to the loss (§3.4.2), fitted by least squares.
 
     Each layer's number enters as the logarithm of its share of the layer's experts: the first experts of a layer are
-    worth most, and in logarithms the error on configurations left out was a third lower. Raises ValueError with fewer
-    than two measurements.
+    worth most, and logarithms cut the error on unseen configurations by a third. Raises ValueError with fewer than two
+    measurements.
     """
 
     def __init__(self, measured: Sequence[MeasuredPlan], experts: int, *, width: int = 8, steps: int = 100) -> None:
@@ -150,10 +139,10 @@ class LossModel:
 def random_counts(
     layers: int, experts: int, floor: int, slots: int, number: int, seed: int = 0
 ) -> tuple[Configuration, ...]:
-    """Draw configurations to measure for a budget of `slots`: the even one first, then random ones.
+    """Draw configurations to measure for a budget of `slots`: the even one first, then random ones within it.
 
     Every other one uses the whole budget, as plans do; the others use seven tenths of it or more, because a model
-    fitted to one sum alone cannot tell the worth of one more expert. None takes more memory than the budget.
+    fitted to one sum alone cannot tell the worth of one more expert.
     """
     rng = random.Random(seed)
     space = SearchSpace((floor,) * layers, (experts,) * layers, max(slots, layers * floor))
@@ -174,10 +163,7 @@ def even_counts(layers: int, experts: int, slots: int) -> Configuration:
 
 
 def fastest_period(measured: Sequence[MeasuredPlan], limits: PlanLimits) -> int:
-    """Return the shortest update cycle whose loads fit into the steps (§3.5.1), the longest measured if none fits.
-
-    `measured` is one configuration at several periods.
-    """
+    """Return the shortest cycle whose loads fit (§3.5.1), else the longest, of one configuration at several periods."""
     by_period = sorted(measured, key=lambda plan: plan.period)
     return next((plan.period for plan in by_period if plan.loads <= limits.loads), by_period[-1].period)
 
@@ -192,10 +178,7 @@ def plan_counts(
     settings: SearchSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Configuration:
-    """Return the unmeasured configuration with the lowest predicted loss within memory and bandwidth.
-
-    Raises ValueError if there is none.
-    """
+    """Return the unmeasured configuration of lowest predicted loss within memory and bandwidth; ValueError for none."""
     layers = len(measured[0].counts)
     turnover = _turnover(measured, experts)
     measured_counts = {plan.counts for plan in measured}
@@ -212,7 +195,6 @@ def plan_counts(
 
 
 def _turnover(measured: Sequence[MeasuredPlan], experts: int) -> float:
-    """Return the average loads per step for each exchangeable expert."""
     exchangeable = sum(_exchangeable(plan.counts, experts) for plan in measured)
     return sum(plan.loads for plan in measured) / exchangeable if exchangeable else 0.0
 
