@@ -35,6 +35,24 @@ with engine.begin() as connection:
 os._exit(0)
 """
 
+#: Copies a database file as `cp` does while a line writes, goes on through a checkpoint and is killed.
+_OUTGROW_A_COPY = """
+import os, subprocess, sys
+from pathlib import Path
+from tests.daemon.storage.test_database_watch import Written
+written = Written(Path(sys.argv[1]))
+def write(count, checkpoint):
+    with written.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO t SELECT value FROM json_each(?)", (str(list(range(count))),))
+    if checkpoint:
+        written.files._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+write(3000, True)
+subprocess.run(["cp", written.path, written.path.with_name("copy.db")], check=True)
+write(30000, True)
+write(3000, False)
+os._exit(0)
+"""
+
 
 class Written:
     """A database that a line has open and writes numbers to."""
@@ -199,6 +217,24 @@ def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(ki
     shutil.copyfile(before, killed)
     DatabaseFiles(killed).put_foreign_log_aside()
     assert rows_of(killed) == list(range(50))
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_copy_of_the_same_run_is_not_combined_with_a_log_that_lacks_what_was_between(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    """A database that is damaged without its log, too, keeps it for its repair."""
+    subprocess.run([sys.executable, "-c", _OUTGROW_A_COPY, str(tmp_path)], cwd=ROOT, check=True)
+    database = tmp_path / "rows.db"
+    content = bytearray((tmp_path / "copy.db").read_bytes())
+    if is_damaged:
+        content[8192:12288] = bytes(4096)
+    database.write_bytes(content)
+    DatabaseFiles(database).put_foreign_log_aside()
+    aside = list(tmp_path.glob("rows.db-wal.aside-*"))
+    assert len(aside) == (not is_damaged)
+    if aside:
+        assert rows_of(database) == list(range(3000))
 
 
 def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_number(killed: Path) -> None:
