@@ -107,6 +107,10 @@ class DatabaseFiles:
         except StoreError as error:
             self._log.error("database_not_saved", error=str(error))
         else:
+            # All that they hold is in the copy: the next start would find them beside a database that they do not fit.
+            for log in self._logs:
+                if log in self._known and _is_at(log, self._known[log]):
+                    log.unlink()
             self._log.error("database_saved", file=str(self._database), copy=str(copy))
 
     def _log_contradicts(self) -> bool:

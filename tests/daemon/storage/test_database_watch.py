@@ -127,7 +127,11 @@ def test_a_stop_copies_what_a_line_wrote_before_and_after_its_database_lost_its_
     assert "stop the daemon in order, which makes a copy" in (written.files.problem() or "")
     written.end()
     assert written.told, "a long copy has the service manager's patience"
+    with closing(sqlite3.connect(f"file:{written.path}?mode=ro", uri=True)) as reader:
+        assert reader.execute("SELECT n FROM t ORDER BY n").fetchall() == [(0,), (1,)]
     DatabaseFiles(written.path).put_foreign_log_aside()
+    left = {path.name for path in written.path.parent.iterdir() if path.suffix != ".old"}
+    assert left == {"rows.db", "rows.db.id"}, "one complete file, with nothing beside it that a start puts aside"
     assert rows_of(written.path) == [0, 1]
 
 
