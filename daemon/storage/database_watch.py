@@ -149,16 +149,22 @@ class DatabaseWatch:
 
     def _run(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL_S):
-            problem = self._files.problem()
-            if problem == self._problem:
-                continue
-            self._problem = problem
-            if problem is None:
-                self._resume(_HOLD_CAUSE)
-                self._log.info("database_usable_again")
-            else:
-                self._hold(_HOLD_CAUSE, problem)
-                self._log.error("database_unusable", problem=problem)
+            try:
+                self._poll()
+            except Exception:  # noqa: BLE001 - the next check may succeed
+                self._log.exception("database_check_failed")
+
+    def _poll(self) -> None:
+        problem = self._files.problem()
+        if problem == self._problem:
+            return
+        if problem is None:
+            self._resume(_HOLD_CAUSE)
+            self._log.info("database_usable_again")
+        else:
+            self._hold(_HOLD_CAUSE, problem)
+            self._log.error("database_unusable", problem=problem)
+        self._problem = problem
 
 
 def _number_in(database: Path) -> int:
