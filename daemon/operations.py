@@ -196,6 +196,7 @@ class Operations:
             for expert, why in self.drive.last_status.get("failed", {}).items()
         ]
         troubles += [*out, *(why for why in (self.access.problem, self.language.trouble()) if why)]
+        troubles += self.children.troubles()
         state = self.state
         if state == "degraded" and not (troubles or unjudged or self.admission.held):
             troubles.append(str(self.drive.last_status.get("last_error") or "the log says why"))
@@ -393,6 +394,7 @@ class Operations:
             self.writer.last_error if self.writer.is_failing else None,
             drive_error if self.drive.is_failing else None,
             self.language.trouble(),
+            next(iter(self.children.troubles()), None),
         )
         kind = next((kind for kind, reason in enumerate(lasting) if reason), None)
         if kind != self._trouble[0]:
