@@ -235,10 +235,10 @@ class _Child:
         self.process = self._heart = self._hung = None
 
 
-async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:
-    """Send a heartbeat from the event loop every second while `is_well()`. Without `fd` do nothing."""
+async def heartbeat(fd: int | None, healthy: Callable[[], bool] = lambda: True) -> None:
+    """Send a heartbeat from the event loop every second while `healthy()`. Without `fd` do nothing."""
     while fd is not None:
-        if is_well():
+        if healthy():
             os.eventfd_write(fd, 1)
         await asyncio.sleep(_BEAT_EVERY_S)
 

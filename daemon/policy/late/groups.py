@@ -247,7 +247,7 @@ class Groups:
 
     # Places
 
-    def moved(self, expert: ExpertId) -> None:
+    def residency_changed(self, expert: ExpertId) -> None:
         group = self._groups.get(expert)
         if group is None:
             self[expert]
@@ -260,7 +260,7 @@ class Groups:
             self._room_changes = self._residency.room_changes
             for pool, shelf in self.shelves.items():
                 for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
-                    self.moved(expert)
+                    self.residency_changed(expert)
 
     def rebuild(self) -> None:
         """Compute everything again that is derived from the facts: they have changed."""

@@ -37,13 +37,13 @@ while True: time.sleep(600)
 #: Beats, and then hangs in one of three ways.
 HANGS = """
 import asyncio, os, signal, sys, threading
-from daemon.host.children import beat
+from daemon.host.children import heartbeat
 def stop(): os.kill(os.getpid(), signal.SIGSTOP)
 def lock(): one = threading.Lock(); one.acquire(); one.acquire()
 def spin():
     while True: pass
 async def run():
-    beating = asyncio.create_task(beat(int(sys.argv[3])))
+    beating = asyncio.create_task(heartbeat(int(sys.argv[3])))
     await asyncio.sleep(0)
     {"stop": stop, "lock": lock, "spin": spin}[sys.argv[1]]()
 assert sys.argv[2] == "--heart"
