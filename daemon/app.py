@@ -405,9 +405,9 @@ class App:
     def start(self) -> None:
         """Start results before intake, so that every verdict is published, and work last."""
         for image in self._recovery.pending:
-            self._backlog.restore(image.source, image.key.length)
+            self._backlog.add(image.source, image.key.length)
         for text in self._texts_to_make:
-            self._backlog.restore(text.request.source, text.request.size_bytes)
+            self._backlog.add(text.request.source, text.request.size_bytes)
         try:
             if self._gate:
                 self._gate.start()

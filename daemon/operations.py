@@ -196,6 +196,7 @@ class Operations:
             for expert, why in self.drive.last_status.get("failed", {}).items()
         ]
         troubles += [*out, *(why for why in (self.access.problem, self.language.trouble()) if why)]
+        troubles += self.children.troubles()
         state = self.state
         if state == "degraded" and not (troubles or unjudged or self.admission.held):
             troubles.append(str(self.drive.last_status.get("last_error") or "the log says why"))
@@ -361,13 +362,6 @@ class Operations:
             del known[inner]
         children, last_seq = self.children.status(), self._or_none(self.reader.last_seq)
         completed = self.metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
-        where_there_are_some = {
-            "children": children,
-            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
-            "models": self.language.status() if self.config.models else [],
-            "alarms": self.alarms.rows,
-            "shadows": self.shadows.status(),
-        }
         return {
             **known,
             **self.identity,
@@ -381,7 +375,11 @@ class Operations:
             "rules_version": self.rulebook.current.version,
             "last_seq": last_seq,
             **self._last_error(),
-            **{name: rows for name, rows in where_there_are_some.items() if rows},
+            "children": children,
+            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
+            "models": self.language.status(),
+            "alarms": self.alarms.rows,
+            "shadows": self.shadows.status(),
         }
 
     def _last_error(self) -> dict[str, str | None]:
@@ -393,6 +391,7 @@ class Operations:
             self.writer.last_error if self.writer.is_failing else None,
             drive_error if self.drive.is_failing else None,
             self.language.trouble(),
+            next(iter(self.children.troubles()), None),
         )
         kind = next((kind for kind, reason in enumerate(lasting) if reason), None)
         if kind != self._trouble[0]:

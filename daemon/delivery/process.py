@@ -14,7 +14,7 @@ from daemon.consumers.protocol import Consumer, ConsumerSettings, ResultKind
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
-from daemon.host.children import beat
+from daemon.host.children import heartbeat
 from daemon.storage.database.reader import ResultsReader
 
 #: After SIGTERM; the daemon waits for three.
@@ -60,7 +60,7 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
 
 async def _until_asked_to_end(runner: Runner, heart: int | None) -> None:
     loop = asyncio.get_running_loop()
-    beating = asyncio.create_task(beat(heart))
+    beating = asyncio.create_task(heartbeat(heart))
     running = asyncio.create_task(runner.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, runner.stop)

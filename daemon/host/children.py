@@ -26,6 +26,8 @@ _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
+#: A child that has ended this often in a row before it worked is a trouble: it will not start by itself.
+_MANY_STARTS = 3
 #: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0
 _BEAT_EVERY_S = 1.0
@@ -48,7 +50,8 @@ class ChildSpec:
 
     `is_idle`: run only while nothing else needs the core (SCHED_IDLE), in the daemon's session, because the kernel may
     divide cores among sessions first. `beats`: append `--heart FD` to its arguments, and kill it after `hung_after_s`
-    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart.
+    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart. `lost` tells a
+    person what is missing while it cannot start.
     """
 
     name: str
@@ -59,6 +62,7 @@ class ChildSpec:
     hung_after_s: float | None = None
     is_idle: bool = False
     longest_back_off_s: float = _LONGEST_BACK_OFF_S
+    lost: str = "its work waits"
 
 
 class Children:
@@ -89,6 +93,10 @@ class Children:
         """Return `name`, `state` (running, waiting, or hung: killed), `pid`, `restarts`, `last_end` of each child."""
         return [child.status() for child in self._children]
 
+    def troubles(self) -> list[str]:
+        """Name the children that cannot start, and what is missing meanwhile. Any thread."""
+        return [trouble for child in self._children if (trouble := child.trouble())]
+
     def _run(self) -> None:
         # One thread starts all children and outlives them: PR_SET_PDEATHSIG fires when the thread that forked ends.
         while not self._stopping.is_set():
@@ -114,7 +122,7 @@ class _Child:
         self._heart: int | None = None
         self._has_beaten, self._silent_s, self._polled_s = False, 0.0, 0.0
         self._hung: str | None = None
-        self._starts = 0
+        self._starts = self._failed_starts = 0
         self._started_s = self._start_at_s = 0.0
         self._back_off_s = _FIRST_BACK_OFF_S
         self._last_end: str | None = None
@@ -129,6 +137,11 @@ class _Child:
             "restarts": max(0, self._starts - 1),
             "last_end": self._last_end,
         }
+
+    def trouble(self) -> str | None:
+        if self._failed_starts < _MANY_STARTS:
+            return None
+        return f"the process {self.spec.name} cannot start ({self._last_end}), {self.spec.lost}: the log says why"
 
     def poll(self, now_s: float) -> None:
         if self.process is None:
@@ -146,7 +159,7 @@ class _Child:
         """Return True if it was silent for too long, counting only time in which the daemon itself ran."""
         try:
             os.eventfd_read(heart)
-            self._has_beaten, self._silent_s = True, 0.0
+            self._has_beaten, self._silent_s, self._failed_starts = True, 0.0, 0
         except BlockingIOError:
             self._silent_s += min(now_s - self._polled_s, _MAX_SILENCE_S)
         self._polled_s = now_s
@@ -189,9 +202,13 @@ class _Child:
         self._log.info("child_started", pid=self.process.pid)
 
     def _ended(self, now_s: float, end: str) -> None:
-        if now_s - self._started_s - self._silent_s >= _WELL_AFTER_S:
+        was_well = now_s - self._started_s - self._silent_s >= _WELL_AFTER_S
+        if was_well:
             self._back_off_s = _FIRST_BACK_OFF_S
+        self._failed_starts = 0 if was_well or self._has_beaten else self._failed_starts + 1
         self._forget_process(end)
+        if self._failed_starts == _MANY_STARTS:
+            self._log.error("child_cannot_start", problem=self.trouble())
         self._start_at_s = now_s + self._back_off_s
         self._log.warning("child_ended", end=end, again_in_s=self._back_off_s)
         self._back_off_s = min(2 * self._back_off_s, self.spec.longest_back_off_s)
@@ -217,10 +234,10 @@ class _Child:
         self.process = self._heart = self._hung = None
 
 
-async def beat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:
-    """Send a heartbeat from the event loop every second while `is_well()`. Without `fd` do nothing."""
+async def heartbeat(fd: int | None, healthy: Callable[[], bool] = lambda: True) -> None:
+    """Send a heartbeat from the event loop every second while `healthy()`. Without `fd` do nothing."""
     while fd is not None:
-        if is_well():
+        if healthy():
             os.eventfd_write(fd, 1)
         await asyncio.sleep(_BEAT_EVERY_S)
 

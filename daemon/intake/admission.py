@@ -322,7 +322,7 @@ class Admission(Accounts):
             busy = self.refuse_for_now(peer, message)
             if busy is not None:
                 return busy
-        busy = self.enter_memory(message, len(payload))
+        busy = self.enter_memory(peer, message, len(payload))
         if busy is not None:
             return busy
         self.count_unanswered(peer)

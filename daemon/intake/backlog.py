@@ -8,7 +8,7 @@ a method says "any thread".
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,11 +48,17 @@ class _Load:
         self.bytes -= size_bytes
 
 
+@dataclass(slots=True)
+class _Source(_Load):
+    #: The connection that sent the first of these images; None if a restart found it.
+    connection: Hashable = None
+
+
 class Backlog:
     """Counters with limits. An empty backlog takes any one image, so that none waits forever.
 
-    The last eighth of the whole is kept for sources that hold less than their even share of it: publishers that
-    flood the line cannot shut out one that sends now and then.
+    The last eighth of the whole is kept for sources and connections that hold less than their even share of it:
+    publishers that flood the line, or invent a source for each image, cannot shut out one that sends now and then.
     """
 
     _MIN_RETRY_MS = 20
@@ -63,7 +69,8 @@ class Backlog:
         self._lock = threading.Lock()
         self._limits = limits
         self._all = _Load()
-        self._sources: dict[str, _Load] = {}
+        self._sources: dict[str, _Source] = {}
+        self._connections: dict[Hashable, _Load] = {}
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
 
@@ -84,19 +91,23 @@ class Backlog:
     def bytes(self) -> int:
         return self._all.bytes
 
-    def enter(self, source: str, size_bytes: int) -> Full | None:
+    def full(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
+        """Return why an image has to wait now; None if there is room for it."""
+        with self._lock:
+            return self._full(source, size_bytes, connection)
+
+    def add(self, source: str, size_bytes: int, connection: Hashable = None) -> None:
+        """Count in an image that `full` found room for, or one that was accepted before a restart."""
+        with self._lock:
+            self._add(source, size_bytes, connection)
+
+    def enter(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
         """Count an image in, or say why it has to wait."""
         with self._lock:
-            mine = self._sources.get(source, _Load())
-            full = self._full(source, mine, size_bytes)
+            full = self._full(source, size_bytes, connection)
             if full is None:
-                self._add(source, size_bytes)
+                self._add(source, size_bytes, connection)
             return full
-
-    def restore(self, source: str, size_bytes: int) -> None:
-        """Count in an image that was accepted before a restart, without regard to the limits."""
-        with self._lock:
-            self._add(source, size_bytes)
 
     def leave(self, source: str, size_bytes: int) -> None:
         """Count out an image whose outcome is durable, or that could not be made durable."""
@@ -106,6 +117,10 @@ class Backlog:
             mine.take(size_bytes)
             if mine.images == 0:
                 del self._sources[source]
+            theirs = self._connections[mine.connection]
+            theirs.take(size_bytes)
+            if theirs.images == 0:
+                del self._connections[mine.connection]
             self._all.take(size_bytes)
             passed_s = min(now_s - self._released_at_s, 1.0)
             self._release_interval_s += (passed_s - self._release_interval_s) / 16
@@ -125,13 +140,20 @@ class Backlog:
             assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"
             assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"
             assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"
+            for connection, theirs in self._connections.items():
+                sent = [load for load in loads if load.connection == connection]
+                assert theirs.images == sum(load.images for load in sent) > 0, "images of a connection differ"
+                assert theirs.bytes == sum(load.bytes for load in sent), "bytes of a connection differ"
 
-    def _add(self, source: str, size_bytes: int) -> None:
-        self._sources.setdefault(source, _Load()).add(size_bytes)
+    def _add(self, source: str, size_bytes: int, connection: Hashable) -> None:
+        mine = self._sources.setdefault(source, _Source(connection=connection))
+        mine.add(size_bytes)
+        self._connections.setdefault(mine.connection, _Load()).add(size_bytes)
         self._all.add(size_bytes)
 
-    def _full(self, source: str, mine: _Load, size_bytes: int) -> Full | None:
+    def _full(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
         limits = self._limits
+        mine = self._sources.get(source, _Source(connection=connection))
         if self._all.images == 0:
             return None
         if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
@@ -145,11 +167,21 @@ class Backlog:
             return self._wait(reason, self._all.images - most_images)
         return None
 
-    def _is_modest(self, mine: _Load, size_bytes: int) -> bool:
-        """Return True if the source has less than its even share."""
+    def _is_modest(self, mine: _Source, size_bytes: int) -> bool:
+        """Return True if the source, and its connection, have less than their even share.
+
+        A flood over many connections counts once, and so does a connection that invents sources.
+        """
+        limits, theirs = self._limits, self._connections.get(mine.connection, _Load())
         sources = len(self._sources) + (mine.images == 0)
-        limits = self._limits
-        return mine.images < limits.images // sources and mine.bytes + size_bytes <= limits.bytes // sources
+        sharers = min(sources, len(self._connections) + (theirs.images == 0))
+        if theirs.images > mine.images:  # no quota bounds a connection of several sources: another one may come
+            sharers = max(2, sharers)
+        loads = (mine,) if mine.connection is None else (mine, theirs)
+        return all(
+            load.images < limits.images // sharers and load.bytes + size_bytes <= limits.bytes // sharers
+            for load in loads
+        )
 
     def _wait(self, reason: str, over_images: int) -> Full:
         """Refuse for about as long as `over_images` verdicts take, and eight more: part of a publisher's burst."""
@@ -299,17 +331,15 @@ class Accounts:
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
             return busy
-        # After the refusals above, because a successful call reserves the room.
-        no_room = self._room(size_bytes)
-        if no_room is not None:
-            return self.busy(message, no_room, _HELD_RETRY_MS)
-        full = self._memory.enter(message.source, size_bytes)
-        if full is None:
-            full = self._backlog.enter(message.source, size_bytes)
-            if full is not None:
-                self._memory.leave(message.source, size_bytes)
+        image = message.source, size_bytes, peer.identity
+        full = self._memory.full(*image) or self._backlog.full(*image)
         if full is not None:
             return self.busy(message, full.reason, full.retry_after_ms)
+        no_room = self._room(size_bytes)  # the last check, since a successful one reserves the room
+        if no_room is not None:
+            return self.busy(message, no_room, _HELD_RETRY_MS)
+        self._memory.add(*image)
+        self._backlog.add(*image)
         return None
 
     def refuse_for_now(self, peer: Peer, message: SentByKey) -> Answer | None:
@@ -318,9 +348,9 @@ class Accounts:
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
 
-    def enter_memory(self, message: SentByKey, size_bytes: int) -> Answer | None:
+    def enter_memory(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
-        full = self._memory.enter(message.source, size_bytes)
+        full = self._memory.enter(message.source, size_bytes, peer.identity)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)
 
     def left_memory(self, source: str, size_bytes: int) -> None:

@@ -16,7 +16,7 @@ Station = Callable[[Callable[[], None]], None]
 
 
 class PipelineProbe:
-    """`beat` is for one thread; stations call back from theirs."""
+    """`send` is for one thread; stations call back from theirs."""
 
     def __init__(self, stations: Sequence[tuple[str, Station]]) -> None:
         self._stations = tuple(stations)

@@ -36,7 +36,8 @@ class WebPages:
         assert self._listener is not None
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
-        return ChildSpec(NAME, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_LONGEST_BACK_OFF_S)
+        lost = "the pages, /healthz, /readyz and /metrics get no answer"
+        return ChildSpec(NAME, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_LONGEST_BACK_OFF_S, lost=lost)
 
     def reload(self) -> list[str]:
         if self._token_file is not None:

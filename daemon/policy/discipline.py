@@ -37,7 +37,7 @@ class Discipline(Protocol):
         """Note that `count` requests of `expert`, taken before by `executor`, have run."""
         ...
 
-    def moved(self, expert: ExpertId) -> None:
+    def residency_changed(self, expert: ExpertId) -> None:
         """Note that `expert` has become resident somewhere, is being loaded, or has left."""
         ...
 

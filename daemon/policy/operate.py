@@ -75,7 +75,7 @@ class Operator:
             )
         for place in pools:
             self._residency.leaving[place][expert] = None
-        self._discipline.moved(expert)
+        self._discipline.residency_changed(expert)
 
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
         """Set the budget of `pool`; residents leave, the least wanted first, until the rest fits."""

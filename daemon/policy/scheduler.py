@@ -113,7 +113,7 @@ class Scheduler:
             change = self._operator.next_change(pool)
             if change is not None:
                 for expert in change.experts if isinstance(change, Unload) else ():
-                    self._moved(expert)
+                    self._residency_changed(expert)
                 return change
             if ledger.budget_bytes != residency.targets_bytes[pool]:
                 return self._wait(now)
@@ -136,7 +136,7 @@ class Scheduler:
         facts = self._residency.experts.get(load.expert)
         if facts is not None:
             self._measured.loaded(facts.architecture, load_s)
-        self._moved(load.expert)
+        self._residency_changed(load.expert)
 
     def load_failed(self, load: Load, reason: str, now: float, is_device_error: bool = False) -> tuple[Request, ...]:
         """Free the bytes; if no other pool can provide the expert, take out and return its requests, which fail.
@@ -153,7 +153,7 @@ class Scheduler:
         retry_s = now + self._tuning.retry_s
         if (is_ram or is_device_error) and not was_leaving:
             residency.refuse(pool, expert, retry_s)
-        self._moved(expert)
+        self._residency_changed(expert)
         if (
             was_leaving
             or is_ram
@@ -187,11 +187,11 @@ class Scheduler:
         run = self._running.pop(executor)
         self._residency.ledgers[self._residency.executors[executor].pool].hang(run.expert)
         self._discipline.ended(executor, run.expert, len(run.batch))
-        self._discipline.moved(run.expert)
+        self._discipline.residency_changed(run.expert)
 
     def hung_batch_ended(self, pool: PoolId, expert: ExpertId) -> None:
         self._residency.ledgers[pool].release_hung(expert)
-        self._discipline.moved(expert)
+        self._discipline.residency_changed(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
         """Stop waiting for `load` (its bytes stay taken); return what no other pool serves, to arrive after it."""
@@ -202,7 +202,7 @@ class Scheduler:
         self._free_source(load)
         self._operator.load_failed(pool, expert)
         residency.room_changed()
-        self._moved(expert)
+        self._residency_changed(expert)
         if not self.is_stuck(expert):
             return ()
         return self._take_out(expert)
@@ -211,7 +211,7 @@ class Scheduler:
         """Give back the bytes of a hung load, whose weights were unloaded: its pool may load the expert again."""
         self._residency.ledgers[load.pool].give_back(self._residency.stuck.pop((load.pool, load.expert)))
         self._residency.room_changed()
-        self._moved(load.expert)
+        self._residency_changed(load.expert)
 
     def is_stuck(self, expert: ExpertId) -> bool:
         residency = self._residency
@@ -278,7 +278,7 @@ class Scheduler:
         ledger = self._residency.ledgers[pool]
         for expert in (*ledger.resident, *ledger.loading):
             self._residency.leaving[pool][expert] = None
-            self._moved(expert)
+            self._residency_changed(expert)
 
     def pool_back(self, pool: PoolId) -> None:
         """Ask `pool`, which is empty, again for every expert, and fill it as at the start."""
@@ -410,19 +410,19 @@ class Scheduler:
             readers[self._residency.pools[load.pool].host] = None
         self._discipline.granted(want, load.pool)
         for expert in (*load.evict, load.expert):
-            self._moved(expert)
+            self._residency_changed(expert)
 
     def _free_source(self, load: Load) -> None:
         if load.source is not None:
             self._residency.ledgers[load.source].release(load.expert)
             self._residency.copying[load.pool] -= 1
             self._residency.copied_from[load.source] -= 1
-            self._discipline.moved(load.expert)
+            self._discipline.residency_changed(load.expert)
 
-    def _moved(self, expert: ExpertId) -> None:
+    def _residency_changed(self, expert: ExpertId) -> None:
         if self._deadlines:
             self._deadlines.refresh(expert)
-        self._discipline.moved(expert)
+        self._discipline.residency_changed(expert)
 
     def _take_out(self, expert: ExpertId) -> tuple[Request, ...]:
         requests = self._discipline.requests_of(expert)

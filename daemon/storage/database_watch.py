@@ -9,10 +9,13 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import structlog
 from sqlalchemy import Engine
@@ -24,6 +27,8 @@ from experts.durable import replace_durably, sync
 
 _CHECK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
+#: The check of a large database ends after this; a start after a kill makes one, and a second if that finds damage.
+_SOUND_CHECK_S = 5.0
 
 
 class DatabaseFiles:
@@ -45,7 +50,8 @@ class DatabaseFiles:
         """Rename a log that does not belong to what lies at the database's place."""
         self._numbers = self._ids.read_text().split() if self._ids.exists() else []
         number = str(_number_in(self._database)) if self._database.exists() else None
-        is_own = number is not None and (not self._numbers or number in self._numbers)
+        is_known = number is not None and (not self._numbers or number in self._numbers)
+        is_own = is_known and not self._log_contradicts()
         for log in self._logs if not is_own else ():
             if log.exists():
                 aside = log.with_name(f"{log.name}.aside-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
@@ -101,7 +107,20 @@ class DatabaseFiles:
         except StoreError as error:
             self._log.error("database_not_saved", error=str(error))
         else:
+            # All that they hold is in the copy: the next start would find them beside a database that they do not fit.
+            for log in self._logs:
+                if log in self._known and _is_at(log, self._known[log]):
+                    log.unlink()
             self._log.error("database_saved", file=str(self._database), copy=str(copy))
+
+    def _log_contradicts(self) -> bool:
+        """Return True if the database is sound without its log and damaged with it, as far as a short check can tell.
+
+        A copy that another program made of the running line's database has the run's number.
+        """
+        log = self._logs[0]
+        has_log = log.exists() and log.stat().st_size > 0
+        return has_log and not _is_sound(self._database) and _is_sound(self._database, "&immutable=1")
 
     def _keep_numbers(self, *numbers: str) -> None:
         replace_durably(self._ids, " ".join(dict.fromkeys(numbers)), self._database.stat().st_mode & 0o777)
@@ -130,22 +149,41 @@ class DatabaseWatch:
 
     def _run(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL_S):
-            problem = self._files.problem()
-            if problem == self._problem:
-                continue
-            self._problem = problem
-            if problem is None:
-                self._resume(_HOLD_CAUSE)
-                self._log.info("database_usable_again")
-            else:
-                self._hold(_HOLD_CAUSE, problem)
-                self._log.error("database_unusable", problem=problem)
+            try:
+                self._poll()
+            except Exception:  # noqa: BLE001 - the next check may succeed
+                self._log.exception("database_check_failed")
+
+    def _poll(self) -> None:
+        problem = self._files.problem()
+        if problem == self._problem:
+            return
+        if problem is None:
+            self._resume(_HOLD_CAUSE)
+            self._log.info("database_usable_again")
+        else:
+            self._hold(_HOLD_CAUSE, problem)
+            self._log.error("database_unusable", problem=problem)
+        self._problem = problem
 
 
 def _number_in(database: Path) -> int:
     """Return the number in the header, 0 of an empty file. Only for a database that this process has not opened."""
     with database.open("rb") as file:
         return int.from_bytes(file.read(APPLICATION_ID.stop)[APPLICATION_ID], "big")
+
+
+def _is_sound(database: Path, options: str = "") -> bool:
+    """Return False if SQLite finds damage within some seconds; with `immutable` it reads no log."""
+    until_s = time.monotonic() + _SOUND_CHECK_S
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro{options}", uri=True)) as connection:
+            connection.set_progress_handler(lambda: time.monotonic() > until_s, 10_000)
+            return connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+    except sqlite3.OperationalError:  # the time is over, or opening the database will tell the problem
+        return True
+    except sqlite3.DatabaseError:
+        return False
 
 
 def _is_at(file: Path, known: os.stat_result) -> bool:

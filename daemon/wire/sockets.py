@@ -117,7 +117,8 @@ def bind_http(endpoint: str, *, has_token: bool) -> socket.socket:
     try:
         listener = socket.create_server((host, parts.port or 0), family=family, backlog=_HTTP_BACKLOG)
     except OSError as error:
-        raise StartError(f"endpoints.http {endpoint}: {error.strerror or error}") from None
+        advice = _BIND_ADVICE.get(error.errno, _DEFAULT_ADVICE)
+        raise StartError(f"endpoints.http {endpoint}: {error.strerror or error}; {advice}") from None
     if not has_token and is_open_host(str(listener.getsockname()[0])):
         listener.close()
         raise StartError(f"endpoints.http: {endpoint} can be reached from other machines: it needs a token")

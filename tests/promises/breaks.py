@@ -549,7 +549,7 @@ BREAKS = (
         "A web process or consumer that hangs",
         "daemon/host/children.py",
         "            self.process.kill()\n        elif self.is_to_hang_up",
-        "        elif self.is_to_hang_up",
+        "            pass\n        elif self.is_to_hang_up",
         (
             "daemon/host/test_children.py::test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_or_spins",
         ),

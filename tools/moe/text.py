@@ -31,6 +31,10 @@ class TaskText:
         places = torch.linspace(0, fits - 1, min(count, fits)).long() if fits else torch.empty(0, dtype=torch.long)
         return whole[: fits * length].view(-1, length)[places]
 
+    def is_same(self, other: "TaskText") -> bool:
+        same_tasks = self.ids.keys() == other.ids.keys()
+        return same_tasks and all(torch.equal(ids, other.ids[task]) for task, ids in self.ids.items())
+
 
 def read_texts(folder: Path) -> dict[str, list[str]]:
     """Return each task's texts: a folder in `folder`, with all files below it. Raises ModelError."""

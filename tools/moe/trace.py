@@ -49,15 +49,19 @@ def trace(
 
 
 def make_text(prepared: "PreparedFiles", texts: Path | None) -> None:
-    """Write the text to trace, unless there is one. Raises ModelError if there is one and `texts` names others."""
+    """Write the text to trace, unless it is there. Raises ModelError if another one was traced already."""
     from experts.moe.errors import ModelError
-    from tools.moe.text import TRAIN, encode, pythons_manual, read_texts, read_tokenizer, save_text
+    from experts.moe.weights.prepared import TRAIN as TRACE
+    from tools.moe.text import TRAIN, encode, load_text, pythons_manual, read_texts, read_tokenizer, save_text
 
-    if not prepared.has(TRAIN):
-        tasks = pythons_manual() if texts is None else read_texts(texts)
-        save_text(prepared, TRAIN, encode(tasks, read_tokenizer(prepared.checkpoint)))
-    elif texts is not None:
-        raise ModelError(prepared.folder, "has a text already; delete this folder to prepare the model on others")
+    if prepared.has(TRAIN) and texts is None:
+        return
+    text = encode(pythons_manual() if texts is None else read_texts(texts), read_tokenizer(prepared.checkpoint))
+    if prepared.has(TRAIN) and load_text(prepared, TRAIN).is_same(text):
+        return
+    if prepared.has(TRACE):
+        raise ModelError(prepared.folder, "has the trace of another text; delete this folder to prepare the model anew")
+    save_text(prepared, TRAIN, text)
 
 
 def take_trace(prepared: "PreparedFiles", name: str, prompts: int, length: int) -> None:

@@ -21,6 +21,14 @@ _PIP_OPTIONS = ("--disable-pip-version-check", "--only-binary", ":all:", "--cons
 #: Seconds between two progress lines, on a terminal and in a log.
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 1.0, 15.0
 _STEPS = re.compile(r"^\s*(Collecting \S+|Downloading \S+|Installing collected packages)", re.MULTILINE)
+#: Only pip brings a parser of markers with it; this script runs before anything is installed.
+_NEEDED_HERE = """
+import sys
+from pip._vendor.packaging.requirements import Requirement
+for each in map(Requirement, sys.argv[1:]):
+    if each.marker is None or each.marker.evaluate({"extra": ""}):
+        print(each.name)
+"""
 
 
 class InstallError(Exception):
@@ -37,6 +45,8 @@ def main() -> None:
         install(options.venv, options.extras)
     except InstallError as error:
         sys.exit(f"make: {error}")
+    except OSError as error:
+        sys.exit(f"make: {error}. See to it, and run the same command again.")
     except KeyboardInterrupt:
         sys.exit("make: interrupted; the same command goes on.")
 
@@ -44,11 +54,14 @@ def main() -> None:
 def install(venv: Path, extras: str) -> None:
     """Check what an installation needs, then install. Raises InstallError."""
     check_python(sys.version_info[:3])
-    has_gpu = Path("/dev/nvidiactl").exists()
-    check_room(venv.resolve().parent, _ROOM_CUDA_GB if has_gpu else _ROOM_GB)
+    for folder in (ROOT, venv.resolve().parent):
+        check_writable(folder)
+    has_gpu, lacks_torch = Path("/dev/nvidiactl").exists(), not has_torch(venv)
+    if lacks_torch:
+        check_room(venv.resolve().parent, _ROOM_CUDA_GB if has_gpu else _ROOM_GB)
     python = make_environment(venv)
     index = ["--extra-index-url", os.environ["TORCH_INDEX"]] if os.environ.get("TORCH_INDEX") else []
-    if takes_cuda(python, index) and not has_gpu:
+    if lacks_torch and takes_cuda(python, index) and not has_gpu:
         check_room(venv.resolve().parent, _ROOM_CUDA_GB)
         print(
             "This PC has no NVIDIA GPU, and pip takes PyTorch with CUDA: 5 GB more, and some minutes. To avoid that,"
@@ -62,6 +75,19 @@ def check_python(version: "tuple[int, ...]") -> None:
     if version < (3, 11):
         found = ".".join(map(str, version))
         raise InstallError(f"CoServe needs Python 3.11 or newer; this is {found}. Name another: make PYTHON=python3.12")
+
+
+def check_writable(folder: Path) -> None:
+    """Raise InstallError if this user cannot write into `folder`."""
+    if not os.access(folder, os.W_OK):
+        raise InstallError(f"{folder} cannot be written to. Copy it to a folder of your own, and go on there.")
+
+
+def has_torch(venv: Path) -> bool:
+    """Return True if the PyTorch of constraints.txt is installed: what else may be missing is small."""
+    version = re.search(r"^torch==(\S+)$", CONSTRAINTS.read_text("utf-8"), re.MULTILINE)
+    assert version, f"{CONSTRAINTS} names no torch"
+    return any(venv.glob(f"lib/python*/site-packages/torch-{version[1]}*.dist-info/RECORD"))
 
 
 def check_room(folder: Path, need_gb: float) -> None:
@@ -98,7 +124,13 @@ def takes_cuda(python: Path, index: "list[str]") -> bool:
             f" pip said: {last_error(asked.stderr)}"
         )
     (torch,) = json.loads(asked.stdout)["install"]
-    return any(re.match(r"nvidia-|cuda-", needed) for needed in torch["metadata"].get("requires_dist", []))
+    needed = needed_here(python, torch["metadata"].get("requires_dist", []))
+    return any(re.match(r"nvidia-|cuda-", name) for name in needed)
+
+
+def needed_here(python: Path, requirements: "list[str]") -> "list[str]":
+    """Return the names of the requirements whose markers hold on this PC."""
+    return run(python, "-c", _NEEDED_HERE, *requirements).stdout.split()
 
 
 def run_pip(python: Path, what: "list[str]") -> None:

@@ -20,7 +20,7 @@ from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
 from daemon.dashboard.site.live import MAX_LISTENERS, TooManyListeners
 from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import PageShell
-from daemon.host.children import beat
+from daemon.host.children import heartbeat
 from daemon.wire.control import ControlError
 
 #: Questions to the database and the daemon that run at once. More would only wait for each other.
@@ -45,7 +45,7 @@ def web_app(
         limiter.total_tokens = _THREADS
         tasks = [
             asyncio.create_task(shell.live.run()),
-            asyncio.create_task(beat(heart, PageThreads(limiter).are_progressing)),
+            asyncio.create_task(heartbeat(heart, PageThreads(limiter).are_progressing)),
         ]
         yield
         for task in tasks:

@@ -68,8 +68,8 @@ class DemandTable:
         self._ended[self._groups.shelves[self._residency.executors[executor].pool].host] += 1
         self._groups.ended(expert, count)
 
-    def moved(self, expert: ExpertId) -> None:
-        self._groups.moved(expert)
+    def residency_changed(self, expert: ExpertId) -> None:
+        self._groups.residency_changed(expert)
 
     # Memory
 

@@ -241,7 +241,7 @@ class Groups:
 
     # Places
 
-    def moved(self, expert: ExpertId) -> None:
+    def residency_changed(self, expert: ExpertId) -> None:
         group = self._groups.get(expert)
         if group is None:
             self[expert]
@@ -254,7 +254,7 @@ class Groups:
             self._room_changes = self._residency.room_changes
             for pool, shelf in self.shelves.items():
                 for expert in self._residency.ledgers[pool].resident if shelf.is_ram else ():
-                    self.moved(expert)
+                    self.residency_changed(expert)
 
     def rebuild(self) -> None:
         """Recompute everything derived from the facts: they have changed."""

@@ -19,7 +19,7 @@ class FirstInFirstOut:
     def used(self, pool: PoolId, expert: ExpertId) -> None:
         """A batch of `expert` began in `pool`."""
 
-    def moved(self, expert: ExpertId) -> None:
+    def residency_changed(self, expert: ExpertId) -> None:
         """`expert` has become resident somewhere, is on its way, or has left."""
 
     def victims(self, pool: PoolId) -> Iterable[ExpertId]:
@@ -42,7 +42,7 @@ class LeastRecentlyUsed(FirstInFirstOut):
         if expert in order:
             order.move_to_end(expert)
 
-    def moved(self, expert: ExpertId) -> None:
+    def residency_changed(self, expert: ExpertId) -> None:
         for _, ledger, order in self._orders:
             if not ledger.is_ready(expert):
                 order.pop(expert, None)

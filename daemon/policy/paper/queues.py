@@ -85,7 +85,7 @@ class ExecutorQueues:
         for request in batch:
             del self._groups[request.request_id]
         self._order.used(pool, expert)
-        self._tier.moved(expert)
+        self._tier.residency_changed(expert)
         if self._ended_last is queue:
             self._ended_last = None
         return batch
@@ -99,9 +99,9 @@ class ExecutorQueues:
 
     # Memory
 
-    def moved(self, expert: ExpertId) -> None:
-        self._order.moved(expert)
-        self._tier.moved(expert)
+    def residency_changed(self, expert: ExpertId) -> None:
+        self._order.residency_changed(expert)
+        self._tier.residency_changed(expert)
         if not self._coming:
             return
         for pool, coming in [key for key in self._coming if key[1] == expert]:

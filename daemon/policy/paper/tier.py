@@ -59,10 +59,10 @@ class RamTier:
         elif self._is_there:
             self._order.used(RAM, expert)
 
-    def moved(self, expert: ExpertId) -> None:
+    def residency_changed(self, expert: ExpertId) -> None:
         if not self._is_there:
             return
-        self._order.moved(expert)
+        self._order.residency_changed(expert)
         if not self._is_on_gpu(expert):
             self._order.used(RAM, expert)
 

@@ -89,12 +89,13 @@ def check_schema(engine: Engine) -> str | None:
         raise StoreError(f"cannot read {path}: {error.orig}; restore a copy, or name another `database`") from error
     if not tables:
         return None
-    if "alembic_version" in tables:
+    is_ours = stream_position.name in tables
+    if "alembic_version" in tables or (is_ours and number == 0):
         raise StoreError(
             f"{path} was written by a CoServe from before 0.1.0, which cannot be upgraded: start with a new one, as"
             ' docs/retention.md says under "Starting over"; any SQLite tool still reads the old one'
         )
-    if stream_position.name not in tables:
+    if not is_ours:
         raise StoreError(
             f"{path} holds tables of another program ({tables[0]}, ...): name another `database` in coserve.yaml"
         )

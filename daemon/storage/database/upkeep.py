@@ -38,6 +38,8 @@ _ANALYSIS_ROWS = 400
 #: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
 _COPY_PAGES = 256
 _BUSY_TIMEOUT_S = 10.0
+#: Where a database file's header says how it is written and read: two bytes, each 1 for a journal, 2 for a log (WAL).
+_FORMAT_VERSIONS_AT = 18
 #: Bytes of a database file's header for a number of the program's own: it tells to which file a log belongs.
 APPLICATION_ID = slice(68, 72)
 _MAX_EXAMPLES = 10
@@ -187,9 +189,11 @@ def copy_connection(
                         on_progress((total - left) * page_bytes, total * page_bytes)
 
                     source.backup(copy, pages=_COPY_PAGES, progress=step, sleep=0.01)
-                with part.open("r+b") as file:  # a log of the source does not belong to the copy
+                with part.open("r+b") as file:
+                    file.seek(_FORMAT_VERSIONS_AT)
+                    file.write(b"\1\1")  # without a log, so that a reader makes no files beside the copy
                     file.seek(APPLICATION_ID.start)
-                    file.write(bytes(4))
+                    file.write(bytes(4))  # a log of the source does not belong to the copy
             finally:
                 part.with_name(part.name + "-journal").unlink(missing_ok=True)
     except (sqlite3.Error, OSError) as error:

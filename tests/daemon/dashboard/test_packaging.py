@@ -13,7 +13,7 @@ from tests import ROOT
 from tools.release.bundle import EXTRAS, own_wheel
 
 DASHBOARD = ROOT / "daemon" / "dashboard"
-DATA = (".json", ".yaml", ".sql", ".html", ".css", ".js", ".svg", ".txt", ".ini", ".mako")
+DATA = (".json", ".yaml", ".sql", ".html", ".css", ".js", ".cpp", ".hpp", ".svg", ".txt", ".ini", ".mako")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,8 @@ def test_the_wheel_has_every_page_and_script_unchanged_and_the_data_files_of_the
         data = {name for name in tracked(ROOT / folder) if name.endswith(DATA)}
         missing = {name for name in data - names if not name.startswith("tools/demo/")}
         assert not missing, sorted(missing)
+    shared = {name.partition("/data/share/coserve/")[2] for name in names}
+    assert {name for name in tracked(ROOT / "docs") if name.endswith(".md")} <= shared, "messages and units name them"
     assert not [name for name in names if name.startswith(("tools/demo/", "tools/camera/render/"))], "repository only"
 
 

@@ -37,13 +37,13 @@ while True: time.sleep(600)
 #: Beats, and then hangs in one of three ways.
 HANGS = """
 import asyncio, os, signal, sys, threading
-from daemon.host.children import beat
+from daemon.host.children import heartbeat
 def stop(): os.kill(os.getpid(), signal.SIGSTOP)
 def lock(): one = threading.Lock(); one.acquire(); one.acquire()
 def spin():
     while True: pass
 async def run():
-    beating = asyncio.create_task(beat(int(sys.argv[3])))
+    beating = asyncio.create_task(heartbeat(int(sys.argv[3])))
     await asyncio.sleep(0)
     {"stop": stop, "lock": lock, "spin": spin}[sys.argv[1]]()
 assert sys.argv[2] == "--heart"
@@ -119,7 +119,10 @@ def test_a_child_that_ends_again_and_again_is_started_ever_more_rarely_up_to_its
     code = SLEEPER if spec else "raise SystemExit(3)"
     with capture_logs() as logs, a_child(code, longest_back_off_s=0.7, **spec) as children:
         until(lambda: children.status()[0]["restarts"] >= 3)
-        assert children.status()[0]["last_end"].endswith("killed by SIGKILL" if spec else "exit status 3")
+        end = children.status()[0]["last_end"]
+        assert end.endswith("killed by SIGKILL" if spec else "exit status 3")
+        assert children.troubles() == [f"the process child cannot start ({end}), its work waits: the log says why"]
+    assert [log["event"] for log in logs].count("child_cannot_start") == 1
     assert [log["again_in_s"] for log in logs if log["event"] == "child_ended"][:3] == [0.5, 0.7, 0.7]
 
 

@@ -1,11 +1,13 @@
 """Back-pressure: bounded in count and bytes, of each source and of all, and never for ever."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from daemon.intake.backlog import Backlog, BacklogLimits
+from daemon.intake.backlog import Accounts, Backlog, BacklogLimits, IntakeLimits, Peer
 
 
 def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, source_bytes: int = 1000) -> Backlog:
@@ -18,39 +20,59 @@ def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, sourc
 )
 def test_a_source_is_held_to_its_own_limits() -> None:
     backlog = a_backlog(images=100, size=10_000, source_images=2, source_bytes=500)
-    assert backlog.enter("a", 1) is None
-    assert backlog.enter("a", 1) is None
-    assert backlog.enter("a", 1) is not None
-    assert backlog.enter("b", 400) is None
-    assert backlog.enter("b", 101) is not None
+    assert backlog.enter("a", 1, b"a") is None
+    assert backlog.enter("a", 1, b"a") is None
+    assert backlog.enter("a", 1, b"a") is not None
+    assert backlog.enter("b", 400, b"b") is None
+    assert backlog.enter("b", 101, b"b") is not None
     assert backlog.room("a") == 0
     assert backlog.room("b") == 1
 
 
 def test_a_flooding_source_leaves_room_for_one_that_sends_now_and_then() -> None:
     backlog = a_backlog(images=80, size=10**6, source_images=80, source_bytes=10**6)
-    assert backlog.enter("quiet", 1) is None
-    while backlog.enter("flood", 1) is None:
+    assert backlog.enter("quiet", 1, b"quiet") is None
+    while backlog.enter("flood", 1, b"flood") is None:
         pass
     assert backlog.images == 70
-    assert backlog.enter("quiet", 1) is None
+    assert backlog.enter("quiet", 1, b"quiet") is None
+
+
+def test_a_client_that_invents_a_source_for_each_image_leaves_room_for_one_that_sends_now_and_then() -> None:
+    backlog = a_backlog(images=80, size=8000, source_images=80, source_bytes=8000)
+    for number in range(80):
+        backlog.enter(f"invented-{number}", 1, b"flood")
+    assert backlog.images == 70
+    assert [backlog.enter("quiet", 200, b"quiet") for _ in range(10)] == [None] * 10
+    backlog.check()
 
 
 def test_an_empty_backlog_takes_an_image_larger_than_any_limit() -> None:
     backlog = a_backlog(size=100, source_bytes=100)
-    assert backlog.enter("a", 10_000) is None
-    assert backlog.enter("a", 1) is not None
+    assert backlog.enter("a", 10_000, b"a") is None
+    assert backlog.enter("a", 1, b"a") is not None
     backlog.leave("a", 10_000)
-    assert backlog.enter("a", 1) is None
+    assert backlog.enter("a", 1, b"a") is None
 
 
 def test_images_of_before_a_restart_count_whatever_the_limits_are() -> None:
     backlog = a_backlog(images=2)
     for _ in range(5):
-        backlog.restore("a", 10)
+        backlog.add("a", 10)
     assert backlog.images == 5
-    assert backlog.enter("a", 1) is not None
+    assert backlog.enter("a", 1, b"a") is not None
     assert backlog.room("a") == 0
+
+
+def test_an_image_that_a_limit_refuses_reserves_no_room_on_the_disk() -> None:
+    reserved: list[int] = []
+    backlog = a_backlog(images=1)
+    accounts = Accounts(IntakeLimits(8, 1000, 1000), backlog, reserved.append)
+    message = SimpleNamespace(image_id="i", source="a")
+    kinds = [accounts.enter(Peer(b"a", ()), message, 10) for _ in range(2)]
+    assert [answer and answer.kind for answer in kinds] == [None, "busy"]
+    assert reserved == [10]
+    assert accounts.bytes_in_memory == backlog.bytes == 10
 
 
 class BacklogMachine(RuleBasedStateMachine):
@@ -62,10 +84,12 @@ class BacklogMachine(RuleBasedStateMachine):
         super().__init__()
         self.backlog = Backlog(BacklogLimits(8, 100, 5, 60))
 
-    @rule(target=inside, source=st.sampled_from("abc"), size=st.integers(1, 50))
-    def enter(self, source: str, size: int) -> tuple[str, int]:
+    @rule(
+        target=inside, source=st.sampled_from("abc"), size=st.integers(1, 50), connection=st.sampled_from([b"1", b"2"])
+    )
+    def enter(self, source: str, size: int, connection: bytes) -> tuple[str, int]:
         before = self.backlog.images
-        full = self.backlog.enter(source, size)
+        full = self.backlog.enter(source, size, connection)
         assert self.backlog.images == before + (full is None)
         return (source, size if full is None else 0)
 

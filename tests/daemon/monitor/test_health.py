@@ -86,6 +86,20 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
         assert answers(app)["/readyz"] == (200, "ready")
 
 
+def test_a_web_process_that_cannot_start_is_said_wherever_a_person_looks(
+    tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health probes get no answer then."""
+    trouble = "the process dashboard cannot start (exit status 1), the pages get no answer: the log says why"
+    line = Line(tmp_path / "line", experts_folder)
+    with an_app(line) as app:
+        until(lambda: app.operations.state == "ready")
+        monkeypatch.setattr(app._children, "troubles", lambda: [trouble])
+        assert answers(app)["/readyz"] == (200, f"ready: {trouble}")
+        assert app.operations.sentence() == f"ready, {trouble}; backlog 0 images"
+        assert line.status()["last_error"] == trouble
+
+
 def scraped(line: Line, series: str) -> str:
     match = re.search(rf"^{re.escape(series)} (\S+)$", line.control("metrics")["text"], re.MULTILINE)
     assert match is not None

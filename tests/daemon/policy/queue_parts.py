@@ -46,12 +46,12 @@ class Parts:
             expert, ledger = ExpertId(name), self.residency.ledgers[PoolId(pool)]
             ledger.begin_load(expert, self.residency.bytes_of(expert))
             ledger.finish_load(expert)
-            self.queues.moved(expert)
+            self.queues.residency_changed(expert)
 
     def drop(self, pool: str, *experts: str) -> None:
         for name in experts:
             self.residency.ledgers[PoolId(pool)].evict(ExpertId(name))
-            self.queues.moved(ExpertId(name))
+            self.queues.residency_changed(ExpertId(name))
 
     def take(self, executor: str) -> list[int]:
         batch = self.queues.take(ExecutorId(executor), 0.0)

@@ -5,15 +5,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from daemon.storage import database_watch
 from daemon.storage.database.connections import open_for_writing
 from daemon.storage.database.upkeep import copy_database
-from daemon.storage.database_watch import DatabaseFiles
+from daemon.storage.database_watch import DatabaseFiles, DatabaseWatch
 from tests import ROOT
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.not_fast("starts processes")
 
@@ -32,6 +35,24 @@ engine = open_for_writing(f"sqlite:///{path}", 2000)
 DatabaseFiles(path).note(engine)
 with engine.begin() as connection:
     connection.exec_driver_sql("INSERT INTO t VALUES (50)")
+os._exit(0)
+"""
+
+#: Copies a database file as `cp` does while a line writes, goes on through a checkpoint and is killed.
+_OUTGROW_A_COPY = """
+import os, subprocess, sys
+from pathlib import Path
+from tests.daemon.storage.test_database_watch import Written
+written = Written(Path(sys.argv[1]))
+def write(count, checkpoint):
+    with written.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO t SELECT value FROM json_each(?)", (str(list(range(count))),))
+    if checkpoint:
+        written.files._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+write(3000, True)
+subprocess.run(["cp", written.path, written.path.with_name("copy.db")], check=True)
+write(30000, True)
+write(3000, False)
 os._exit(0)
 """
 
@@ -109,7 +130,11 @@ def test_a_stop_copies_what_a_line_wrote_before_and_after_its_database_lost_its_
     assert "stop the daemon in order, which makes a copy" in (written.files.problem() or "")
     written.end()
     assert written.told, "a long copy has the service manager's patience"
+    with closing(sqlite3.connect(f"file:{written.path}?mode=ro", uri=True)) as reader:
+        assert reader.execute("SELECT n FROM t ORDER BY n").fetchall() == [(0,), (1,)]
     DatabaseFiles(written.path).put_foreign_log_aside()
+    left = {path.name for path in written.path.parent.iterdir() if path.suffix != ".old"}
+    assert left == {"rows.db", "rows.db.id"}, "one complete file, with nothing beside it that a start puts aside"
     assert rows_of(written.path) == [0, 1]
 
 
@@ -134,6 +159,23 @@ def test_another_file_in_the_databases_place_is_not_touched_and_what_the_line_wr
     DatabaseFiles(written.path).put_foreign_log_aside()
     (saved,) = written.path.parent.glob("rows.db.saved-*Z")
     assert (rows_of(written.path), rows_of(saved)) == ([], [0])
+
+
+def test_a_watch_whose_report_fails_reports_again(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_watch, "_CHECK_INTERVAL_S", 0.01)
+    held = threading.Event()
+    refusals = [RuntimeError("refused")]
+
+    def hold(_cause: str, _problem: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        held.set()
+
+    watch = DatabaseWatch(written.files, hold, lambda _cause: None)
+    written.path.unlink()
+    watch.start()
+    assert held.wait(PATIENCE_S)
+    watch.stop(written.told.append)
 
 
 @pytest.mark.parametrize("gone", ["-wal", "-shm"])
@@ -199,6 +241,24 @@ def test_a_database_of_before_the_last_start_is_not_combined_with_a_later_log(ki
     shutil.copyfile(before, killed)
     DatabaseFiles(killed).put_foreign_log_aside()
     assert rows_of(killed) == list(range(50))
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_copy_of_the_same_run_is_not_combined_with_a_log_that_lacks_what_was_between(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    """A database that is damaged without its log, too, keeps it for its repair."""
+    subprocess.run([sys.executable, "-c", _OUTGROW_A_COPY, str(tmp_path)], cwd=ROOT, check=True)
+    database = tmp_path / "rows.db"
+    content = bytearray((tmp_path / "copy.db").read_bytes())
+    if is_damaged:
+        content[8192:12288] = bytes(4096)
+    database.write_bytes(content)
+    DatabaseFiles(database).put_foreign_log_aside()
+    aside = list(tmp_path.glob("rows.db-wal.aside-*"))
+    assert len(aside) == (not is_damaged)
+    if aside:
+        assert rows_of(database) == list(range(3000))
 
 
 def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_number(killed: Path) -> None:

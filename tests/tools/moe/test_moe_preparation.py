@@ -77,9 +77,24 @@ def test_tasks_are_the_folders_of_ones_own_texts_and_without_any_there_is_python
         traced[options] = load_trace(PreparedFiles(model), TRAIN)
     assert [trace.tasks for trace in traced.values()] == [("chat", "report"), ("text",)]
     assert all(trace.prompts == 2 * len(trace.tasks) for trace in traced.values())
-    again = moe("trace", tmp_path / "model-2", "--texts", texts)
-    assert again.exit_code == 1
-    assert "delete this folder" in again.output.replace("\n", " ")
+
+
+def test_a_trace_that_was_interrupted_is_taken_when_it_is_run_again(small: Path, tmp_path: Path):
+    """Also with other texts; once a trace is taken, others would not fit it."""
+    model, texts = tmp_path / "model", tmp_path / "texts"
+    shutil.copytree(small, model, ignore=shutil.ignore_patterns("coserve"))
+    texts.mkdir()
+    command = ("trace", model, "--texts", texts, "--prompts", 1, "--length", 16)
+    (texts / "one.txt").write_text("short")
+    assert moe(*command).exit_code == 1
+    (texts / "one.txt").write_text("of the board and its parts " * 40)
+    for _ in range(2):
+        done = moe(*command)
+        assert done.exit_code == 0, done.output
+    (texts / "two.txt").write_text("another")
+    refused = moe(*command)
+    assert refused.exit_code == 1
+    assert "delete this folder" in refused.output.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

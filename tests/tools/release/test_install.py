@@ -20,6 +20,32 @@ def test_a_disk_without_room_is_named_with_what_is_needed(tmp_path: Path):
         install.check_room(tmp_path, 1_000_000_000)
 
 
+def test_an_environment_that_has_torch_needs_neither_room_nor_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record = tmp_path / "venv" / "lib" / "python3.12" / "site-packages" / "torch-9.9.0+cpu.dist-info" / "RECORD"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    (tmp_path / "constraints.txt").write_text("torch==9.9.0\ntorchvision==1.0\n")
+    monkeypatch.setattr(install, "CONSTRAINTS", tmp_path / "constraints.txt")
+    monkeypatch.setattr(install, "make_environment", lambda venv: venv / "bin" / "python")
+    monkeypatch.setattr(install, "check_room", lambda *_: pytest.fail("asked for room"))
+    monkeypatch.setattr(install, "takes_cuda", lambda *_: pytest.fail("asked for PyTorch"))
+    ran: list[list[str]] = []
+    monkeypatch.setattr(install, "run_pip", lambda _python, what: ran.append(what))
+    install.install(tmp_path / "venv", "dev")
+    assert ran == [["--editable", ".[dev]"]]
+
+
+def test_a_checkout_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    with pytest.raises(install.InstallError, match=rf"{ROOT} cannot be written to\. Copy it"):
+        install.install(ROOT / ".venv", "")
+
+
+def test_what_pytorch_needs_on_other_machines_does_not_count():
+    needed = ['nvidia-cublas==13; platform_machine == "vax"', "sympy>=1", 'optree; extra == "optree"']
+    assert install.needed_here(Path(sys.executable), needed) == ["sympy"]
+
+
 def test_a_python_without_venv_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     broken = tmp_path / "python3"
     broken.write_text("#!/bin/sh\necho ensurepip is not available\nexit 1\n", encoding="ascii")

@@ -183,9 +183,10 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     assert old.read_bytes() == before
 
 
-def test_a_database_from_before_the_first_release_says_to_start_with_a_new_one(old: Path) -> None:
+@pytest.mark.parametrize("mark", ["CREATE TABLE alembic_version (version_num)", "PRAGMA user_version = 0"])
+def test_a_database_from_before_the_first_release_says_to_start_with_a_new_one(old: Path, mark: str) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
-        connection.execute("CREATE TABLE alembic_version (version_num)")
+        connection.execute(mark)
     before = old.read_bytes()
     with pytest.raises(StoreError, match=r"from before 0\.1\.0, which cannot be upgraded: start with a new one"):
         migrated(old)
