@@ -13,12 +13,12 @@ from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve, write_c
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.infer import infer, normalise
 from experts.vision.preprocess import fit, to_square
-from experts.vision.slot import SlotPool
+from experts.vision.slot import Slot, SlotPool
 from tools.camera.render import part_types
 from tools.demo.files import SOLDER_DETECTORS, Thresholds
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
-from tools.training.backbone import write_backbone
+from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
 from tools.training.fit import Variation, calibrate
 from tools.training.head import fit_linear, write_head
@@ -48,13 +48,13 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
     (out / entry["file"]).with_suffix(".pt").unlink()  # nobody trains on from here: the checkpoint is the source
     entries: dict[str, dict[str, Any]] = {BACKBONE: entry}
     catalog_entry = CatalogEntry.model_validate(entry)
-    backbone = _StoredBackbone(out, entry)
+    slot = stored_backbone(out, BACKBONE, entry)
     rng = np.random.default_rng(0)
     for name, part in library.items():
         mine = [sample for sample in learn if sample.component == name]
         unseen = [sample for sample in held_out if sample.component == name]
-        head = fit_linear(backbone.features(mine, rng), _targets(mine), len(part.labels))
-        logits = backbone.features(unseen) @ head["weight"].T + head["bias"]
+        head = fit_linear(_features(slot, mine, rng), _targets(mine), len(part.labels))
+        logits = _features(slot, unseen) @ head["weight"].T + head["bias"]
         temperature = calibrate(logits, _targets(unseen).numpy())
         written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)
         entries[name] = written | {"temperature": temperature}
@@ -85,33 +85,20 @@ def read_catalog(out: Path) -> Catalog:
     return catalog
 
 
-class _StoredBackbone:
-    """The backbone as a line serves it: read from its int8 file into a slot."""
-
-    def __init__(self, out: Path, entry: dict[str, Any]) -> None:
-        catalog, problems = resolve(CatalogFile.model_validate({"experts": {BACKBONE: entry}}), out)
-        assert not problems, problems
-        self._spec = catalog[ExpertId(BACKBONE)]
-        pool = SlotPool("cpu", self._spec.weights_bytes)
-        pool.load(self._spec)
-        self._slot = pool.slot(self._spec.expert)
-        self._pool = pool
-
-    def features(self, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
-        """Return (N, 512) features of pictures as they are, or with `rng` of varied ones."""
-        rows: list[torch.Tensor] = []
-        with torch.inference_mode():
-            for start in range(0, len(samples), _BATCH):
-                part = samples[start : start + _BATCH]
-                squares = np.stack([to_square(s.pixels, "classify", self._spec.input_size) for s in part])
-                if rng is not None:
-                    lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
-                    squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
-                pixels = torch.from_numpy(squares)
-                layout = self._slot.layout
-                inputs = normalise(pixels, self._spec, layout.dtype, channels_last=layout.channels_last)
-                rows.append(self._slot.module(inputs)[:, :_FEATURES].clone())
-        return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
+def _features(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
+    """Return (N, 512) features of pictures as they are, or with `rng` of varied ones."""
+    rows: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for start in range(0, len(samples), _BATCH):
+            part = samples[start : start + _BATCH]
+            squares = np.stack([to_square(s.pixels, "classify", slot.spec.input_size) for s in part])
+            if rng is not None:
+                lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
+                squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
+            pixels, layout = torch.from_numpy(squares), slot.layout
+            inputs = normalise(pixels, slot.spec, layout.dtype, channels_last=layout.channels_last)
+            rows.append(slot.module(inputs)[:, :_FEATURES].clone())
+    return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
 
 
 @dataclass(frozen=True, slots=True)
