@@ -123,12 +123,6 @@ def test_the_rules_fit_the_experts_and_boards_and_name_the_thresholds(tmp_path: 
     assert document["detectors"]["solder-qfp"]["fail_on"] == {"insufficient": 0.41}
 
 
-def test_rules_without_solder_name_no_detector(tmp_path: Path):
-    path = write_rules(tmp_path, Thresholds(dict.fromkeys(part_types(), 0.83)))
-    experts = {name: ExpertLabels("classify", part.labels) for name, part in part_types().items()}
-    assert set(compile_rules(read_yaml(path), str(path), experts).experts) == set(part_types())
-
-
 def test_figures_count_by_part_and_by_board():
     parts = [(0, "ok", "pass"), (0, "bridge", "fail"), (1, "ok", "review"), (2, "ok", "pass"), (3, "missing", "pass")]
     counts = Figures(0.2, tuple(JudgedPart(board, "R0402", truth, verdict) for board, truth, verdict in parts)).counts()
