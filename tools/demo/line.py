@@ -11,7 +11,7 @@ from routing_rules.load import read_yaml, validate
 from tools.demo import files
 from tools.terminal.console import CommandError
 
-#: Weights, their catalog, `thresholds.json` and `provenance.json`; `coserve demo --train` makes them.
+#: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
 _REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
 
