@@ -150,12 +150,16 @@ class Residency:
         return (pool, expert) in self._refused_s or (pool, expert) in self.stuck
 
     def takes(self, pool: PoolId, expert: ExpertId) -> bool:
-        """Return True if `pool` may be asked to load `expert`."""
+        """Return True if `pool` may be asked to load `expert` now: not while its budget shrinks."""
+        return self.may_take(pool, expert) and self.targets_bytes[pool] >= self.ledgers[pool].budget_bytes
+
+    def may_take(self, pool: PoolId, expert: ExpertId) -> bool:
+        """Return True if `pool` may be asked to load `expert`, perhaps after its budget has shrunk."""
         return not self.is_refused(pool, expert) and self.fits(pool, expert)
 
     def is_taken(self, expert: ExpertId, *processors: Processor) -> bool:
-        """Return True if any pool of `processors` may be asked to load `expert`."""
-        return any(self.takes(pool, expert) for pool, facts in self.pools.items() if facts.processor in processors)
+        """Return True if any pool of `processors` may be asked to load `expert`, perhaps after it has shrunk."""
+        return any(self.may_take(pool, expert) for pool, facts in self.pools.items() if facts.processor in processors)
 
     def room_bytes(self, pool: PoolId, expert: ExpertId) -> int:
         """Return the bytes that `expert` could ever have in `pool`: the budget less the pinned bytes of others."""

@@ -39,6 +39,10 @@ Play = Annotated[str, typer.Option(help="How far a good part may be off its plac
 Symmetry = Annotated[
     bool, typer.Option("--symmetry", help="Try whether it helps that the part looks the same turned or mirrored.")
 ]
+Store = Annotated[
+    Literal["float32", "bfloat16", "int8"],
+    typer.Option(help="Form of the file: a thin one is read faster, and expanded into the same memory."),
+]
 ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; default: the data set's name.")]
 
 
@@ -130,6 +134,7 @@ def train_backbone(
         typer.Option("--symmetry", help="The parts have no right way round: turned and mirrored they look the same."),
     ] = False,
     play: Annotated[int, typer.Option(min=0, help="With --symmetry: pixels of the input that parts may be moved.")] = 0,
+    store: Store = "float32",
     out: Out = Path("experts"),
     name: Annotated[str, typer.Option("--id", help="The backbone's id.")] = "backbone",
     seed: Seed = 0,
@@ -153,7 +158,7 @@ def train_backbone(
         fail("--play needs --symmetry here: otherwise the position of a part is what the backbone learns", status=2)
     schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
     vary = Variation(play, "all") if symmetry else None
-    plan = BackbonePlan(architecture, input_size, schedule, threads, start, vary)
+    plan = BackbonePlan(architecture, input_size, schedule, threads, start, vary, store)
     with _training_bar(name) as on_share:
         report = train_backbone(folders or [], out, name=name, plan=plan, on_progress=on_share)
     if as_json:
@@ -314,6 +319,7 @@ def train_detector(
         int | None,
         typer.Option(min=32, help="Train on squares of so many pixels of the input, mostly around objects: faster."),
     ] = None,
+    store: Store = "float32",
     out: Out = Path("experts"),
     expert: ExpertName = None,
     seed: Seed = 0,
@@ -341,6 +347,7 @@ def train_detector(
             expert=name,
             effort=effort,
             views=Views(symmetry, zoom, crop),
+            store=store,
             on_progress=lambda progress: on_share(progress.share),
         )
     _warn_of_few({"images": report.held_out_images}, "those of val are held out")

@@ -11,23 +11,22 @@ import torch
 
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve, write_catalog
 from experts.spec import ExpertId, ExpertSpec
-from experts.vision.infer import infer, normalise
-from experts.vision.preprocess import fit, to_square
+from experts.vision.infer import infer
+from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tools.camera.render import part_types
+from tools.demo.features import features_of, write_features
 from tools.demo.files import SOLDER_DETECTORS, Thresholds
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
-from tools.training.backbone import write_backbone
+from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
-from tools.training.fit import Variation, calibrate
+from tools.training.fit import calibrate
 from tools.training.head import fit_linear, write_head
 from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
 _STORE = "int8"
-#: Features of the backbone's last layer.
-_FEATURES = 512
 _BATCH = 16
 #: A false call weighs as much as so many escapes, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
@@ -48,16 +47,21 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
     (out / entry["file"]).with_suffix(".pt").unlink()  # nobody trains on from here: the checkpoint is the source
     entries: dict[str, dict[str, Any]] = {BACKBONE: entry}
     catalog_entry = CatalogEntry.model_validate(entry)
-    backbone = _StoredBackbone(out, entry)
+    slot = stored_backbone(out, BACKBONE, entry)
     rng = np.random.default_rng(0)
+    learned: dict[str, torch.Tensor] = {}
+    good: dict[str, torch.Tensor] = {}
     for name, part in library.items():
         mine = [sample for sample in learn if sample.component == name]
         unseen = [sample for sample in held_out if sample.component == name]
-        head = fit_linear(backbone.features(mine, rng), _targets(mine), len(part.labels))
-        logits = backbone.features(unseen) @ head["weight"].T + head["bias"]
-        temperature = calibrate(logits, _targets(unseen).numpy())
+        head = fit_linear(features_of(slot, mine, rng), _targets(mine), len(part.labels))
+        features = features_of(slot, unseen)
+        temperature = calibrate(features @ head["weight"].T + head["bias"], _targets(unseen).numpy())
+        learned[name] = features_of(slot, mine)
+        good[name] = features[[sample.truth == "ok" for sample in unseen]]
         written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)
         entries[name] = written | {"temperature": temperature}
+    write_features(out, entry["sha256"], learned, good)
     for detector in DETECTORS:
         pictures = [s.pixels for s in held_out if detector.covers(library[s.component]) and s.marks]
         report = import_model(
@@ -83,35 +87,6 @@ def read_catalog(out: Path) -> Catalog:
     catalog, problems = resolve(file, out)
     assert not problems, problems
     return catalog
-
-
-class _StoredBackbone:
-    """The backbone as a line serves it: read from its int8 file into a slot."""
-
-    def __init__(self, out: Path, entry: dict[str, Any]) -> None:
-        catalog, problems = resolve(CatalogFile.model_validate({"experts": {BACKBONE: entry}}), out)
-        assert not problems, problems
-        self._spec = catalog[ExpertId(BACKBONE)]
-        pool = SlotPool("cpu", self._spec.weights_bytes)
-        pool.load(self._spec)
-        self._slot = pool.slot(self._spec.expert)
-        self._pool = pool
-
-    def features(self, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
-        """Return (N, 512) features of pictures as they are, or with `rng` of varied ones."""
-        rows: list[torch.Tensor] = []
-        with torch.inference_mode():
-            for start in range(0, len(samples), _BATCH):
-                part = samples[start : start + _BATCH]
-                squares = np.stack([to_square(s.pixels, "classify", self._spec.input_size) for s in part])
-                if rng is not None:
-                    lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
-                    squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
-                pixels = torch.from_numpy(squares)
-                layout = self._slot.layout
-                inputs = normalise(pixels, self._spec, layout.dtype, channels_last=layout.channels_last)
-                rows.append(self._slot.module(inputs)[:, :_FEATURES].clone())
-        return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
 
 
 @dataclass(frozen=True, slots=True)

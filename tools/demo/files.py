@@ -1,7 +1,7 @@
 """Writes the files of the demo's line, coserve.yaml and rules.yaml, for a person to read."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experts.durable import replace_durably
@@ -35,11 +35,11 @@ class Thresholds:
     """The confidences of the rules, chosen on boards that no training saw (`thresholds.json` beside the weights).
 
     `review_below`, by component: an answer below it goes to review. `fail_on`, by package family and solder label: a
-    box at or above it fails the part. A line without `fail_on` does not inspect solder.
+    box at or above it fails the part.
     """
 
     review_below: dict[str, float]
-    fail_on: dict[str, dict[str, float]] = field(default_factory=dict)
+    fail_on: dict[str, dict[str, float]]
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -70,11 +70,9 @@ def write_rules(folder: Path, thresholds: Thresholds) -> Path:
         lines += [f"      {part}: [{', '.join(names)}]" for part, names in board.designators().items()]
     lines += ["", "classifiers:   # what passes goes on to the detector of its package family's solder"]
     for name, part in part_types().items():
-        limit = thresholds.review_below[name]
-        then = f", then: solder-{part.family}, pass_rate: 0.95" if thresholds.fail_on else ""
-        lines.append(f'  "{name}": {{expert: "{name}", pass: [ok], review_below: {limit:.2f}{then}}}')
-    if thresholds.fail_on:
-        lines += ["", "detectors:   # families share experts, but not the confidence from which a box is a defect"]
+        answers = f'expert: "{name}", pass: [ok], review_below: {thresholds.review_below[name]:.2f}'
+        lines.append(f'  "{name}": {{{answers}, then: solder-{part.family}, pass_rate: 0.95}}')
+    lines += ["", "detectors:   # families share experts, but not the confidence from which a box is a defect"]
     for family, limits in thresholds.fail_on.items():
         text = ", ".join(f"{label}: {limit:.2f}" for label, limit in limits.items())
         lines.append(f"  solder-{family}: {{expert: {SOLDER_DETECTORS[family]}, fail_on: {{{text}}}}}")

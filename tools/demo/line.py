@@ -3,16 +3,17 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from experts.catalog import CatalogEntry, CatalogFile
+from experts.durable import replacing
 from experts.weights import file_sha256
+from routing_rules.load import read_yaml, validate
 from tools.demo import files
 from tools.terminal.console import CommandError
 
-#: Weights, their catalog, `thresholds.json` and `provenance.json`; `coserve demo --train` makes them.
+#: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
+_REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
 
 
 def shipped_figures(shipped: Path = SHIPPED) -> str:
@@ -32,67 +33,52 @@ def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
     """Make the line in `folder`, and return the path of its coserve.yaml. An interrupted call can be repeated.
 
     Intact weights are kept, and so are a catalog, rules and a configuration, which the user may have edited.
-    Raises CommandError if a shipped file is missing or changed.
+    Raises CommandError if a shipped file is missing or changed, or the folder cannot be written.
     """
-    entries = _checked_catalog(shipped)
-    experts = folder / "experts"
+    _check_shipped(shipped)
+    shipped_entries = _entries(shipped / "catalog.yaml")
     try:
+        experts = folder / "experts"
         experts.mkdir(parents=True, exist_ok=True)
+        catalog = experts / "catalog.yaml"
+        entries = _entries(catalog) if catalog.exists() else shipped_entries
+        for name, entry in shipped_entries.items():
+            target = experts / entry.file
+            is_shipped = name in entries and entries[name].sha256 == entry.sha256  # else trained or promoted here
+            if is_shipped and not (target.is_file() and file_sha256(target) == entry.sha256):
+                _copy(shipped / entry.file, target)
+        if not catalog.exists():
+            _copy(shipped / "catalog.yaml", catalog)
+        if not (folder / "rules.yaml").exists():
+            files.write_rules(folder, files.read_thresholds(shipped))
+        return files.write_configuration(folder)
     except OSError as error:
-        raise CommandError(f"{experts} cannot be made: {error.strerror}; name another place with --dir") from None
-    catalog = experts / "catalog.yaml"
-    used = _entries(catalog) if catalog.exists() else entries
-    for name, entry in entries.items():
-        target = experts / entry["file"]
-        is_shipped = used.get(name, {}).get("sha256") == entry["sha256"]  # else trained or promoted here
-        if is_shipped and not (target.is_file() and file_sha256(target) == entry["sha256"]):
-            _copy(shipped / entry["file"], target)
-    if not catalog.exists():
-        _copy(shipped / "catalog.yaml", catalog)
-    if not (folder / "rules.yaml").exists():
-        files.write_rules(folder, files.read_thresholds(shipped))
-    return files.write_configuration(folder)
+        what = f"{error.filename or folder} cannot be written: {error.strerror or error}"
+        raise CommandError(f"{what}; make room, or name another place with --dir") from None
 
 
-def _checked_catalog(shipped: Path) -> dict[str, Any]:
-    """Return the shipped catalog's entries once every weights file matches its sha256. Raises CommandError."""
-    catalog = shipped / "catalog.yaml"
-    if not catalog.is_file():
-        raise CommandError(f"{catalog} is missing. {_REMEDY}")
-    entries = _entries(catalog)
-    for name, entry in entries.items():
-        file = shipped / entry["file"]
-        if not file.is_file():
-            raise CommandError(f"{file}, the weights of {name}, is missing (sha256 {entry['sha256']}). {_REMEDY}")
-        if (found := file_sha256(file)) != entry["sha256"]:
-            raise CommandError(f"{file}, the weights of {name}: sha256 {found}, expected {entry['sha256']}. {_REMEDY}")
-    return entries
-
-
-def _entries(catalog: Path) -> dict[str, Any]:
+def _check_shipped(shipped: Path) -> None:
+    """Raise CommandError unless every file is as `provenance.json` names it."""
+    provenance = shipped / "provenance.json"
     try:
-        entries = yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"]
-        return {name: dict(entry) for name, entry in entries.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise CommandError(
-            f"{catalog} cannot be read ({error}): correct it, or name another place with --dir"
-        ) from None
+        sums = {name: file["sha256"] for name, file in json.loads(provenance.read_text("utf-8"))["files"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CommandError(f"{provenance} cannot be read ({error}). {_REMEDY}") from None
+    for name, sha256 in sums.items():
+        file = shipped / name
+        if not file.is_file():
+            raise CommandError(f"{file} is missing (sha256 {sha256}). {_REMEDY}")
+        if (found := file_sha256(file)) != sha256:
+            raise CommandError(f"{file} has sha256 {found}, expected {sha256}. {_REMEDY}")
 
 
-_REMEDY = (
-    "Install CoServe again (in a checkout: `git checkout -- tools/demo/experts`), or make new experts in hours: "
-    "`coserve demo --train`."
-)
+def _entries(catalog: Path) -> dict[str, CatalogEntry]:
+    file, problems = validate(CatalogFile, read_yaml(catalog))
+    if file is None:
+        raise CommandError(f"{problems[0]}. Correct it, or name another place with --dir.")
+    return dict(file.experts)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy to a temporary name, then rename: `target` is never half written. Raises CommandError."""
-    part = target.with_name(f".{target.name}.part")
-    try:
+    with replacing(target) as part:
         shutil.copyfile(source, part)
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise CommandError(
-            f"{target} cannot be written: {error.strerror}; make room, or name a place with --dir"
-        ) from None

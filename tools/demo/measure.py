@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.line import load_line
-from experts.spec import resident_in
+from experts.spec import Answer, resident_in
 from experts.vision.slot import SlotPool
 from tools.camera.render import board_types, render_board
 from tools.camera.render.images import DEFECT_RATE
@@ -74,12 +74,12 @@ class Figures:
         return {"rate": self.rate, **counts, "mistakes": self.mistakes()}
 
 
+def _ignore(_expert: str, _answer: Answer) -> None:
+    pass
+
+
 def measure(
-    config: Path,
-    *,
-    boards: int = BOARDS,
-    on_share: OnShare = lambda _: None,
-    on_answer: OnAnswer = lambda _expert, _answer: None,
+    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer = _ignore
 ) -> list[Figures]:
     """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
     line = load_line(config)
@@ -89,6 +89,7 @@ def measure(
         pool.load(spec)
     kinds, figures = list(board_types()), list[Figures]()
     for place, rate in enumerate(RATES):
+        of_rate = on_answer if place == 0 else _ignore
         judged: list[JudgedPart] = []
         for start in range(0, boards, _AT_ONCE):
             numbers = range(start, min(start + _AT_ONCE, boards))
@@ -98,14 +99,13 @@ def measure(
                 for part in render_board(kinds[number % len(kinds)], _seed(place, number), rate).placements
             ]
             parts = [PartToJudge(kinds[number % len(kinds)], part.component, part.pixels) for number, part in rendered]
-            verdicts = judge_parts(line.routes, line.catalog, pool.slot, parts, on_answer=on_answer)
+            verdicts = judge_parts(line.routes, line.catalog, pool.slot, parts, on_answer=of_rate)
             judged += [
                 JudgedPart(number, part.component, part.truth, verdict)
                 for (number, part), verdict in zip(rendered, verdicts, strict=True)
             ]
             on_share((place + numbers.stop / boards) / len(RATES))
         figures.append(Figures(rate, tuple(judged)))
-        on_answer = lambda _expert, _answer: None  # noqa: E731
     return figures
 
 

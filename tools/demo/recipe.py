@@ -1,9 +1,8 @@
 """`coserve demo --train`: makes the experts that come with the repository again, from pictures to measured figures.
 
-Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds, `provenance.json`.
+Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds, features and provenance.
 """
 
-import hashlib
 import json
 import multiprocessing
 import platform
@@ -12,14 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-import tools.camera.render
 from experts.spec import Answer
 from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
@@ -27,12 +25,13 @@ from tools.demo.export import choose_thresholds, export_experts, observe, write_
 from tools.demo.files import write_configuration, write_rules
 from tools.demo.measure import Figures, measure, measured_table
 from tools.demo.pictures import Sample, read_files, render_missing, samples_of
-from tools.demo.training import BACKBONE, DETECTORS, spent_s, train_network
+from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train_network
 from tools.experts.measure import write_confidences
 from tools.terminal.console import console
 from tools.terminal.progress import Bars
 
-NAME = "rendered-parts"
+#: Raise the number with every change of renderer, training or export that makes other experts.
+NAME, VERSION = "rendered-parts", 1
 #: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
 _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
 
@@ -79,7 +78,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
             on_answer=lambda expert, answer: answers[expert].append(answer),
         )
     write_confidences(out / "catalog.yaml", answers)
-    write_provenance(folder, out, figures)
+    write_provenance(folder, out, recipe, figures)
     measured_table(figures)
     console.print(f"The experts are in {out}.")
     return out
@@ -165,28 +164,17 @@ def _calibration_samples(boards: int) -> Iterator[Sample]:
         yield from samples_of(render_board(kinds[number % len(kinds)], _FIRST_CALIBRATION_SEED + number, rate))
 
 
-def recipe_version() -> str:
-    """Return a digest of the sources that the experts depend on: the renderer and the training."""
-    here = Path(__file__).parent
-    rendering = sorted(Path(next(iter(tools.camera.render.__path__))).glob("*.py"))
-    own = [here / f"{name}.py" for name in ("pictures", "training", "export", "recipe")]
-    training = [here.parent / "training" / f"{name}.py" for name in ("fit", "head", "backbone", "detector_loop")]
-    digest = hashlib.sha256()
-    for path in (*rendering, *own, *training):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def write_provenance(folder: Path, out: Path, figures: list[Figures]) -> None:
+def write_provenance(folder: Path, out: Path, recipe: Recipe, figures: list[Figures]) -> None:
     """Write how the experts came about and what they are worth, and the sha256 of each file."""
-    experts = (BACKBONE, *(detector.expert for detector in DETECTORS))
+    lessons = (CLASSIFIERS, *(detector.lesson for detector in DETECTORS))
     files = sorted(path for path in out.iterdir() if path.name != "provenance.json")
     document = {
         "recipe": NAME,
-        "version": recipe_version(),
+        "version": VERSION,
         "command": "coserve demo --train",
         "seed": 0,
-        "hours": {expert: round(spent_s(expert, folder) / 3600, 2) for expert in experts},
+        "parameters": asdict(recipe) | {"lessons": [asdict(lesson) for lesson in lessons]},
+        "hours": {lesson.expert: round(spent_s(lesson.expert, folder) / 3600, 2) for lesson in lessons},
         "processor": _processor(),
         "figures": [each.as_json() for each in figures],
         "files": {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files},

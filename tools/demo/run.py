@@ -1,5 +1,6 @@
 """Runs the demo: makes the line, starts its daemon, publishes boards, and shows verdicts beside the truth."""
 
+import shlex
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -126,10 +127,11 @@ def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
 
 def _show_next(config: Path) -> None:
     """Print commands to try next."""
-    folder, http = config.parent, load_config(config).endpoints.http
+    line, database = (shlex.quote(str(path)) for path in (config, config.parent / "inspection.db"))
+    http = load_config(config).endpoints.http
     console.print("Next:")
     page = f"   then open {http}/" if http else ""
-    console.print(f"  {as_typed(f'run {config}')}{page}", markup=False)
-    console.print(f"  {as_typed(f'camera {config} --render 20 --rate 30')}   more boards, while it runs", markup=False)
-    console.print(f'  sqlite3 -readonly -box {folder}/inspection.db "{_QUESTION}"', markup=False)
+    console.print(f"  {as_typed(f'run {line}')}{page}", markup=False)
+    console.print(f"  {as_typed(f'camera {line} --render 20 --rate 30')}   more boards, while it runs", markup=False)
+    console.print(f'  sqlite3 -readonly -box {database} "{_QUESTION}"', markup=False)
     console.print(f"  {as_typed('init line --images FOLDER')}   a line for your own pictures (README: Your line)")

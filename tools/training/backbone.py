@@ -1,5 +1,6 @@
 """Trains the backbone that the heads of a line share, and reads it again for the training of experts."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,14 @@ import torch
 import yaml
 from torch import nn
 
-from experts.catalog import CatalogEntry, CatalogFile
+from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import add_to_catalog, read
+from experts.spec import ExpertId
 from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, FEATURES, layout_id
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
+from experts.vision.slot import Slot, SlotPool
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
 from tools.training.expert_file import STORES, ImportRefusedError, is_expert_id
@@ -47,6 +50,7 @@ class BackbonePlan:
     """A backbone's network and training. `start` is a file of torchvision weights to begin with.
 
     With `vary` copies that differ so keep their label; without it turned and mirrored ones are classes of their own.
+    `store` is the form of the file (STORES).
     """
 
     architecture: str = "resnet18"
@@ -55,6 +59,7 @@ class BackbonePlan:
     threads: int = 1
     start: Path | None = None
     vary: fit.Variation | None = None
+    store: str = "float32"
 
 
 def train_backbone(
@@ -82,7 +87,7 @@ def train_backbone(
         fit.fit_turned(network, pictures, targets, schedule, on_progress)
     elif folders:
         fit.fit_network(network, pictures, targets, schedule, on_progress, plan.vary or fit.Variation())
-    entry = write_backbone(network.eval(), architecture, plan.input_size, out, name, known | seen)
+    entry = write_backbone(network.eval(), architecture, plan.input_size, out, name, known | seen, plan.store)
     add_to_catalog(out / "catalog.yaml", name, entry)
     file = out / entry["file"]
     return BackboneReport(name, entry["sha256"][:12], file, file.with_suffix(_SUFFIX), classes, len(targets))
@@ -100,7 +105,8 @@ def write_backbone(
     """Write the backbone of a trained classifier, and return its catalog entry.
 
     `seen` are the digests of the pictures that it learned from. The file's name has the version, so that heads of an
-    earlier one keep theirs. `store` is the form of the file (STORES): heads must then learn from a slot's features.
+    earlier one keep theirs. `store` is the form of the file (STORES); the network beside it, which experts are trained
+    from, has the weights as they are stored.
     """
     kind = ARCHITECTURES[architecture]
     layout = layout_id(kind, 0, input_size, "float32", "channels_last", FEATURES)
@@ -117,7 +123,8 @@ def write_backbone(
     }
     built = build_layout(layout)
     blocks = pack(built, adapt_backbone(network))
-    if store != STORES[-1]:
+    is_thin = store != STORES[-1]
+    if is_thin:
         blocks, metadata["stored"] = thinned(blocks, built.form(store)), store
     out.mkdir(parents=True, exist_ok=True)
     part = out / f".{name}.backbone"
@@ -125,6 +132,15 @@ def write_backbone(
         sha256 = write_weights(part, blocks, metadata)
         file = out / f"{name}@{sha256[:12]}.safetensors"
         part.replace(file)
+        entry = {
+            "architecture": architecture,
+            "file": file.name,
+            "input_size": input_size,
+            "normalisation": kind.normalisation,
+            "sha256": sha256,
+        }
+        if is_thin:
+            network = _with_weights_of(stored_backbone(out, name, entry), network)
         state = {key: value for key, value in network.state_dict().items() if not key.startswith("fc.")}
         digests = torch.tensor([list(digest) for digest in sorted(seen)], dtype=torch.uint8)
         of = torch.frombuffer(bytearray.fromhex(sha256), dtype=torch.uint8)
@@ -132,13 +148,31 @@ def write_backbone(
         part.replace(file.with_suffix(_SUFFIX))
     finally:
         part.unlink(missing_ok=True)
-    return {
-        "architecture": architecture,
-        "file": file.name,
-        "input_size": input_size,
-        "normalisation": kind.normalisation,
-        "sha256": sha256,
-    }
+    return entry
+
+
+def stored_backbone(out: Path, name: str, entry: dict[str, Any]) -> Slot:
+    """Return the backbone of a catalog entry in a slot: with the weights of its file, as a line serves it."""
+    catalog, problems = resolve(CatalogFile.model_validate({"experts": {name: entry}}), out)
+    assert not problems, problems
+    spec = catalog[ExpertId(name)]
+    pool = SlotPool("cpu", spec.weights_bytes)
+    pool.load(spec)
+    return pool.slot(spec.expert)
+
+
+def _with_weights_of(slot: Slot, network: nn.Module) -> nn.Module:
+    """Return a copy of the network that `slot` was stored from, with weights that fold to those of the slot.
+
+    Folding a batch norm scales its convolution's weights, so they change by the same factor before and after it.
+    """
+    network = copy.deepcopy(network)
+    folded, stored = (dict(module.named_parameters()) for module in (adapt_backbone(network), slot.module))
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Conv2d):
+            before, after = (weights[f"network.{name}.weight"] for weights in (folded, stored))
+            module.weight.detach().mul_(torch.where(before == 0, 1.0, after / before))
+    return network
 
 
 def read_entries(catalog: Path) -> dict[str, CatalogEntry]:

@@ -1,5 +1,6 @@
 """Trains a detector on a YOLO data set, and measures the expert on the images of the set's `val`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from experts.errors import ImageError
 from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, place, prepare
-from tools.experts.measure import answers_of
+from tools.experts.measure import SAMPLES, answers_of
 from tools.training import TrainingError
 from tools.training.detector_loop import (
     Image,
@@ -25,7 +26,7 @@ from tools.training.detector_loop import (
     fit_detector,
     limited_threads,
 )
-from tools.training.expert_file import Form, ImportRefusedError, ImportReport, is_expert_id
+from tools.training.expert_file import STORES, Form, ImportRefusedError, ImportReport, is_expert_id
 from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
 from tools.training.labelled import Photograph, read_yolo_data
@@ -128,7 +129,7 @@ class PhotographSampler:
         return image
 
 
-def train_detector(
+def train_detector(  # noqa: PLR0913 - most by keyword
     data: Path,
     architecture: str,
     input_size: int,
@@ -137,10 +138,12 @@ def train_detector(
     expert: str,
     effort: TrainingEffort,
     views: Views | None = None,
+    store: str = "float32",
     on_progress: OnProgress | None = None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
+    `store` is the form of the file (STORES); what a thin one loses shows in the report and in the catalog's figures.
     Raises TrainingError.
     """
     if not is_expert_id(expert):  # before minutes of training, not after
@@ -165,10 +168,15 @@ def train_detector(
         closing=replace(jittered, jitter=False),
         on_progress=follow,
     )
-    form = Form(origin=f"trained on {data.name}")
+    form, images = Form(origin=f"trained on {data.name}", store=store), None
+    if store != STORES[-1]:  # minutes of training are not thrown away because rounding moved a box
+        form = replace(form, tolerance=math.inf)
+        images = [decode(photograph.file.read_bytes(), "image") for photograph in photographs.held_out[:SAMPLES]]
     with limited_threads(effort.threads):
         try:
-            report = import_model(model, architecture, photographs.classes, input_size, out, expert=expert, form=form)
+            report = import_model(
+                model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
+            )
         except ImportRefusedError as error:
             raise TrainingError(str(error)) from error
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")

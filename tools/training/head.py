@@ -50,22 +50,31 @@ def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> d
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
     """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has so many channels.
 
-    Of each place's patches a coreset is kept: one after the other the patch that is farthest from those kept so far.
+    Of each place's patches a coreset is kept.
     """
     places = (features.shape[1] - 2 * channels) // channels
     patches = patches_of(features, places, channels)
     scale = patches.std((0, 1)) + 1e-5
     patches = patches / scale
     count = min(max(_BANK_BYTES // (4 * places * channels), _LEAST_PATCHES), _MOST_PATCHES, patches.shape[1])
-    chosen = torch.zeros(places, count, dtype=torch.int64)
-    nearest = torch.full(patches.shape[:2], torch.inf)
-    rows = torch.arange(places)
+    chosen = coreset(patches, count)
+    return {"bank": patches.gather(1, chosen[..., None].expand(-1, -1, channels)), "scale": scale}
+
+
+def coreset(points: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the rows (B, count) that stand for the points (B, N, F) of each of B spaces.
+
+    One after the other the point is taken that is farthest from those taken so far.
+    """
+    chosen = torch.zeros(len(points), count, dtype=torch.int64)
+    nearest = torch.full(points.shape[:2], torch.inf)
+    spaces = torch.arange(len(points))
     for number in range(count):
         if number:
             chosen[:, number] = nearest.argmax(1)
-        newest = patches[rows, chosen[:, number]]
-        nearest = torch.minimum(nearest, (patches - newest[:, None]).square().sum(2))
-    return {"bank": patches.gather(1, chosen[..., None].expand(-1, -1, channels)), "scale": scale}
+        newest = points[spaces, chosen[:, number]]
+        nearest = torch.minimum(nearest, (points - newest[:, None]).square().sum(2))
+    return chosen
 
 
 def bank_odds(distances: torch.Tensor, is_bad: torch.Tensor, bad: int) -> torch.Tensor:

@@ -70,7 +70,7 @@ class Candidates:
         """Return the candidates, never none: if no pool takes the expert now, its requests wait in any queue."""
         candidates = self._known.get(expert)
         if candidates is None:
-            fit = [queue for queue in self._queues if self._residency.takes(queue.pool, expert)]
+            fit = [queue for queue in self._queues if self._residency.may_take(queue.pool, expert)]
             candidates = self._known[expert] = tuple(self._candidate(queue, expert) for queue in fit or self._queues)
         return candidates
 

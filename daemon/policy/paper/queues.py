@@ -54,7 +54,7 @@ class ExecutorQueues:
         expert = request.expert
         if self._chain_first and request.step > 0 and self._ended_last is not None:
             queue = self._ended_last
-            if self._residency.takes(queue.pool, expert):
+            if self._residency.may_take(queue.pool, expert):
                 self._put(request, self._open(queue, expert, at_front=True))
                 return
         queue = self._assign.choose(expert)

@@ -80,18 +80,16 @@ class RamTier:
 
     def _must_stage(self, queue: Queue, expert: ExpertId) -> bool:
         """Return True if `expert` comes from disk, and through host memory."""
-        if self._costs.of(queue.pool, expert).ram_ns is None or not self._residency.takes(RAM, expert):
+        if self._costs.of(queue.pool, expert).ram_ns is None or not self._residency.may_take(RAM, expert):
             return False
         return self._residency.source_for(queue.pool, expert) is None
 
     def _kept(self, queue: Queue, expert: ExpertId) -> Iterator[ExpertId]:
         """Yield experts that leave the pool of `queue` for `expert` and are not yet in host memory, which has room."""
         residency, ledger = self._residency, self._residency.ledgers[RAM]
-        if residency.targets_bytes[RAM] < ledger.budget_bytes:
-            return  # it becomes smaller, and takes nothing until it is
         for leaving in self._leaving(queue, expert):
             if (
-                residency.is_refused(RAM, leaving)
+                not residency.takes(RAM, leaving)
                 or ledger.is_ready(leaving)
                 or residency.source_for(RAM, leaving) is None
             ):

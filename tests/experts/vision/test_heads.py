@@ -20,7 +20,7 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import Slot, SlotPool
 from experts.weights import Block, read_header, write_weights
 from tests.experts.samples import PICTURES, a_model, an_expert_file
-from tools.training.backbone import write_backbone
+from tools.training.backbone import load_backbone, stored_backbone, write_backbone
 from tools.training.fit import logits_of
 from tools.training.head import fit_bank, write_head
 
@@ -66,6 +66,22 @@ def loaded(spec: ExpertSpec) -> Slot:
     pool = SlotPool("cpu", spec.resident.weights_bytes)
     pool.load(spec.resident)
     return pool.slot(spec.resident.expert)
+
+
+@pytest.mark.parametrize("form", ["int8", "bfloat16"])
+def test_heads_learn_from_the_weights_of_a_thin_backbone_as_they_are_stored(tmp_path: Path, form: str):
+    model = a_model("resnet18")
+    entry = write_backbone(model, "resnet18", SIZE, tmp_path, "line", store=form)
+    add_to_catalog(tmp_path / "catalog.yaml", "line", entry)
+    slot = stored_backbone(tmp_path, "line", entry)
+    assert slot.spec.stored_as == form
+    known = load_backbone(tmp_path / "catalog.yaml", None)
+    assert known is not None
+    pictures = np.stack([image.pixels for image in IMAGES])
+    networks = (slot.module, Backbone(known.network()[0]), Backbone(model))
+    served, learned, trained = (logits_of(network, pictures) for network in networks)
+    assert torch.allclose(learned, served, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(trained, served, rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_answers_as_the_whole_network_does(folder: Path):

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from daemon.line.line import load_line
 from experts.weights import file_sha256
+from tools.camera.render import part_types
 from tools.cli.main import app
+from tools.demo.features import FILE, ROWS
 from tools.demo.line import SHIPPED, make_line, shipped_figures
+from tools.demo.run import run_demo
+from tools.demo.training import BACKBONE
 from tools.terminal.console import CommandError
 
 
@@ -27,11 +32,11 @@ def weights_of(folder: Path, expert: str) -> Path:
 
 
 def test_the_shipped_experts_are_small_and_their_provenance_names_each_file():
-    provenance = json.loads((SHIPPED / "provenance.json").read_text("utf-8"))
+    named = json.loads((SHIPPED / "provenance.json").read_text("utf-8"))["files"]
+    files = {file.name: file for file in SHIPPED.iterdir() if file.name != "provenance.json"}
+    assert {name: file["sha256"] for name, file in named.items()} == {n: file_sha256(f) for n, f in files.items()}
     entries = yaml.safe_load((SHIPPED / "catalog.yaml").read_text("utf-8"))["experts"]
-    weights = {entry["file"]: entry["sha256"] for entry in entries.values()}
-    assert {name: file["sha256"] for name, file in provenance["files"].items() if name in weights} == weights
-    assert all(file_sha256(SHIPPED / name) == sha256 for name, sha256 in weights.items())
+    assert all(named[entry["file"]]["sha256"] == entry["sha256"] for entry in entries.values())
     assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 20e6
 
 
@@ -40,6 +45,17 @@ def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
         assert figures["defects caught"]["share"] >= 0.995
         assert figures["good parts called"]["share"] <= 0.002
     assert "no training saw" in shipped_figures()
+
+
+def test_the_shipped_features_are_those_of_the_shipped_backbone():
+    entries = yaml.safe_load((SHIPPED / "catalog.yaml").read_text("utf-8"))["experts"]
+    with safe_open(SHIPPED / FILE, "numpy") as file:
+        assert file.metadata()["backbone"] == entries[BACKBONE]["sha256"]
+        for name in part_types():
+            rows, distances = file.get_tensor(f"{name}.rows"), file.get_tensor(f"{name}.distances")
+            assert rows.shape == (ROWS, 512)
+            assert (distances[:-1] > 0).all()
+            assert (distances[:-1] <= distances[1:]).all()
 
 
 def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):
@@ -68,7 +84,7 @@ def test_weights_that_were_trained_in_the_folder_stay(tmp_path: Path):
 def test_a_catalog_that_cannot_be_read_is_named(tmp_path: Path):
     make_line(tmp_path)
     (tmp_path / "experts" / "catalog.yaml").write_text("experts: [", "utf-8")
-    with pytest.raises(CommandError, match=r"catalog\.yaml cannot be read"):
+    with pytest.raises(CommandError, match=r"catalog\.yaml:2.*Correct it"):
         make_line(tmp_path)
 
 
@@ -93,7 +109,7 @@ def test_a_file_of_the_user_is_written_whole_or_not_at_all(tmp_path: Path, monke
     with monkeypatch.context() as full:
         full.setattr(Path, "write_bytes", fails)
         full.setattr(Path, "write_text", lambda path, text, *_a, **_n: fails(path, text))
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(CommandError, match=r"No space.*make room"):
             make_line(tmp_path)
     assert load_line(make_line(tmp_path)).routes.recipes
 
@@ -103,24 +119,33 @@ def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path
     file = weights_of(shipped, "SOIC8")
     sha256 = file_sha256(file)
     file.unlink()
-    with pytest.raises(CommandError, match=f"SOIC8.*missing.*{sha256}.*coserve demo --train"):
+    with pytest.raises(CommandError, match=f"SOIC8.*missing.*{sha256}.*git checkout.*coserve demo --train"):
         make_line(tmp_path / "line", shipped)
     assert not (tmp_path / "line").exists(), "refused before anything is written"
 
 
-def test_a_changed_weights_file_is_named_with_both_sums(tmp_path: Path):
-    shipped = a_copy(tmp_path)
-    file = weights_of(shipped, "SOIC8")
+@pytest.mark.parametrize("name", ["SOIC8.safetensors", "catalog.yaml"])
+def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: str):
+    file = a_copy(tmp_path) / name
     sha256 = file_sha256(file)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    with pytest.raises(CommandError, match=f"SOIC8.*{file_sha256(file)}, expected {sha256}.*coserve demo --train"):
-        make_line(tmp_path / "line", shipped)
+    with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
+        make_line(tmp_path / "line", file.parent)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "line").write_text("a file", "utf-8")
     with pytest.raises(CommandError, match="line"):
         make_line(tmp_path / "line")
+
+
+def test_the_next_commands_quote_a_folder_with_a_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    run_demo(Path("my line"), prepare_only=True, boards=1, seed=7)
+    said = capsys.readouterr().out.partition("Next:")[2]
+    assert said.count("my line") == said.count("'my line/coserve.yaml'") + said.count("'my line/inspection.db'") == 3
 
 
 @pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])

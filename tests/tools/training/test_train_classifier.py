@@ -161,10 +161,11 @@ def test_the_last_block_is_trained_and_the_early_layers_stay():
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of experts with a backbone that has learned squares, and of each label's pictures 0 to 9 most."""
+    """A folder of experts with a thin backbone that has learned squares, and of each label's pictures 0 to 9 most."""
     root = tmp_path_factory.mktemp("line")
     folders = [a_folder(root / "pictures"), a_folder(root / "more", {"green": 8, "grey": 8})]
-    report = train_backbone(folders, root / "experts", name="line", plan=BackbonePlan(input_size=32, schedule=QUICK))
+    plan = BackbonePlan(input_size=32, schedule=QUICK, store="int8")
+    report = train_backbone(folders, root / "experts", name="line", plan=plan)
     assert (report.classes, report.pictures) == (4, 28), "a fifth of each label is held back"
     return root / "experts"
 
@@ -184,6 +185,7 @@ def test_a_head_on_a_backbone_is_taken_where_nothing_could_beat_it(tmp_path: Pat
     )
     spec = spec_of(out, "R0402")
     assert spec.backbone is not None
+    assert spec.backbone.stored_as == "int8"
     assert report.file.stat().st_size < 30_000 < spec.backbone.weights_bytes
     assert answers(out, [a_square("red", 900), a_square("blue", 901, 50)], "R0402") == ["red", "blue"]
 

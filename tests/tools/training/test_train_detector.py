@@ -128,13 +128,14 @@ def test_crops_are_of_the_scale_of_the_input_and_mostly_around_an_object(tmp_pat
 def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
     file = a_data_set(tmp_path)
     out = tmp_path / "experts"
-    effort = TrainingEffort(steps=2, batch=2, threads=1, closing_share=0.6)
-    report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort, views=Views(crop=32))
+    effort, views = TrainingEffort(steps=2, batch=2, threads=1, closing_share=0.6), Views(crop=32)
+    report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort, views=views, store="int8")
     catalog, problems, unusable = load_catalog(out / "catalog.yaml")
     assert not problems
     assert not unusable
     assert catalog is not None
     assert catalog[ExpertId("solder")].classes == ("bridge", "void")
+    assert catalog[ExpertId("solder")].stored_as == "int8"
     assert (report.steps, report.held_out_images) == (2, 3)
     assert 0.0 <= report.map50 <= 1.0
     assert sorted(path.name for path in out.iterdir()) == ["catalog.yaml", "solder.safetensors"]
