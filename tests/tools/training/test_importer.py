@@ -188,7 +188,9 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it
     assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
 
-@pytest.mark.parametrize(("architecture", "input_size"), [("resnet18", 96), ("yolo11n", 160)])
+@pytest.mark.parametrize(
+    ("architecture", "input_size"), [pytest.param("resnet18", 96, marks=pytest.mark.test_all), ("yolo11n", 160)]
+)
 def test_a_thin_file_is_written_proved_and_kept_with_its_figures(tmp_path: Path, architecture: str, input_size: int):
     file = a_state_dict(tmp_path, architecture)
     form = Form(store="int8", tolerance=float("inf"))
