@@ -1,4 +1,4 @@
-"""`python -m tests.contract.held_models CONFIG`: simulated experts, and language models that a test can hold.
+"""`python -m tests.contract.held_models CONFIG` is `coserve run`, whose language models can be made to stand still.
 
 Each computes as many steps as the file `steps` beside CONFIG says, then waits until that is gone, or the daemon stops.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 from daemon.language.model_thread import ModelThread
 from daemon.serve import serve
-from tests.simulated import SimulatedDevices, answer
 
 STEPS = "steps"
 
@@ -39,7 +38,7 @@ def main(config: Path) -> int:
         really(self, model)
 
     ModelThread._compute = compute  # pyright: ignore[reportAttributeAccessIssue]
-    return serve(config, SimulatedDevices(answer))
+    return serve(config)
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def spare(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def line(
-    tmp_path_factory: pytest.TempPathFactory, experts_folder: Path, checkpoint: Path, spare: Path
+    tmp_path_factory: pytest.TempPathFactory, torch_experts_folder: Path, checkpoint: Path, spare: Path
 ) -> Iterator[Line]:
-    """Experts of 45 MB, a model of 38 MB and 6 MB for its texts share 112 MB: one expert beside the model, two if
+    """Real experts of 45 MB, a model of 38 MB and 6 MB for its texts share 112 MB: one expert beside the model, two if
     it makes way.
     """
     folder = tmp_path_factory.mktemp("texts")
@@ -57,7 +57,7 @@ def line(
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("spare", spare))}
     large = {"checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "max_new_tokens": 24}
     models["large"] = large | {"memory": LARGE_BYTES, "text_memory": LARGE_TEXTS_BYTES}
-    line = Line(folder / "line", experts_folder, memory=str(DEVICE_BYTES), models=models)
+    line = Line(folder / "line", torch_experts_folder, memory=str(DEVICE_BYTES), models=models)
     with served(line):
         yield line
 
@@ -163,10 +163,10 @@ def test_what_can_never_be_generated_is_rejected_by_name(
     "configuration that lost its model",
 )
 def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_one_result(
-    tmp_path: Path, experts_folder: Path, checkpoint: Path
+    tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
 ) -> None:
     tiny = MODEL | {"checkpoint": str(checkpoint)}
-    line = Line(tmp_path / "line", experts_folder, models={"tiny": tiny, "spare": tiny})
+    line = Line(tmp_path / "line", torch_experts_folder, models={"tiny": tiny, "spare": tiny})
 
     def accept(count: int, **fields: Any) -> list[dict[str, Any]]:
         headers = [generate(f"prompt {number}", max_new_tokens=40, **fields) for number in range(count)]
