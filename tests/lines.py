@@ -41,12 +41,14 @@ def make_experts(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(7)
     entries: dict[str, Any] = {}
+    image = np.zeros((64, 64, 3), np.uint8)
     for name in CLASSIFIERS:
         network = frameworks.torchvision().models.resnet18(num_classes=3)
-        report = import_model(network, "resnet18", ["ok", "odd", "bad"], 64, folder, expert=name)
+        report = import_model(network, "resnet18", ["ok", "odd", "bad"], 64, folder, expert=name, images=[image])
         entries[name] = report.entry
     detector = frameworks.ultralytics().YOLO("yolo11n.yaml").model
-    report = import_model(detector, "yolo11n", _eighty("bridge", "void"), 64, folder, expert="yolo-solder")
+    classes = _eighty("bridge", "void")
+    report = import_model(detector, "yolo11n", classes, 64, folder, expert="yolo-solder", images=[image])
     entries["yolo-solder"] = report.entry
     write_catalog(folder / "catalog.yaml", entries)
 

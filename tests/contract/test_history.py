@@ -175,15 +175,6 @@ def test_every_period_of_rules_and_experts_can_be_told_from_changes(line: Line) 
     assert len(periods(line)["R0402"]) == 6
 
 
-def test_a_refused_reload_is_no_change(line: Line) -> None:
-    with running(line):
-        line.write_rules("boards: {}\nnonsense: 1\n")
-        assert line.control("reload", who="ben")["type"] == "error"
-        assert line.control("reload", who="b\nen")["code"] == "bad_field"
-        assert line.control("reload", note="x" * 200)["code"] == "bad_field"
-    assert changes(line, "reload") == []
-
-
 @pytest.mark.test_all
 def test_two_persons_are_told_apart_with_their_notes(line: Line) -> None:
     config = ("--config", str(line.config))
@@ -270,6 +261,7 @@ def some_results(line: Line, count: int) -> None:
     line.idle()
 
 
+@pytest.mark.test_all
 def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line: Line) -> None:
     first = epoch_after(line)
     later = utc_text(time.time() + 3600)
@@ -351,13 +343,19 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
     "Changes made without a daemon are recorded once, each with its author; retention deletes none; a refused "
     "reload is not recorded",
 )
-def test_changes_outlive_retention(line: Line) -> None:
+def test_changes_outlive_retention_and_a_refused_reload_is_none(line: Line) -> None:
     settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
     settings["retention"] = {"results_for": "1ms", "good_examples": 0}
     line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
     with running(line):
         line.send(board={"type": "pair", "serial": "D1"})
         line.send(board={"type": "pair", "serial": "D1"})
+        line.write_rules("boards: {}\nnonsense: 1\n")
+        assert line.control("reload", who="ben")["type"] == "error"
+        assert line.control("reload", who="b\nen")["code"] == "bad_field"
+        assert line.control("reload", note="x" * 200)["code"] == "bad_field"
+    assert changes(line, "reload") == []
+    line.write_rules(RULES)
     before = line.rows("SELECT * FROM changes")
     done("db", "prune", "--config", str(line.config))
     assert line.rows("SELECT count(*) FROM boards") == [(0,)]

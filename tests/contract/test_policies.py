@@ -45,7 +45,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> 
     return run(tmp_path_factory.mktemp("policies") / "line", experts_folder, "coserve-plus")
 
 
-@pytest.mark.parametrize("policy", [name for name in PRESETS if name != "coserve-plus"])
+#: One executor with every image, and a pool for each executor: the first and the last of the paper's policies.
+USUAL = ("samba", "coserve")
+OTHERS = [name for name in PRESETS if name not in {*USUAL, "coserve-plus"}]
+
+
+@pytest.mark.parametrize("policy", [*USUAL, *(pytest.param(name, marks=pytest.mark.test_all) for name in OTHERS)])
 def test_verdicts_are_the_same_whatever_the_policy(
     tmp_path: Path, experts_folder: Path, policy: str, expected: Verdicts
 ) -> None:

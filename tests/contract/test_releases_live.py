@@ -15,7 +15,8 @@ import yaml
 from coserve_client import Publisher
 from daemon.registry.store import Store
 from tests.contract.client import Line
-from tests.lines import COSERVE_RUN, a_jpeg
+from tests.lines import a_jpeg
+from tests.simulated import DAEMON
 from tests.tools.run_commands import coserve
 from tests.waiting import until
 from tools.experts.change import put, switch
@@ -37,8 +38,8 @@ def places(tmp_path: Path, version_folders: tuple[Path, Path]) -> dict[str, Path
     for name in ("anna", "mallory"):
         coserve("keys", "new", name, "--sign", "--dir", tmp_path / "keys")
     settings: dict[str, Any] = {"plant": {"signers": ["../keys/anna.sign"]}, "memory": "100MB"}
-    a = Line(tmp_path / "a", version_folders[0], RULES_2, COSERVE_RUN, **settings)
-    b = Line(tmp_path / "b", version_folders[0], RULES, COSERVE_RUN, **settings)
+    a = Line(tmp_path / "a", version_folders[0], RULES_2, **settings)
+    b = Line(tmp_path / "b", version_folders[0], RULES, **settings)
     experts = open_line(a.config)
     switch(experts, "P", put(experts, "P", version_folders[1])[0])
     keys = tmp_path / "keys"
@@ -59,7 +60,7 @@ def pull(places: dict[str, Path], *words: object, status: int = 0) -> Any:
 
 def line_b(places: dict[str, Path]) -> Line:
     line = Line.__new__(Line)  # its files are there already
-    line.folder, line.config, line.command, line.count = places["b"].parent, places["b"], COSERVE_RUN, 0
+    line.folder, line.config, line.command, line.count = places["b"].parent, places["b"], DAEMON, 0
     return line
 
 
@@ -167,7 +168,9 @@ def killed(places: dict[str, Path], patch: str) -> None:
     "A pull that is killed at any step, also between catalog and rules, leaves the old release or the new one, "
     "never a mix: for a daemon that starts or reloads then, for commands, and for the next pull",
 )
-@pytest.mark.parametrize("moment", ["Store.fetch", "replace_entries", "LineReleases.note"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("Store.fetch", marks=pytest.mark.test_all), "replace_entries", "LineReleases.note"]
+)
 def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one(places: dict[str, Path], moment: str):
     before = state_of(places["b"])
     push(places)

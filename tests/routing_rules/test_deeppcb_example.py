@@ -52,11 +52,8 @@ def test_a_tile_shows_missing_copper_in_cyan_and_additional_copper_in_red(data_s
     assert tile.repaired()[320, 108].tolist() == pytest.approx([255, 255, 255], abs=30)
 
 
-def test_the_example_runs_from_the_data_set_to_a_measured_line(
-    data_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, line = tmp_path / "data", tmp_path / "line"
-    torch.set_num_threads(1)
+def test_the_data_set_becomes_boards_and_labels_and_its_validation_stays_apart(data_set: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
     deeppcb.main(["prepare", str(data_set), str(data)])
     assert sorted(str(path.relative_to(data / "boards")) for path in (data / "boards").rglob("*.png")) == [
         "bare-board/11-repaired/T1.tile.png",
@@ -68,6 +65,14 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     assert [photograph.file.stem for photograph in labelled.held_out] == ["10"], "for the threshold"
     assert [photograph.file.stem for photograph in read_yolo_data(data / "detector/test.yaml").held_out] == ["11"]
 
+
+@pytest.mark.test_all
+def test_the_example_runs_from_the_data_set_to_a_measured_line(
+    data_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, line = tmp_path / "data", tmp_path / "line"
+    torch.set_num_threads(1)
+    deeppcb.main(["prepare", str(data_set), str(data)])
     plan = TrainingPlan(Schedule(epochs=1), architecture="resnet18", input_size=32)
     train_classifier(data / "classifier", line / "experts", expert="tile", plan=plan)
     effort = TrainingEffort(steps=1, batch=2, threads=1)
@@ -83,6 +88,7 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     assert "│ all │ 2 │" in output
 
 
+@pytest.mark.test_all
 def test_few_shot_judges_crops_of_other_boards_by_classifiers_of_crops(
     data_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """Our answers beside the frameworks' own: confidences within 1e-3, boxes within half a pixel."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,13 @@ from experts.vision.slot import SlotPool
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, an_expert_file, labels
 
+#: Both heads, and more classes than two; `make test-all` has each family with either number.
+USUAL = {("yolo11n", 6), ("yolo26n end to end", 2)}
+DETECTORS = [
+    each if each in USUAL else pytest.param(*each, marks=pytest.mark.test_all)
+    for each in product(("yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolo26n end to end"), (2, 6))
+]
+
 
 def our_answers(spec: ExpertSpec):
     pool = SlotPool("cpu", spec.weights_bytes)
@@ -28,7 +36,11 @@ def our_answers(spec: ExpertSpec):
 
 @pytest.mark.parametrize(
     ("architecture", "memory_format"),
-    [("resnet18", "channels_last"), ("resnet18", "contiguous"), ("resnet50", "channels_last")],
+    [
+        ("resnet18", "channels_last"),
+        pytest.param("resnet18", "contiguous", marks=pytest.mark.test_all),
+        pytest.param("resnet50", "channels_last", marks=pytest.mark.test_all),
+    ],
 )
 def test_a_classifier_answers_as_torchvision_does(tmp_path: Path, architecture: str, memory_format: str):
     import cv2
@@ -70,8 +82,7 @@ def framework_detections(model: nn.Module, spec: ExpertSpec, picture: np.ndarray
     return rows.numpy()
 
 
-@pytest.mark.parametrize("architecture", ["yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolo26n end to end"])
-@pytest.mark.parametrize("class_count", [2, 6])
+@pytest.mark.parametrize(("architecture", "class_count"), DETECTORS)
 def test_a_detector_answers_as_ultralytics_does(tmp_path: Path, architecture: str, class_count: int):
     architecture, _, end_to_end = architecture.partition(" ")
     model = a_model(architecture, class_count)

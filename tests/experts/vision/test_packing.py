@@ -1,3 +1,4 @@
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,19 @@ from tests.experts.samples import an_expert_file
 pytestmark = pytest.mark.skipif(not runs_fused(torch.float32), reason="this processor has no fused convolutions")
 
 BUDGET_BYTES = 120 << 20
+#: Each number format, a classifier and a detector, plain and int8 files; every combination of them takes a minute.
+USUAL = {
+    ("resnet18", "float32", ""),
+    ("resnet18", "bfloat16", ""),
+    ("resnet18", "float16", ""),
+    ("yolo11n", "float32", "int8"),
+}
+COMBINATIONS = [
+    each if each in USUAL else pytest.param(*each, marks=pytest.mark.test_all)
+    for each in product(
+        ("resnet18", "resnet50", "yolo11n", "yolo26n"), ("float32", "bfloat16", "float16"), ("", "int8")
+    )
+]
 
 
 def a_packing_pool(budget_bytes: int = BUDGET_BYTES) -> SlotPool:
@@ -37,9 +51,7 @@ def packed_bytes(slot: Slot) -> int:
     return sum(torch.ops.mkldnn._nbytes(weights) for weights in packed if weights is not None)
 
 
-@pytest.mark.parametrize("stored_as", ["", "int8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["resnet18", "resnet50", "yolo11n", "yolo26n"])
+@pytest.mark.parametrize(("architecture", "dtype", "stored_as"), COMBINATIONS)
 def test_packed_experts_answer_as_plain_ones_to_the_bit(tmp_path: Path, architecture: str, dtype: str, stored_as: str):
     spec = an_expert_file(tmp_path, "e", architecture, dtype=dtype, stored_as=stored_as)
     pool = a_packing_pool()
@@ -51,7 +63,7 @@ def test_packed_experts_answer_as_plain_ones_to_the_bit(tmp_path: Path, architec
 
 
 def test_weights_are_packed_at_the_third_batch_since_a_load_and_plain_ones_make_room_for_them(tmp_path: Path):
-    spec = an_expert_file(tmp_path, architecture="resnet50", input_size=224)
+    spec = an_expert_file(tmp_path)
     pool = a_packing_pool()
     for _ in range(2):
         pool.load(spec, pool.resident())
@@ -89,8 +101,8 @@ def test_an_expert_answers_where_memory_for_packing_is_missing(
         pack(part)
 
     monkeypatch.setattr(FusedConvolution, "pack", pack_some)
-    pool = a_packing_pool()
+    pool, expected = a_packing_pool(), plain_answers(spec)
     pool.load(spec)
     for _ in range(BATCHES_BEFORE + 3):
-        assert answers(pool, spec) == plain_answers(spec)
+        assert answers(pool, spec) == expected
     assert (packed_bytes(pool.slot(spec.expert)) > 0) == (packed > 0)

@@ -163,7 +163,7 @@ def test_a_slot_that_gave_its_memory_back_answers_as_before(tmp_path: Path):
     pool.check()
 
 
-@pytest.mark.parametrize("source_device", ["ram", "cpu"])
+@pytest.mark.parametrize("source_device", ["ram", pytest.param("cpu", marks=pytest.mark.test_all)])
 def test_an_expert_copied_from_another_pool_answers_as_one_from_its_file(tmp_path: Path, source_device: str):
     specs = [an_expert_file(tmp_path, f"e{seed}", seed=seed) for seed in (1, 2)]
     source, pool = SlotPool(source_device, 2 * specs[0].weights_bytes), a_pool(specs[0].weights_bytes)
@@ -253,8 +253,14 @@ def damage(file: Path, kind: str) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("seen_before", [False, True])
-@pytest.mark.parametrize("kind", ["missing", "truncated", "flipped", "empty"])
+@pytest.mark.parametrize(
+    ("kind", "seen_before"),
+    [
+        *((kind, False) for kind in ("missing", "truncated", "flipped", "empty")),
+        ("flipped", True),
+        *(pytest.param(kind, True, marks=pytest.mark.test_all) for kind in ("missing", "truncated", "empty")),
+    ],
+)
 def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Path, kind: str, seen_before: bool):
     good, bad = an_expert_file(tmp_path, "good", seed=1), an_expert_file(tmp_path, "bad", seed=2)
     pool = a_pool(good.weights_bytes)

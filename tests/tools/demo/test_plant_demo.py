@@ -22,6 +22,8 @@ from tests import ROOT
 from tests.daemon.storage.database.postgresql_server import WANTED, programs
 from tests.waiting import PATIENCE_S, until
 from tools.cli.main import app
+from tools.demo.plant import run_plant_demo
+from tools.terminal.console import CommandError
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
@@ -63,6 +65,14 @@ def ways(log: Path) -> list[str]:
     return re.findall(r"goes through all lines: (\S+)", log.read_text())
 
 
+def test_a_server_that_does_not_start_is_said_before_any_line_is_made(folder: Path, free_ports: int) -> None:
+    (folder / "postgresql/data").mkdir(parents=True)  # not a database
+    with pytest.raises(CommandError, match="PostgreSQL did not start: "):
+        run_plant_demo(folder, free_ports)
+    assert [path.name for path in folder.iterdir()] == ["postgresql"]
+
+
+@pytest.mark.test_all
 def test_a_board_goes_through_three_lines_and_the_hub_shows_its_way_and_the_decisions(
     tmp_path: Path, folder: Path, free_ports: int
 ) -> None:

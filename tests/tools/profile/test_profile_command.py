@@ -181,7 +181,7 @@ def contended(activation_bytes: int = 20_000_000, **fields) -> Plan:
     return a_plan(rows=(replace(a_plan().rows[0], activation_bytes=activation_bytes, b_s=0.05),), **fields)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)  # two seconds each
 @given(
     experts=st.integers(1, 60),
     memory_bytes=st.integers(60_000_000, 1_200_000_000),

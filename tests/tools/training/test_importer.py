@@ -72,7 +72,7 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
     assert sorted(file.name for file in (tmp_path / "experts").iterdir()) == ["QFP64.safetensors", "catalog.yaml"]
 
 
-@pytest.mark.parametrize("end_to_end", [False, True])
+@pytest.mark.parametrize("end_to_end", [pytest.param(False, marks=pytest.mark.test_all), True])
 def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
     file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
     target, images = a_target(tmp_path, "yolo26n", 160, classes=None), an_image_folder(tmp_path)
@@ -113,6 +113,7 @@ class _Ends:
         return os._exit, (0,)
 
 
+@pytest.mark.test_all
 def test_a_trusted_program_that_ends_without_an_answer_is_refused_in_a_sentence(tmp_path: Path):
     file = tmp_path / "ends.pt"
     torch.save(_Ends(), file)
@@ -128,7 +129,7 @@ def refusal(file: Path, target: ImportTarget, *, trust: bool = False) -> str:
 
 
 def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
-    classifier, checkpoint = a_state_dict(tmp_path), a_checkpoint(tmp_path)
+    classifier = a_state_dict(tmp_path)
     junk = tmp_path / "junk.pth"
     junk.write_bytes(b"junk")
     listed = tmp_path / "list.pth"
@@ -141,10 +142,15 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     assert "with 3 classes" in refusal(classifier, a_target(tmp_path, classes=CLASSES[:3]))
     assert "--classes" in refusal(classifier, a_target(tmp_path, classes=None))
     assert "is not an expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
-    assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
-    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
     assert "weights cannot be stored as int8" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
     assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
+
+
+@pytest.mark.test_all
+def test_every_refusal_of_a_trusted_checkpoint_says_what_is_wrong_and_what_to_do(tmp_path: Path):
+    checkpoint = a_checkpoint(tmp_path)
+    assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
+    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
     assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
 
 
@@ -182,7 +188,9 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it
     assert [file.name for file in tmp_path.iterdir()] == ["e.safetensors"]
 
 
-@pytest.mark.parametrize(("architecture", "input_size"), [("resnet18", 96), ("yolo11n", 160)])
+@pytest.mark.parametrize(
+    ("architecture", "input_size"), [pytest.param("resnet18", 96, marks=pytest.mark.test_all), ("yolo11n", 160)]
+)
 def test_a_thin_file_is_written_proved_and_kept_with_its_figures(tmp_path: Path, architecture: str, input_size: int):
     file = a_state_dict(tmp_path, architecture)
     form = Form(store="int8", tolerance=float("inf"))

@@ -74,7 +74,9 @@ def board_of(line: ShownLine, serial: str) -> int:
     return int(board_id)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1920, False), (1280, True), (390, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [pytest.param(1920, False, marks=pytest.mark.test_all), (1280, True), (390, False)]
+)
 def test_pages_fit_their_screen_are_named_and_can_be_read(
     shown_line: ShownLine, open_page: Pages, width: int, dark: bool
 ) -> None:
