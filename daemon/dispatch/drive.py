@@ -167,7 +167,10 @@ class Drive:
         return self._call(lambda: self._answer(kind, fields))
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        """Replace experts and usage before `Rulebook.replace`; return when that was (wall clock, seconds)."""
+        """Replace experts and usage; return when they came into force (wall clock, seconds).
+
+        Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
+        """
         return self._wait_for(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:

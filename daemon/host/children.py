@@ -26,7 +26,7 @@ _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
-#: A child that has ended this often in a row before it worked is a trouble: it will not start by itself.
+#: After so many ends in a row before the child worked, status, health and log say that it cannot start.
 _MANY_STARTS = 3
 #: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0

@@ -194,7 +194,10 @@ class Scheduler:
         self._discipline.residency_changed(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
-        """Stop waiting for `load` (its bytes stay taken); return what no other pool serves, to arrive after it."""
+        """Stop waiting for `load`, whose bytes stay taken.
+
+        Takes out and returns the requests that no other pool can serve: they arrive again when the load has ended.
+        """
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
         residency.ledgers[pool].hold(expert)

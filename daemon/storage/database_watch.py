@@ -116,7 +116,7 @@ class DatabaseFiles:
     def _log_contradicts(self) -> bool:
         """Return True if the database is sound without its log and damaged with it, as far as a short check can tell.
 
-        A copy that another program made of the running line's database has the run's number.
+        A copy that another program made of the running line's database has the run's number: its content must tell.
         """
         log = self._logs[0]
         has_log = log.exists() and log.stat().st_size > 0

@@ -303,7 +303,8 @@ class Writer:
                 if _may_pass(error):
                     raise
                 self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
-                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())  # no pass
+                # What the database refuses becomes `unknown`: it is never lost, and never a pass.
+                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
                 self._write([self._outcomes[0]], [], [])
         for switch in switches:
             try:

@@ -50,7 +50,7 @@ def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> d
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
     """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has so many channels.
 
-    Of each place's patches a coreset is kept.
+    The bank keeps a coreset of each place's patches.
     """
     places = (features.shape[1] - 2 * channels) // channels
     patches = patches_of(features, places, channels)
@@ -64,7 +64,7 @@ def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
 def coreset(points: torch.Tensor, count: int) -> torch.Tensor:
     """Return the rows (B, count) that stand for the points (B, N, F) of each of B spaces.
 
-    One after the other the point is taken that is farthest from those taken so far.
+    Each new one is the point that is farthest from those chosen before.
     """
     chosen = torch.zeros(len(points), count, dtype=torch.int64)
     nearest = torch.full(points.shape[:2], torch.inf)
