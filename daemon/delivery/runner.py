@@ -115,7 +115,7 @@ class Runner:
                 self._log.warning("server_has_less", position=self._position.seq, goes_on_after=has_less)
                 self._position = self._position.back_to(has_less)
             while True:
-                is_last_look = self.stopping.is_set()  # before it: what comes in during a look is not seen by it
+                is_last_look = self.stopping.is_set()  # before the look, which misses what comes in meanwhile
                 is_up_to_date = not await self._deliver_page()
                 self._report("connected")  # not before: a server may accept the connection and refuse the messages
                 await self._save()

@@ -26,7 +26,7 @@ _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
-#: After so many ends in a row before the child worked, status, health and log say that it cannot start.
+#: Ends in a row, before the child worked, after which status, health and log say that it cannot start.
 _MANY_STARTS = 3
 #: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0

@@ -159,7 +159,7 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
 def write_profile(path: Path, measured: MeasuredProfile) -> None:
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
-        "# What coserve.yaml sets by hand wins over what stands here.\n"
+        "# Settings in coserve.yaml override these.\n"
     )
     text = yaml.safe_dump(as_document(measured), sort_keys=False, allow_unicode=True, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)

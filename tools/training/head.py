@@ -19,7 +19,7 @@ _DECAY = 1e-3
 _STEPS = 100
 #: A bank's file is about so large, and has as many patches for each place as fit, within these limits.
 _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
-#: Without defective pictures: so many standard deviations above the distance of good ones an image is no longer good.
+#: Without defective pictures: the standard deviations above the good ones' distance at which an image is not good.
 _UNUSUAL = 3.0
 
 
@@ -48,7 +48,7 @@ def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> d
 
 
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
-    """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has so many channels.
+    """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has `channels`.
 
     The bank keeps a coreset of each place's patches.
     """

@@ -285,7 +285,7 @@ class ResultsBatch:
         attempt, board_row = tx.attempt(row["board_type"], row["serial"], row["attempt"])
         latency_ms = self._latency_ms(row)
         if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
-            # Judged in time, but durable too late, so heard too late.
+            # Judged in time, but durable too late, and so published too late.
             outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
         place = row["component"], row["designator"]
         matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect, outcome.reason)
