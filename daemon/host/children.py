@@ -141,7 +141,7 @@ class _Child:
     def trouble(self) -> str | None:
         if self._failed_starts < _MANY_STARTS:
             return None
-        return f"the process {self.spec.name} cannot start ({self._last_end}), {self.spec.lost}: the log says why"
+        return f"the process {self.spec.name} cannot start ({self._last_end}), so {self.spec.lost}: the log says why"
 
     def poll(self, now_s: float) -> None:
         if self.process is None:
