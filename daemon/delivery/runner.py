@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH = ConsumerSettings.batch
-#: So often the database is asked for something new while there is nothing: one row of one table.
+#: Interval at which an idle runner asks the database for news: one row of one table.
 _POLL_S = 0.2
 #: A moved position becomes durable this much later: a sync for each message would slow down the line's disk.
 _SAVE_EVERY_S = 1.0

@@ -374,7 +374,7 @@ class Scheduler:
 
     def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
         residency, ledger = self._residency, self._residency.ledgers[pool]
-        # Bytes for which there was no room, by what a load may evict: there is none for as many or more either.
+        # The least bytes that had no room, by what a load may evict: larger experts have none either.
         refused_bytes: dict[Evict, int] = {}
         for want in wants:
             if ledger.holds(want.expert) or want.expert not in residency.experts:

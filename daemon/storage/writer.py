@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
-#: Batches of results begin so far apart: each is a transaction and a sync, whose price many results share.
+#: Interval of batches of results: each is a transaction and a sync, whose cost many results share.
 _RESULTS_EVERY_S = 0.050
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0

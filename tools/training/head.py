@@ -17,7 +17,7 @@ from tools.training import TrainingError
 #: Weight decay of a linear head, on features divided by their spread and the root of their number.
 _DECAY = 1e-3
 _STEPS = 100
-#: A bank's file is about so large, and has as many patches for each place as fit, within these limits.
+#: Approximate bytes of a bank's file; limits of the patches for each place, of which it has as many as fit.
 _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
 #: Without defective pictures: the standard deviations above the good ones' distance at which an image is not good.
 _UNUSUAL = 3.0

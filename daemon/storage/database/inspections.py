@@ -30,7 +30,7 @@ from daemon.storage.database.transaction import Transaction, among, run_for_each
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
-#: So many images that changed nothing about their attempt show that its serial belongs to no single board.
+#: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
 _RENEW_S = 60.0
 #: Kept passes among which the newest of each component are looked for.

@@ -44,7 +44,7 @@ _FORMAT_VERSIONS_AT = 18
 APPLICATION_ID = slice(68, 72)
 _MAX_EXAMPLES = 10
 _CHECKED_ROWS = 1000
-#: The numbers behind which the next one that is kept is not the next number.
+#: Gaps in the numbers of the stream: the last before each, and the first after it.
 _GAPS = """
 SELECT seq, next FROM (SELECT seq, lead(seq) OVER (ORDER BY seq) AS next FROM stream) AS pairs
 WHERE next <> seq + 1 LIMIT 3
