@@ -422,7 +422,8 @@ class Drive:
                 self._health.batch_failed(run.executor, reason, now)
                 if self._health.hangs_again(run.expert):
                     self._log.error("expert_hangs", expert=run.expert, reason=reason)
-                    self._flow.end_all(self._scheduler.fail(run.expert, f"{reason}, twice; replace it and reload"))
+                    why = f"{reason}, twice; replace the expert and reload"
+                    self._flow.end_all(self._scheduler.fail(run.expert, why))
         for request in run.batch:
             if request is not blamed:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)

@@ -50,8 +50,8 @@ class ChildSpec:
 
     `is_idle`: run only while nothing else needs the core (SCHED_IDLE), in the daemon's session, because the kernel may
     divide cores among sessions first. `beats`: append `--heart FD` to its arguments, and kill it after `hung_after_s`
-    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart. `lost` tells a
-    person what is missing while it cannot start.
+    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart. `lost` is a
+    clause for people: what fails while it cannot start.
     """
 
     name: str
