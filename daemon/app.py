@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
 
 _BAD_IMAGES_S = 1.0
-#: How often a stop that finishes the backlog looks whether it is done, and what the last batches get at the least.
+#: Interval at which a stop checks whether the backlog is finished, and the least time for the last batches.
 _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
@@ -311,7 +311,7 @@ class App:
                 )
                 for each in executors
             ],
-            # What comes from this disk to another PC takes the network's time, and not the disk's.
+            # A load from this disk into another PC is limited by the network, not by the disk.
             [
                 PoolLoader(each.pool, pools[each.pool], Channels() if each.is_remote else channels, pools)
                 for each in facts

@@ -97,7 +97,7 @@ T = TypeVar("T")
 _RATE_WINDOW_S = 10.0
 #: An error of one image or one moment is reported for this long.
 _SHOWN_FOR_S = 600.0
-#: A scrape waits this long for the scheduler's newest numbers; then it tells those from before.
+#: A scrape waits this long for the scheduler's newest numbers; then it reports the previous ones.
 _FRESH_WITHIN_S = 0.2
 #: The longest that one `hold_boards` holds new boards; it may be repeated.
 _MAX_HOLD_S = 60.0

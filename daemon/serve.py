@@ -32,7 +32,10 @@ _START_AT_MOST_S = 3600.0
 
 
 class Notifier:
-    """Speaks to `$NOTIFY_SOCKET` (sd_notify(3)), if any. Any thread."""
+    """Speaks to `$NOTIFY_SOCKET` (sd_notify(3)), if any. Any thread.
+
+    Packages such as systemd-watchdog cannot send `RELOADING=1` and its time in one datagram.
+    """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))

@@ -26,7 +26,7 @@ ALIGNMENT_BYTES = 64
 #: Format 1 holds weights as a slot computes them, format 2 thinner (experts/stored.py): `stored` in its header.
 FORMAT_VERSION, THIN_FORMAT_VERSION = "1", "2"
 PADDING_PREFIX = "_pad."
-#: In front of a tensor's name: its int8 values times these numbers, one for each output channel, are its weights.
+#: Prefix of the name of a tensor's scales, one per output channel: its int8 values times these are its weights.
 SCALE_PREFIX = "_scale."
 _MAX_HEADER_BYTES = 4 << 20
 #: Tensors and padding; networks of today have some hundreds.

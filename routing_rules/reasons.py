@@ -67,7 +67,7 @@ def requirement_alone(step: DetectorStep, requirement: Requirement) -> DetectorS
 
 
 def counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[int, int] | None) -> tuple[int, int]:
-    """Return how many boxes a requirement counts as sure and as unsure; without the image's size everywhere."""
+    """Return how many boxes a requirement counts as sure and as unsure; boxes everywhere if the size is unknown."""
     matching = [box for box in boxes if box.label == requirement.label]
     if requirement.is_placed and image_size is not None:
         matching = [box for box in matching if requirement.holds(box.box, image_size)]

@@ -84,7 +84,7 @@ class Glob:
         return self.regex.fullmatch(name) is not None
 
     def covers(self, other: "Glob") -> bool:
-        """Return True if every name, of one character or more, that `other` matches matches this one too."""
+        """Return True if this pattern matches every name, of one character or more, that `other` matches."""
         # NUL stands for the characters that no pattern names. A star is tried as nothing, as one of them, and as more
         # than this pattern can match without a star of its own.
         parts = re.sub(r"\*+", "*", other.text).replace("?", "\0").split("*")

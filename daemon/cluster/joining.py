@@ -59,7 +59,7 @@ def cluster_problems(config: Config) -> list[str]:
 
 
 def token_problem(file: Path | None) -> str | None:
-    """Return why `file` cannot be the cluster's secret; None is no secret."""
+    """Return why `file` cannot be the cluster's secret. Without a file the cluster has no secret."""
     try:
         if file is not None:
             read_token(file)

@@ -1,7 +1,7 @@
 """The daemon's side of devices on other PCs. Nothing here decides.
 
 Running orders of a lost device are reported at once as errors of that device, so that the drive gives their images to
-others; later answers are dropped. A lost device comes back empty, and the drive hears of the loss before the return.
+others; later answers are dropped. A lost device comes back empty, and the drive is told of the loss before the return.
 """
 
 import queue

@@ -1,7 +1,7 @@
 """The plant's clock: its days, hours and shifts as ranges of UTC, which is all that the database knows.
 
-Days have 23 or 25 hours where the clock is changed. A shift lasts until the next one begins; its day is the one on
-which it began. What begins at a skipped time begins at the skip, at a time that comes twice, the first time.
+A day has 23 or 25 hours when the clock changes. A shift lasts until the next one begins; its day is the one on which it
+began. Whatever begins at a time that the clock skips begins at the skip; at a time that comes twice, the first time.
 """
 
 import itertools
@@ -126,7 +126,7 @@ def timezone_name(name: str) -> str:
 
 
 def shift_name(name: str) -> str:
-    """Refuse `@`, which stands between a shift and its day."""
+    """Check the name of a shift. It has no `@`, which separates a shift from its day."""
     if not re.fullmatch(r"\w[\w.-]{0,31}", name):
         raise ValueError("expected a name of at most 32 letters, digits and _ . -")
     return name

@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the line's coserve.yaml")
     parser.add_argument("name", metavar="NAME", help="which of its `consumers`")
     parser.add_argument("--status-page", type=int, metavar="FD", help="where the daemon reads how it is")
-    parser.add_argument("--heart", type=int, metavar="FD", help="where the daemon hears that it does not hang")
+    parser.add_argument("--heart", type=int, metavar="FD", help="eventfd for heartbeats to the daemon")
     parser.add_argument("--newest", type=int, metavar="SEQ", help="what `start: newest` begins behind")
     arguments = parser.parse_args()
     configure_logs(os.environ, sys.stderr)

@@ -44,7 +44,7 @@ class DeliveryPosition:
     epoch: str | None = None
 
     def moved(self, seq: int, there: Sequence[Mark] = ()) -> "DeliveryPosition":
-        """Move to `seq`; `there` are the messages since then that were not pruned."""
+        """Return the position after delivery up to `seq`; `there` are messages since this one that were not pruned."""
         after = max(self.seq, self.counted_to)
         gone = max(0, seq - after) - sum(after < mark.seq <= seq for mark in there)
         return replace(

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH = ConsumerSettings.batch
-#: So often the database is asked for something new while there is nothing: one row of one table.
+#: Interval at which an idle runner asks the database for news: one row of one table.
 _POLL_S = 0.2
 #: A moved position becomes durable this much later: a sync for each message would slow down the line's disk.
 _SAVE_EVERY_S = 1.0
@@ -115,7 +115,7 @@ class Runner:
                 self._log.warning("server_has_less", position=self._position.seq, goes_on_after=has_less)
                 self._position = self._position.back_to(has_less)
             while True:
-                is_last_look = self.stopping.is_set()  # before it: what comes in during a look is not seen by it
+                is_last_look = self.stopping.is_set()  # before the look, which misses what comes in meanwhile
                 is_up_to_date = not await self._deliver_page()
                 self._report("connected")  # not before: a server may accept the connection and refuse the messages
                 await self._save()

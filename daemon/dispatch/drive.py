@@ -167,7 +167,10 @@ class Drive:
         return self._call(lambda: self._answer(kind, fields))
 
     def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        """Replace experts and usage before `Rulebook.replace`; return when that was (wall clock, seconds)."""
+        """Replace experts and usage; return when they came into force (wall clock, seconds).
+
+        Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
+        """
         return self._wait_for(self.reload_later(catalog, routes))
 
     def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
@@ -419,7 +422,8 @@ class Drive:
                 self._health.batch_failed(run.executor, reason, now)
                 if self._health.hangs_again(run.expert):
                     self._log.error("expert_hangs", expert=run.expert, reason=reason)
-                    self._flow.end_all(self._scheduler.fail(run.expert, f"{reason}, twice; mend it and reload"))
+                    why = f"{reason}, twice; replace the expert and reload"
+                    self._flow.end_all(self._scheduler.fail(run.expert, why))
         for request in run.batch:
             if request is not blamed:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)

@@ -201,7 +201,7 @@ def _unjudged(image: _Image, reason: str) -> Outcome:
 
 #: How long an image without a deadline waits for a hung load or for unreadable bytes, as a multiple of `hang_after_s`.
 _PARKED_FACTOR = 10.0
-#: Devices of other PCs that an image may lose. One that ends every process that decodes it must not end them all.
+#: Retry limit for an image whose device on another PC was lost: the image may have crashed the worker there.
 MAX_LOSSES = 3
 
 

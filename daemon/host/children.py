@@ -26,7 +26,7 @@ _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
-#: A child that has ended this often in a row before it worked is a trouble: it will not start by itself.
+#: Ends in a row, before the child worked, after which status, health and log say that it cannot start.
 _MANY_STARTS = 3
 #: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0
@@ -50,8 +50,8 @@ class ChildSpec:
 
     `is_idle`: run only while nothing else needs the core (SCHED_IDLE), in the daemon's session, because the kernel may
     divide cores among sessions first. `beats`: append `--heart FD` to its arguments, and kill it after `hung_after_s`
-    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart. `lost` tells a
-    person what is missing while it cannot start.
+    (default: a minute) without a heartbeat. `longest_back_off_s`: the longest pause before a restart. `lost` is a
+    clause for people: what fails while it cannot start.
     """
 
     name: str
@@ -141,7 +141,7 @@ class _Child:
     def trouble(self) -> str | None:
         if self._failed_starts < _MANY_STARTS:
             return None
-        return f"the process {self.spec.name} cannot start ({self._last_end}), {self.spec.lost}: the log says why"
+        return f"the process {self.spec.name} cannot start ({self._last_end}), so {self.spec.lost}: the log says why"
 
     def poll(self, now_s: float) -> None:
         if self.process is None:

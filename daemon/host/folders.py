@@ -36,7 +36,10 @@ def folder_problem(folder: Path) -> str | None:
 
 @contextmanager
 def exclusive_lock(path: Path, guards: str, line: Path, *, stays: bool = True) -> Iterator[None]:
-    """Lock the file `path`, which names process and `line`, or raise StartError; `guards` says what it protects."""
+    """Lock the file `path`, or raise StartError; `guards` says what it protects.
+
+    The file names this process and `line`; after the block it is removed, or, if it `stays`, names `line` alone.
+    """
     make_folder(path.parent)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -175,7 +175,7 @@ class Backlog:
         limits, theirs = self._limits, self._connections.get(mine.connection, _Load())
         sources = len(self._sources) + (mine.images == 0)
         sharers = min(sources, len(self._connections) + (theirs.images == 0))
-        if theirs.images > mine.images:  # no quota bounds a connection of several sources: another one may come
+        if theirs.images > mine.images:  # several sources, so no quota bounds it: leave room for another connection
             sharers = max(2, sharers)
         loads = (mine,) if mine.connection is None else (mine, theirs)
         return all(

@@ -35,8 +35,8 @@ _WAITING_MESSAGES = 20_000
 _REFUSALS_PER_S = 2000.0
 _REFUSALS_AT_ONCE = 64
 _PACED_POLL_MS = 1
-#: A message that follows others within this time waits with those behind it, unless so many came at once: an image
-#: costs half as much processor time if several are read together.
+#: A message that follows others within this time waits for those behind it, unless a small burst came at once: an
+#: image costs half as much processor time if several are read together.
 _READ_EVERY_S = 0.025
 _SMALL_BURST = 16
 _CROWDED = "too many messages wait before this one"

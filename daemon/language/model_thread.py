@@ -272,7 +272,7 @@ class ModelThread:
                 self._account = self._model.account()
 
     def _undo_resize(self) -> None:
-        """Return the memory of a failed growth: it counts as free."""
+        """Give back the memory that a failed growth took: it counts as free."""
         assert self._model is not None, "a closed model has any budget"
         try:
             self._model.resize(self._budget_bytes)
@@ -346,7 +346,7 @@ class ModelThread:
             self._end(TextOutcome(generation_id, None, MODEL_FAILED))
 
     def _end(self, outcome: TextOutcome) -> None:
-        """Report the end of a request once, even if it was given up before."""
+        """Report the end of a request, once: one that was given up has ended already."""
         with self._lock:
             text = self._texts.pop(outcome.generation_id, None)
         if text is None:

@@ -189,7 +189,10 @@ class LanguageModels:
         return [{"device": models[name].device, **thread.status()} for name, thread in self.threads.items()]
 
     def limit(self, limits: Any, ask: Callable[[dict[str, Any] | None], dict[str, Any]]) -> dict[str, Any]:
-        """Change budgets of devices. Images' pools take the difference until the next look. Raises ControlError."""
+        """Change budgets of devices, by `ask`, the drive's `limits`. Raises ControlError as the drive does.
+
+        Models keep their memory until the next poll: until then the images' pools take the whole difference.
+        """
         if not isinstance(limits, dict | None):
             return ask(limits)
         limits = limits or {}

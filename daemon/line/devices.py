@@ -69,7 +69,7 @@ def _shared_bytes(devices: Mapping[str, Device]) -> int:
 
 
 def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[ExecutorFacts, ...]]:
-    """Return undivided executors and a pool per device, one in host memory if a GPU has a `host_cache`."""
+    """Return pools (one per device, one in host memory if a GPU has a `host_cache`) and executors, not divided yet."""
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
     for name, device in config.devices.items():

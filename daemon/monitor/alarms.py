@@ -149,15 +149,15 @@ class Alarms:
         has_failed = False
         while not self._stopping.wait(_EVERY_S):
             try:
-                self._look()
+                self._poll()
                 has_failed = False
-            except Exception:  # noqa: BLE001 - the line goes on, and alarms with the next look
+            except Exception:  # noqa: BLE001 - the line goes on, and the next poll may succeed
                 if not has_failed:
                     self._log.exception("alarms_failed")
                 has_failed = True
 
-    def _look(self) -> None:
-        before, self._watches = self._watches, {}  # a look that fails is followed by one that counts everything again
+    def _poll(self) -> None:
+        before, self._watches = self._watches, {}  # after a poll that fails, the next one counts everything again
         watches = {rule: before.get(rule) or AlarmWatch(rule) for rule in self._rulebook.current.alarms}
         new, after = [watch for rule, watch in watches.items() if rule not in before], self._seq - _HISTORY
         while new and after < self._seq and not self._stopping.is_set():

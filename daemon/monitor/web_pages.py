@@ -36,7 +36,7 @@ class WebPages:
         assert self._listener is not None
         fd = self._listener.fileno()
         argv = (sys.executable, "-m", "daemon.dashboard", str(self._config.resolve()), "--fd", str(fd))
-        lost = "the pages, /healthz, /readyz and /metrics get no answer"
+        lost = "the pages, /healthz, /readyz and /metrics do not answer"
         return ChildSpec(NAME, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_LONGEST_BACK_OFF_S, lost=lost)
 
     def reload(self) -> list[str]:

@@ -47,7 +47,7 @@ def _postgresql(value: str) -> str:
 
 
 class Pictures(_Section):
-    """Where pictures are stored: in `folder`, or in the bucket `s3` with the credentials of boto3."""
+    """The place of pictures: `folder`, or the bucket `s3` with the credentials of boto3."""
 
     folder: Path | None = None
     s3: Annotated[str, AfterValidator(_s3_place)] | None = None
@@ -56,7 +56,7 @@ class Pictures(_Section):
 
 
 class Retention(_Section):
-    """How long results and pictures stay, `lines` for results of single lines; how many `releases` of a name stay."""
+    """Ages of results and pictures to keep, `lines` for results of single lines; number of `releases` of a name."""
 
     results: Seconds | None = None
     pictures: Seconds | None = None

@@ -194,7 +194,10 @@ class Scheduler:
         self._discipline.residency_changed(expert)
 
     def load_hung(self, load: Load) -> tuple[Request, ...]:
-        """Stop waiting for `load` (its bytes stay taken); return what no other pool serves, to arrive after it."""
+        """Stop waiting for `load`, whose bytes stay taken.
+
+        Takes out and returns the requests that no other pool can serve: they arrive again when the load has ended.
+        """
         residency, pool, expert = self._residency, load.pool, load.expert
         residency.stuck[pool, expert] = residency.ledgers[pool].bytes_of(expert)
         residency.ledgers[pool].hold(expert)
@@ -371,7 +374,7 @@ class Scheduler:
 
     def _first_load(self, pool: PoolId, wants: Iterable[Want]) -> Load | None:
         residency, ledger = self._residency, self._residency.ledgers[pool]
-        # Bytes for which there was no room, by what a load may evict: there is none for as many or more either.
+        # The least bytes that had no room, by what a load may evict: larger experts have none either.
         refused_bytes: dict[Evict, int] = {}
         for want in wants:
             if ledger.holds(want.expert) or want.expert not in residency.experts:

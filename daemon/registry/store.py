@@ -158,7 +158,10 @@ class Store:
         shutil.rmtree(self._objects, ignore_errors=True)
 
     def prune(self, is_kept: Callable[[str, int], bool], before_s: float) -> int:
-        """Delete releases not kept, and unnamed files older than `before_s`: a push under way loses nothing."""
+        """Delete releases not kept, and files from before `before_s` that none names; return how many files.
+
+        A push under way loses nothing: its new files stay, and if an old one is gone it is refused and tried again.
+        """
         if not self._manifests.is_dir():
             return 0
         with locked(self._manifests):

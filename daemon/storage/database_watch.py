@@ -27,7 +27,7 @@ from experts.durable import replace_durably, sync
 
 _CHECK_INTERVAL_S = 1.0
 _HOLD_CAUSE = "files"
-#: The check of a large database ends after this; a start after a kill makes one, and a second if that finds damage.
+#: Time limit of a check: a start after a kill makes one, and a second if the first finds damage.
 _SOUND_CHECK_S = 5.0
 
 
@@ -107,7 +107,7 @@ class DatabaseFiles:
         except StoreError as error:
             self._log.error("database_not_saved", error=str(error))
         else:
-            # All that they hold is in the copy: the next start would find them beside a database that they do not fit.
+            # The copy has all of their content, and the next start would put them aside as foreign to the database.
             for log in self._logs:
                 if log in self._known and _is_at(log, self._known[log]):
                     log.unlink()
@@ -116,7 +116,7 @@ class DatabaseFiles:
     def _log_contradicts(self) -> bool:
         """Return True if the database is sound without its log and damaged with it, as far as a short check can tell.
 
-        A copy that another program made of the running line's database has the run's number.
+        A copy that another program made of the running line's database has the run's number: its content must tell.
         """
         log = self._logs[0]
         has_log = log.exists() and log.stat().st_size > 0
@@ -180,7 +180,7 @@ def _is_sound(database: Path, options: str = "") -> bool:
         with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro{options}", uri=True)) as connection:
             connection.set_progress_handler(lambda: time.monotonic() > until_s, 10_000)
             return connection.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
-    except sqlite3.OperationalError:  # the time is over, or opening the database will tell the problem
+    except sqlite3.OperationalError:  # timed out, or opening the database will report the problem
         return True
     except sqlite3.DatabaseError:
         return False

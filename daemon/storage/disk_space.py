@@ -63,7 +63,7 @@ class DiskSpace:
 
     def look(self) -> dict[str, FreeSpace]:
         """Measure the free space by place. Places that give none (OSError) are left out: writing there says why."""
-        # Before the disk is asked: bytes that reach it in between count twice until the next look, never not at all.
+        # Before the disk is asked: bytes that reach it meanwhile count twice until the next time, rather than never.
         self._admitted_bytes = self._claims().arriving_bytes
         self._spaces = {name: space for name in self._places if (space := self.space(name)) is not None}
         return self._spaces

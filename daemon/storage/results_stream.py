@@ -25,7 +25,7 @@ _HEARTBEAT_S = 1.0
 _MESSAGES_PER_SUBSCRIBER = 10_000
 #: A subscriber sends subscriptions only: the longest topic is an inspection's, 796 bytes.
 _MAX_SUBSCRIPTION_BYTES = 1024
-#: Of each connection, before the guard's next check: in libzmq's queue (with 1, subscribers heard nothing again after a
+#: Of each connection, before the guard's next check: in libzmq's queue (with 1, subscribers got nothing more after a
 #: rebind), and in the kernel's buffer.
 _WAITING_SUBSCRIPTIONS, _RECEIVE_BUFFER_BYTES = 16, 4096
 #: What a subscriber may send in all; libzmq keeps fifty bytes and more for each byte of a subscription.

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
-#: Batches of results begin so far apart: each is a transaction and a sync, whose price many results share.
+#: Interval of batches of results: each is a transaction and a sync, whose cost many results share.
 _RESULTS_EVERY_S = 0.050
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0
@@ -303,7 +303,8 @@ class Writer:
                 if _may_pass(error):
                     raise
                 self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
-                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())  # no pass
+                # What the database refuses becomes `unknown`: it is never lost, and never a pass.
+                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
                 self._write([self._outcomes[0]], [], [])
         for switch in switches:
             try:

@@ -19,7 +19,7 @@ _REQUESTS_PER_PEER = 64
 
 
 class ControlError(Exception):
-    """A refused request: `code` for programs, `reason` for the person who asked."""
+    """A request that was not carried out: `code` for programs, `reason` for the person who asked."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Who may reach the daemon: checks of endpoints, `Gate` for keys, `Access` to reload keys and token."""
+"""Access to the daemon: checks of endpoints, `Gate` for keys, `Access` to reload keys and token."""
 
 import threading
 import time

@@ -114,7 +114,10 @@ class SocketThread:
             raise
 
     def rebind(self, keys: ServerKeys, call: Callable[[Callable[[], None]], None]) -> None:
-        """Cut clients of open endpoints, and bind these under `keys`; StartError. From another thread."""
+        """Cut the clients of open endpoints, and bind these again under `keys`; StartError if that fails.
+
+        Call it from another thread; `call` passes a function to this one.
+        """
         done: Future[None] = Future()
 
         def carry_out() -> None:

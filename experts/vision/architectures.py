@@ -12,7 +12,7 @@ YOLO_STRIDE_PIXELS = 32
 
 #: YOLO26 has two heads of the same shapes; ultralytics chooses per model. The end-to-end one picks its own boxes.
 PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
-#: In their place in a backbone's layout: it answers with features, for the heads of its family.
+#: A backbone's layout names this instead of a head: it answers with features, for the heads of its family.
 FEATURES = "features"
 
 #: How weights may be stored and computed.

@@ -171,7 +171,7 @@ def runs_fused(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _pointwise(overload: str) -> Any:
-    """Return the fused convolution, with its overload: without, torch would search for it in every call."""
+    """Return one overload of the fused convolution, so that torch does not search for it in every call."""
     return getattr(torch.ops.mkldnn._convolution_pointwise, overload)  # torch's compiler calls it by this name, too
 
 

@@ -20,7 +20,7 @@ from experts.vision.networks import FusedConvolution, runs_fused
 #: Batches since a load that run as they are, before the weights are packed.
 BATCHES_BEFORE = 2
 #: Seconds for which an executor waits for the others' batches before it packs. If one of them takes longer, it may
-#: hang, and so many batches run with plain weights before the next try.
+#: hang: the next try is only after this many batches with plain weights.
 _PATIENCE_S, _LATER_BATCHES = 5.0, 1000
 _LIBC: Any = ctypes.CDLL(None)
 

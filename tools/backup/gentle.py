@@ -12,7 +12,7 @@ import numpy as np
 
 PIECE_BYTES = 2**20
 _libc = ctypes.CDLL(None, use_errno=True)
-#: So much is written before it is brought to the disk: one large flush would hold up the journal's small ones.
+#: Bytes written between two flushes: one large flush would hold up the journal's small ones.
 _FLUSH_BYTES = 8 * 2**20
 
 

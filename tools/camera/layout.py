@@ -140,7 +140,7 @@ class TrainingFolder:
 
 @dataclass(frozen=True, slots=True)
 class PictureFiles:
-    """How files become images: whole boards named by the serial, or without a layout one part each."""
+    """Makes images of files: whole boards named by the serial, or without a layout one part each."""
 
     layout: BoardLayout | None = None
     lot: str | None = None

@@ -21,7 +21,7 @@ from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board
 
 #: A serial as the wire takes it.
 _SERIAL = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
-#: The time between two looks whether the station was stopped, while it waits for a line.
+#: Interval at which a station that waits for a line checks whether it was stopped.
 _LINE_WAIT_S = 0.2
 #: Pictures that a camera may have buffered before a line came, while the board before it was cut.
 _BUFFERED_PICTURES = 4

@@ -131,7 +131,7 @@ def check(
 
 @db_app.command()
 def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
-    """Let go now what the configuration's `retention` no longer keeps; the running daemon does it, or this command.
+    """Delete now what the configuration's `retention` no longer keeps, by the running daemon or, without one, here.
 
     Example: coserve db prune --config demo/coserve.yaml
     """

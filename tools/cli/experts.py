@@ -1,4 +1,4 @@
-"""`coserve experts …`: where each is resident, its versions, another in and out of force; `coserve rejudge`."""
+"""`coserve experts …`: where each is resident, its versions, and switching them; `coserve rejudge`."""
 
 import os
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ _VERSIONS = ("version", "before", "settings")
 
 @experts_app.callback(invoke_without_command=True)
 def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Experts: where each is resident, its versions and their verdicts, another version in and out of force.
+    """Experts: where each is resident, its versions and their verdicts, and switching versions.
 
     Without a sub-command the daemon is asked: residency, pins, demand and usage probability of every expert. The
     sub-commands read the line's files, and need no daemon.
@@ -235,7 +235,7 @@ def promote(
 ) -> None:
     """Put a version that is kept in force: in the catalog at once and whole, and in a daemon that runs.
 
-    Images under way end with the version that they began a step with or with the new one, and name which. Exit status
+    Images under way are judged by the old version or by the new one, and their results name which. Exit status
     1 where it is refused (then nothing has changed), or where a running daemon did not read it.
 
     Example: coserve experts promote R0402 5c1e --config demo/coserve.yaml

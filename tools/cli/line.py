@@ -221,7 +221,7 @@ def drain(
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take no more images (publishers hear busy) and finish the backlog; --off resumes.
+    """Take no more images (publishers get `busy`) and finish the backlog; --off resumes.
 
     Example: coserve drain --config demo/coserve.yaml
     """
@@ -469,7 +469,7 @@ def allow(
 
 @keys_app.command()
 def revoke(name: ClientName, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
-    """Shut a client out: it leaves the allow-list, and a running daemon cuts its connections and hears it no more.
+    """Shut a client out: remove it from the allow-list; a running daemon cuts its connections and refuses new ones.
 
     The others' connections over the network are cut too, and come back within a second.
 

@@ -1,4 +1,4 @@
-"""The one command, `coserve`: what a person under the line types. Torch is imported only by commands that need it.
+"""The command `coserve`. Torch is imported only by sub-commands that need it.
 
 Exit status: 0 done, 1 it ran and the answer is no, 2 wrong use (or the daemon could not start).
 """

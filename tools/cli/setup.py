@@ -236,7 +236,7 @@ def profile(
 ) -> None:
     """Measure batches, loads and memory on this machine; the daemon schedules by it. Minutes, on a quiet machine.
 
-    Name the file in coserve.yaml: `devices.cpu.profile: profile.yaml`. What stands there by hand wins.
+    Name the file in coserve.yaml: `devices.cpu.profile: profile.yaml`. Values set there by hand win.
 
     Example: coserve profile demo/coserve.yaml --images photos/
     """

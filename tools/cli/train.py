@@ -317,7 +317,7 @@ def train_detector(
     ] = 0.4,
     crop: Annotated[
         int | None,
-        typer.Option(min=32, help="Train on squares of so many pixels of the input, mostly around objects: faster."),
+        typer.Option(min=32, help="Train on squares of this many input pixels, mostly around objects: faster."),
     ] = None,
     store: Store = "float32",
     out: Out = Path("experts"),

@@ -28,7 +28,7 @@ from tools.training.importer import import_model
 _ORIGIN = "trained on rendered parts"
 _STORE = "int8"
 _BATCH = 16
-#: A false call weighs as much as so many escapes, in shares of all good and all bad parts.
+#: Weight of a false call against an escape, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
 _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
 #: A head that is less sure is never believed: few calibration boards do not show its rarest mistakes.
@@ -91,7 +91,7 @@ def read_catalog(out: Path) -> Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the experts say of a part: its head's label and confidence, and the surest box by solder label."""
+    """The experts' answers about a part: its head's label and confidence, and the surest box by solder label."""
 
     component: str
     truth: str

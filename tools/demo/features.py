@@ -1,4 +1,4 @@
-"""Keeps what the backbone makes of training pictures: with it a line can tell a picture that is unlike all of them.
+"""Features of the demo's training pictures, by which a line can tell a picture that is unlike all of them.
 
 `features.safetensors` beside the weights has for each component `NAME.rows`, (96, 512) float16: a coreset of the
 features of its training pictures, defects included; and `NAME.distances`, float32: how far good pictures that no
@@ -30,7 +30,7 @@ _BATCH = 16
 
 
 def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
-    """Return (N, 512) features of pictures as they are, or with `rng` of varied ones."""
+    """Return the features (N, 512) of pictures as they are; with `rng`, of varied copies."""
     rows: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(samples), _BATCH):

@@ -38,7 +38,7 @@ _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How much of everything. `steps_share` shortens the trainings: tests train a thousandth.
+    """Amounts of pictures and boards. `steps_share` shortens the trainings: tests train a thousandth.
 
     Heads learn from the last `head_files` of the pictures.
     """

@@ -27,7 +27,7 @@ from tools.training.detector_loop import collate, new_detector
 
 CLASSIFIER, DETECTOR = "resnet18", "yolov8n"
 BACKBONE = "parts"
-#: Training begins with so many files of pictures, and gets another one every so many steps.
+#: Files of pictures that training begins with, and the steps after which it gets another one.
 _FIRST_FILES, _STEPS_PER_FILE = 6, 40
 #: Share of the loss that tells all labels of all components apart; the rest only those of the picture's component.
 _OTHERS_SHARE = 0.15
@@ -224,7 +224,7 @@ def train_on(
     on_share: OnShare = lambda _: None,
     every_s: float = _CHECKPOINT_EVERY_S,
 ) -> None:
-    """Train a network by its loss, or go on with it, and write a checkpoint every so many seconds and at the end."""
+    """Train a network by its loss, or go on with it, and write a checkpoint at regular times and at the end."""
     _Run(loss, lesson, checkpoint).finish(on_share, every_s)
 
 

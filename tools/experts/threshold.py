@@ -125,7 +125,7 @@ def _in_rules(routes: Routes, name: str, label: str | None) -> _Threshold:
 
 
 def _answers(connection: Connection, spec: ExpertSpec, label: str) -> list[Any]:
-    """Return the newest answers: board, verdict, label and confidence of the surest box, decision and defect."""
+    """Return the newest answers: board, verdict, label, confidence, the surest box's confidence, decision, defect."""
     newest, image, answer = newest_of_each(), inspections.c, stages.c
     is_box = (detections.c.inspection_id == answer.inspection_id, detections.c.step == answer.step)
     box = select(func.max(detections.c.confidence)).where(*is_box, detections.c.label == label).scalar_subquery()

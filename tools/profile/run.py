@@ -24,7 +24,7 @@ from tools.profile.measure import Bench, LayoutCost, Pair, ProfileEffort, Profil
 from tools.profile.samples import Samples
 from tools.profile.split import Plan, Split, search_split
 
-#: Of a machine's free memory, what a line without a budget of its own may take.
+#: Share of a machine's free memory that a line without a budget may take.
 _FREE_SHARE = 0.8
 
 Progress = Callable[[str, float], None]
@@ -72,7 +72,7 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     def begin(what: str) -> None:
         on_progress(what, next(begun) / stages)
 
-    # Now, for afterwards what torch keeps for its next batches would count as used.
+    # Now: later, memory that torch keeps for its next batches would count as used.
     memory_bytes = {device: wish.memory_bytes or memory_to_divide(device, settings) for device, settings in own.items()}
     profiles = [_profile_device(device, memory_bytes[device], line, layouts, wish, shelf, begin) for device in devices]
     on_progress("measured", 1.0)
@@ -159,7 +159,7 @@ def as_document(measured: MeasuredProfile) -> dict[str, Any]:
 def write_profile(path: Path, measured: MeasuredProfile) -> None:
     head = (
         f"# Made by `coserve profile` with {measured.samples}. Seconds: a batch of n images takes k_s * n + b_s.\n"
-        "# What coserve.yaml sets by hand wins over what stands here.\n"
+        "# Settings in coserve.yaml override these.\n"
     )
     text = yaml.safe_dump(as_document(measured), sort_keys=False, allow_unicode=True, width=120)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -511,7 +511,7 @@ def newest_attempt(connection: Connection, serial: str, board_type: str | None =
 
 @dataclass(frozen=True, slots=True)
 class BoardSelection:
-    """Boards by lot, serial and type, and by the time they closed (open boards: were first seen)."""
+    """Boards by lot, serial and type, and by the time they closed (open boards: by when they were first seen)."""
 
     lots: Sequence[str] = ()
     serials: Sequence[str] = ()

@@ -21,7 +21,7 @@ _PIP_OPTIONS = ("--disable-pip-version-check", "--only-binary", ":all:", "--cons
 #: Seconds between two progress lines, on a terminal and in a log.
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 1.0, 15.0
 _STEPS = re.compile(r"^\s*(Collecting \S+|Downloading \S+|Installing collected packages)", re.MULTILINE)
-#: Only pip brings a parser of markers with it; this script runs before anything is installed.
+#: Before anything is installed, pip's own copy of `packaging` is the only parser of markers.
 _NEEDED_HERE = """
 import sys
 from pip._vendor.packaging.requirements import Requirement
@@ -46,7 +46,7 @@ def main() -> None:
     except InstallError as error:
         sys.exit(f"make: {error}")
     except OSError as error:
-        sys.exit(f"make: {error}. See to it, and run the same command again.")
+        sys.exit(f"make: {error}. Correct that, and run the same command again.")
     except KeyboardInterrupt:
         sys.exit("make: interrupted; the same command goes on.")
 
@@ -80,7 +80,8 @@ def check_python(version: "tuple[int, ...]") -> None:
 def check_writable(folder: Path) -> None:
     """Raise InstallError if this user cannot write into `folder`."""
     if not os.access(folder, os.W_OK):
-        raise InstallError(f"{folder} cannot be written to. Copy it to a folder of your own, and go on there.")
+        advice = "give this user the right to, or copy CoServe to a folder of your own and run make there"
+        raise InstallError(f"{folder} cannot be written to: {advice}.")
 
 
 def has_torch(venv: Path) -> bool:

@@ -53,7 +53,7 @@ def _write(path: Path, text: str) -> None:
 
 _SECURITY = f"""\
 security:
-  http_token: {TOKEN}      # who opens the dashboard from another PC types what this file holds
+  http_token: {TOKEN}      # to open the dashboard from another PC, type the content of this file
 """
 CATALOG_TEXT = """\
 # Which experts there are. `coserve train` and `coserve import` add each one with its file.

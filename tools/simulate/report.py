@@ -98,7 +98,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
-    """Draw a lane per channel and executor, one colour per expert, by suffix (PNG). ValueError without spans."""
+    """Draw a lane per channel and executor, one colour per expert, in the suffix's format; ValueError without spans."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -34,7 +34,7 @@ from tools.training.labelled import LabelledPictures, folds, read_labelled
 Kind = Literal["bank", "head", "last-block", "all-layers"]
 #: In the order of what they cost.
 KINDS: tuple[Kind, ...] = ("bank", "head", "last-block", "all-layers")
-#: Each picture is held out once, in one of so many parts; of many pictures one part only.
+#: Parts of the pictures, each held out once; of many pictures only one part is.
 _FOLDS, _MANY = 5, 500
 #: Varied copies of each picture whose features are computed.
 _COPIES = 4

@@ -59,9 +59,9 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """How photographs are shown in training: scaled by 1 ± `zoom`, with `symmetry` in eight turned and mirrored views.
+    """Variation of photographs in training: scaled by 1 ± `zoom`, with `symmetry` in eight turned and mirrored views.
 
-    With `crop` only a square of so many pixels of the input is shown, nine times in ten around an object.
+    With `crop` only a square of that many input pixels is shown, nine times in ten around an object.
     """
 
     symmetry: bool = False

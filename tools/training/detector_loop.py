@@ -33,7 +33,7 @@ _WEIGHT_DECAY, _BETAS, _MAX_GRADIENT = 0.02, (0.9, 0.99), 10.0
 _WARM_UP_STEPS, _WARM_UP_SHARE = 300, 0.05
 _LAST_LEARNING_RATE = 0.01
 _EMA_DECAY = 0.999
-#: Where ultralytics' two-headed loss thinks in epochs, the training counts as this many.
+#: Epochs that a training counts as for ultralytics' two-headed loss.
 _EPOCHS = 100
 
 

@@ -17,9 +17,9 @@ from tools.training import TrainingError
 #: Weight decay of a linear head, on features divided by their spread and the root of their number.
 _DECAY = 1e-3
 _STEPS = 100
-#: A bank's file is about so large, and has as many patches for each place as fit, within these limits.
+#: Approximate bytes of a bank's file; limits of the patches for each place, of which it has as many as fit.
 _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
-#: Without defective pictures: so many standard deviations above the distance of good ones an image is no longer good.
+#: Without defective pictures: the standard deviations above the good ones' distance at which an image is not good.
 _UNUSUAL = 3.0
 
 
@@ -48,9 +48,9 @@ def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> d
 
 
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
-    """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has so many channels.
+    """Return `bank` and `scale` (BankHead) of good pictures' features (N, F), whose map has `channels`.
 
-    Of each place's patches a coreset is kept.
+    The bank keeps a coreset of each place's patches.
     """
     places = (features.shape[1] - 2 * channels) // channels
     patches = patches_of(features, places, channels)
@@ -64,7 +64,7 @@ def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
 def coreset(points: torch.Tensor, count: int) -> torch.Tensor:
     """Return the rows (B, count) that stand for the points (B, N, F) of each of B spaces.
 
-    One after the other the point is taken that is farthest from those taken so far.
+    Each new one is the point that is farthest from those chosen before.
     """
     chosen = torch.zeros(len(points), count, dtype=torch.int64)
     nearest = torch.full(points.shape[:2], torch.inf)

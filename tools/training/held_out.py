@@ -122,7 +122,7 @@ def may_be_beaten(answers: HeldOutAnswers) -> bool:
 
 
 def claims(good: int, defective: int) -> str:
-    """Return the most that so many good and defective pictures can show, and how many more could show 5 %."""
+    """Say what these numbers of pictures can show at most, and how many more could show 5 %."""
     wanted = math.ceil(math.log((1 - _CONFIDENCE) / 2) / math.log(1 - _AIM))
     counts = {"good": (good, "false calls"), "defective": (defective, "escapes")}
     counts = {which: each for which, each in counts.items() if each[0]}

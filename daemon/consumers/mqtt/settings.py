@@ -101,7 +101,7 @@ class MqttSettings(ConsumerSettings):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Check the broker's name and authority, and show our certificate if there is one."""
+    """Return a context that checks the broker's name and authority, and shows our certificate if there is one."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except OSError as error:  # ssl.SSLError is one

@@ -19,7 +19,7 @@ from daemon.units import counted, utc_text, wall_seconds
 #: How long counts are kept: the longest time that the page looks back.
 _WINDOW_S = 48 * 3600.0
 _HOURS, _SHIFTS = 12, 6
-#: Numbers of `seq` that one short question counts, and questions at each look.
+#: Numbers of `seq` that one short question counts, and questions at each refresh.
 _STEP = 50_000
 _STEPS_AT_ONCE = 4
 _TABLES = {"boards": "AND attempt = 1", "inspections": ""}

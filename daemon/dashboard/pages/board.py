@@ -161,7 +161,7 @@ def listed(
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
-    """Return one list, newest first, and one board more. A serial matches by its beginning, in any case."""
+    """Return the boards of one list and one more, newest first. A serial matches by its beginning, in any case."""
     conditions = {
         "verdict": "boards.verdict IS NULL" if search.verdict == "open" else "final_boards.verdict = :verdict",
         "board_type": "boards.board_type = :board_type",
@@ -183,7 +183,7 @@ def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
 
 
 def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any]]:
-    """Match serials by their beginning; by index if few match: many are found sooner from the newest board."""
+    """Match serials by their beginning, by index only if few match: a walk from the newest board finds many sooner."""
     first, behind = serial_range(text)
     within = "lower(boards.serial) >= :first AND lower(boards.serial) < :behind"
     values = {"first": first, "behind": behind}

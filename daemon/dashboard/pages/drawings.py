@@ -137,7 +137,7 @@ def _line_chart(series: Sequence[Series], seconds: float, most: float, top: str,
 
 
 def _ticks(width: int, seconds: float) -> tuple[tuple[float, str], ...]:
-    """Return (x, seconds ago) of each mark of the time axis."""
+    """Return x and label ("−2 min") of each mark of the time axis."""
     at = [(width * number / _TICKS, seconds * (1 - number / _TICKS)) for number in range(1, _TICKS)]
     return tuple((x, f"−{ago / 60:g} min" if seconds > 300 else f"−{ago:g} s") for x, ago in at)
 

@@ -103,7 +103,10 @@ _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRow:
-    """Control's row, numbers in the newest images, drift. Rates are shares of its answers, None without answers."""
+    """One expert: control's row of it, its numbers in the newest images, its drift.
+
+    Rates are shares of its answers, None without answers. `failed` says why it cannot be loaded.
+    """
 
     expert: str
     architecture: str

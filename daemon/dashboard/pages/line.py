@@ -31,7 +31,7 @@ from daemon.units import counted, size_text, utc_text
 from daemon.wire.control import ControlError
 
 _NEWEST_BOARDS = 30
-#: Open boards whose images are counted at each look; a line works at a few.
+#: Open boards whose images are counted at each refresh; a line works at a few.
 _MAX_OPEN_COUNTED = 8
 _MAX_NAMES = 3
 #: A consumer that is further behind than this raises an alarm.

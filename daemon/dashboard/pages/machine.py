@@ -227,7 +227,7 @@ def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
 
 
 def steps(samples: Sequence[Mapping[str, Any]], seconds: float, max_points: int) -> list[Mapping[str, Any]]:
-    """Return a step chart. Of too many points, the one with the most waiting stands for its neighbours."""
+    """Return the points of a step chart; of too many, the one with the most waiting stands for its neighbours."""
     points: list[Mapping[str, Any]] = []
     for sample in samples:
         ago_s = min(sample["ago_s"], seconds)
@@ -310,7 +310,7 @@ def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, n
 
 
 def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
-    """Return bytes a second of each place today. The journal does not grow: done segments are deleted."""
+    """Return today's growth of each place in bytes a second. The journal has none: done segments are deleted."""
     if held is None or held.since is None:
         return {}
     seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())

@@ -381,7 +381,7 @@ class ReviewOffers:
     def choose(
         self, seat: str, waiting: Sequence[int], held: Collection[int], skipped: Sequence[int], count: int
     ) -> list[int]:
-        """Return more of `waiting`: images on no other page first, then others, then `skipped`."""
+        """Return up to `count` more of `waiting`: images on no other page first, then others, then `skipped`."""
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
 

@@ -86,7 +86,7 @@ class Keyring:
 
     @property
     def cookie_name(self) -> str:
-        """Named by token: two lines on one PC differ only in their ports, which cookies ignore."""
+        """A name for each token: two lines on one PC differ only in their ports, which cookies ignore."""
         return f"coserve_{self._token.sign('name of the cookie')[:8]}" if self._token else "coserve"
 
     def set_cookie(self, response: Response, *, secure: bool) -> None:

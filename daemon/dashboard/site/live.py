@@ -49,7 +49,7 @@ class LiveTopics:
         self._limiter: anyio.CapacityLimiter | None = None
 
     def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
-        """A thread calls `make` for the whole text every `every_s` while there are listeners."""
+        """Add a topic: a thread calls `make` for its whole text every `every_s` while there are listeners."""
         self._topics[name] = _Topic(make, every_s)
 
     @property

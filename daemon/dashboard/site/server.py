@@ -18,7 +18,7 @@ from daemon.dashboard.site.live import MAX_LISTENERS, LiveTopics
 
 #: Every listener, and as many other connections.
 _MAX_CONNECTIONS = 2 * MAX_LISTENERS
-#: Of these: pages are refused when no other is free, so that `/healthz` and `/metrics` are answered.
+#: Connections that pages may not use, so that `/healthz` and `/metrics` are always answered.
 _KEPT_FOR_PROBES = 16
 _PROBES = ("/metrics", "/healthz", "/readyz")
 #: A scraper asks one at a time.

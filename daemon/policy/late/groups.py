@@ -21,7 +21,7 @@ class Group:
     requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
     running: int = 0
     promised: int = 0
-    #: When the oldest request arrived; at the earliest `max_lead_s` before the last batch, lest a flood delay others.
+    #: When the oldest request arrived; at the earliest `max_lead_s` before the last batch: a flood delays no others.
     since_s: float = 0.0
     #: The oldest request at that time. It orders groups that wait equally long, also after it has left.
     since_id: int = 0

@@ -46,7 +46,10 @@ def partition(
 
 
 class Candidate(NamedTuple):
-    """A queue that may take a request, and the time this adds (CoServe §4.2): less where queued or resident already."""
+    """One queue that may take an expert's request, and the time that this adds there (CoServe §4.2).
+
+    `queued_ns` if its group waits there already, `resident_ns` if the expert is in the pool, else with a load.
+    """
 
     queue: Queue
     groups: Mapping[ExpertId, QueuedGroup]

@@ -1,7 +1,7 @@
 """The table `changes`: who changed what about the line, appended and never changed; retention keeps all of it.
 
-Rows `start` and `reload` tell what came into force: a subject's value holds from `at` to that of its next such row,
-whose `new` is null where it is gone.
+Rows `start` and `reload` tell what came into force, by subject: `rules`, an expert's name (its version), `settings of`
+an expert. The value `new` holds until the subject's next such row, which has null if the subject is gone.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row."""
+    """The values by subject since `at` (or `at_of` it): each that differs from its subject's last row becomes a row.
+
+    `words_of` a subject say what changed; its row's note begins with them.
+    """
 
     at: str
     who: str

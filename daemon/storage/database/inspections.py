@@ -30,7 +30,7 @@ from daemon.storage.database.transaction import Transaction, among, run_for_each
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
-#: So many images that changed nothing about their attempt show that its serial belongs to no single board.
+#: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
 _RENEW_S = 60.0
 #: Kept passes among which the newest of each component are looked for.
@@ -285,7 +285,7 @@ class ResultsBatch:
         attempt, board_row = tx.attempt(row["board_type"], row["serial"], row["attempt"])
         latency_ms = self._latency_ms(row)
         if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
-            # Judged in time, but durable too late, so heard too late.
+            # Judged in time, but durable too late, and so published too late.
             outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
         place = row["component"], row["designator"]
         matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect, outcome.reason)

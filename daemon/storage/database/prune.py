@@ -37,7 +37,7 @@ class AgeMark(NamedTuple):
 
 
 class AgeLimit(NamedTuple):
-    """Old are results from before `before` (UTC text) whose `seq` is not greater."""
+    """Results from before `before` (UTC text) are old, up to and with `seq`."""
 
     before: str
     seq: int = 2**63 - 1

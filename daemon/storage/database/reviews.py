@@ -226,7 +226,7 @@ def decisions(past: list[Review]) -> list[Review]:
 
 
 def is_newest(row: Any = reviews) -> ColumnElement[bool]:
-    """A row of `reviews` is its image's newest: for few images, or in their order."""
+    """Return the condition that a row of `reviews` is its image's newest: for few images, or in their order."""
     later = reviews.alias("later")
     return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
 

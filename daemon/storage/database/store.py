@@ -271,7 +271,7 @@ class Store:
         return batch.written
 
     def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call `change` in one transaction: functions of generations.py and prune.py."""
+        """Call `change`, such as a function of generations.py or prune.py, in one transaction."""
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 

@@ -38,13 +38,13 @@ _ANALYSIS_ROWS = 400
 #: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
 _COPY_PAGES = 256
 _BUSY_TIMEOUT_S = 10.0
-#: Where a database file's header says how it is written and read: two bytes, each 1 for a journal, 2 for a log (WAL).
+#: Place of two bytes in a database file's header that name its journal: 1 for a rollback journal, 2 for a log (WAL).
 _FORMAT_VERSIONS_AT = 18
 #: Bytes of a database file's header for a number of the program's own: it tells to which file a log belongs.
 APPLICATION_ID = slice(68, 72)
 _MAX_EXAMPLES = 10
 _CHECKED_ROWS = 1000
-#: The numbers behind which the next one that is kept is not the next number.
+#: Gaps in the numbers of the stream: the last before each, and the first after it.
 _GAPS = """
 SELECT seq, next FROM (SELECT seq, lead(seq) OVER (ORDER BY seq) AS next FROM stream) AS pairs
 WHERE next <> seq + 1 LIMIT 3

@@ -21,8 +21,8 @@ _NO_WAIT_S = 20e-6
 class FetchCounts:
     """Totals since the start, or the difference of two such totals."""
 
-    #: Experts that ran, once for each layer and step. Of these, when the gate had spoken: ready in a slot, being
-    #: loaded, or not even begun.
+    #: Experts that ran, once for each layer and step. Of these, at the gate's choice: ready in a slot, being loaded, or
+    #: not begun.
     served: int = 0
     hits: int = 0
     joined: int = 0

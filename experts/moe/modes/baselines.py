@@ -40,7 +40,7 @@ class Lookahead(Mode):
 
     def route(self, routing: Routing) -> Routing:
         layer, following = routing.layer, routing.layer + 1
-        self.cache.cancel(layer)  # the gate has spoken: missing experts are loaded as demands
+        self.cache.cancel(layer)  # the gate has chosen: missing experts are loaded as demands
         if following < self.arch.layers:
             guess = torch.topk(self.gates[following](routing.hidden), self.arch.top_k, dim=-1).indices
             self.cache.prefetch(self._most_wanted(following, guess, routing.index), after=layer)

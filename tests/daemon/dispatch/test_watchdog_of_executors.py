@@ -135,7 +135,7 @@ def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_
     assert {line.outcomes[n].verdict for n in range(12)} == {"unknown"}
     assert {line.outcomes[100 + n].verdict for n in range(12)} == {"pass"}
     rows = {row["expert"]: row for row in line.ask("experts")["experts"]}
-    assert "twice; mend it and reload" in rows["B"]["failed"]
+    assert "twice; replace the expert and reload" in rows["B"]["failed"]
     line.accept(an_image(50, "B", accepted_wall_s=2000.0))
     line.run(until_s=2000.0)
     assert line.outcomes[50].reason == "expert_failed"

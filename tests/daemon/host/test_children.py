@@ -121,7 +121,7 @@ def test_a_child_that_ends_again_and_again_is_started_ever_more_rarely_up_to_its
         until(lambda: children.status()[0]["restarts"] >= 3)
         end = children.status()[0]["last_end"]
         assert end.endswith("killed by SIGKILL" if spec else "exit status 3")
-        assert children.troubles() == [f"the process child cannot start ({end}), its work waits: the log says why"]
+        assert children.troubles() == [f"the process child cannot start ({end}), so its work waits: the log says why"]
     assert [log["event"] for log in logs].count("child_cannot_start") == 1
     assert [log["again_in_s"] for log in logs if log["event"] == "child_ended"][:3] == [0.5, 0.7, 0.7]
 

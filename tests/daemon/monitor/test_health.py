@@ -90,7 +90,7 @@ def test_a_web_process_that_cannot_start_is_said_wherever_a_person_looks(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Health probes get no answer then."""
-    trouble = "the process dashboard cannot start (exit status 1), the pages get no answer: the log says why"
+    trouble = "the process dashboard cannot start (exit status 1), so the pages do not answer: the log says why"
     line = Line(tmp_path / "line", experts_folder)
     with an_app(line) as app:
         until(lambda: app.operations.state == "ready")

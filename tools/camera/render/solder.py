@@ -23,7 +23,7 @@ class SolderMark:
 
 @dataclass(frozen=True, slots=True)
 class BoardScene:
-    """What all parts of one board share: lamp, pad finish, and the grain of the surfaces."""
+    """Properties that all parts of one board share: lamp, pad finish, and the grain of the surfaces."""
 
     light: Light
     finish: Colour

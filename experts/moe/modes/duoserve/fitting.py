@@ -90,7 +90,7 @@ def fit_layer(
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, recipe.learning_rate, total_steps=steps, pct_start=0.15, cycle_momentum=False
         )
-        # With bfloat16 in hardware training takes 2.4 times less time.
+        # Training is 2.4 times as fast with bfloat16 in hardware.
         is_fast = bool(torch.cpu.get_capabilities().get("amx_bf16"))
         for step, rows in enumerate(islice(_batches(len(trace.index), recipe.batch, generator), steps)):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_fast):

@@ -25,7 +25,7 @@ _SPARSE_WEIGHTS = 500_000
 _BIAS = np.zeros(1, np.int64)
 #: Type of a trained network's stored weights and of its computation; ranks of experts need no more precision.
 STORED_DTYPE = torch.bfloat16
-#: A layer is predicted after the gate of the layer so many before it, or after the first gate. The paper's is 1.
+#: A layer is predicted after the gate of the layer `LEAD` before it, or after the first gate. The paper's is 1.
 LEAD = 2
 
 
