@@ -362,6 +362,13 @@ class Operations:
             del known[inner]
         children, last_seq = self.children.status(), self._or_none(self.reader.last_seq)
         completed = self.metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
+        where_there_are_some = {
+            "children": children,
+            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
+            "models": self.language.status() if self.config.models else [],
+            "alarms": self.alarms.rows,
+            "shadows": self.shadows.status(),
+        }
         return {
             **known,
             **self.identity,
@@ -375,11 +382,7 @@ class Operations:
             "rules_version": self.rulebook.current.version,
             "last_seq": last_seq,
             **self._last_error(),
-            "children": children,
-            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
-            "models": self.language.status(),
-            "alarms": self.alarms.rows,
-            "shadows": self.shadows.status(),
+            **{name: rows for name, rows in where_there_are_some.items() if rows},
         }
 
     def _last_error(self) -> dict[str, str | None]:

@@ -25,7 +25,7 @@ def send_board(line: Line, serial: str) -> None:
 
 
 def texts(line: Line) -> list[str]:
-    return [row["text"] for row in line.status()["alarms"]]
+    return [row["text"] for row in line.status().get("alarms", ())]
 
 
 def gauges(line: Line) -> dict[str, float]:

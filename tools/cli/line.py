@@ -124,7 +124,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
         since = f" (since {since})" if since else ""
         console.print(f"last error: {answer['last_error']}{since}")
-    for row in answer["alarms"]:
+    for row in answer.get("alarms", ()):
         since = plant_time(settings_of(config).plant.clock(), row["since"])
         console.print(f"alarm {row['alarm']}: {row['text']} (since {since})")
     rows = [
@@ -142,18 +142,18 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
             *(row["name"], row["device"], row["state"], _memory(row), _memory(row, "text_")),
             *(row["requests"], row["last_error"]),
         )
-        for row in answer["models"]
+        for row in answer.get("models", ())
     ]
     if models:
         columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
         print_table("Language models", columns, models)
     consumers = [
         (row["name"], row["kind"], row["state"], row["behind"], row["position"], row["last_error"])
-        for row in answer["consumers"]
+        for row in answer.get("consumers", ())
     ]
     if consumers:
         print_table("Consumers", ("consumer", "kind", "state", "behind", "position", "last error"), consumers)
-    if children := answer["children"]:
+    if children := answer.get("children"):
         rows = [[row[key] for key in ("name", "state", "pid", "restarts", "last_end")] for row in children]
         print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), rows)
 

@@ -458,7 +458,7 @@ def _shadow(site: Site, expert: Expert | None, spec: ExpertSpec | None) -> dict[
     """Return the comparison of a version in shadow, and the `problem` of its process."""
     if expert is None or expert.shadow is None or spec is None:
         return None
-    rows = ask_or([], lambda: site.status()["shadows"], "", [])
+    rows = ask_or([], lambda: site.status().get("shadows", []), "", [])
     ask, in_force = partial(site.database.rows, limit=MAX_IMAGES), (spec.version, spec.settings_digest)
     problem = next((row["problem"] for row in rows if row["expert"] == expert.name), None)
     return shadow_report(ask, expert.name, in_force, expert.shadow) | {"problem": problem}

@@ -224,7 +224,7 @@ def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
-    for row in status["alarms"]:
+    for row in status.get("alarms", ()):
         yield LineAlarm("notice", f"{row['text']}.", f"Alarm {row['alarm']} of the rules.", row["images"], row["since"])
 
 
@@ -257,7 +257,7 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
 
 def _child_alarms(status: Status) -> Iterable[LineAlarm]:
     """Warn of child processes that do not run; the line goes on without them."""
-    for child in status["children"]:
+    for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""
             title = f"{child.get('name')} is not running{end}; it is restarted automatically."
@@ -265,7 +265,7 @@ def _child_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
-    for consumer in status["consumers"]:
+    for consumer in status.get("consumers", ()):
         name, state, behind = consumer.get("name"), consumer.get("state"), consumer.get("behind") or 0
         error, missed = consumer.get("last_error"), consumer.get("missed")
         if missed:

@@ -41,7 +41,6 @@ STATUS: Mapping[str, Any] = {
     "version": "0.1.0", "uptime_s": 7300.0, "state": "ready", "policy": "coserve-plus", "last_error": None,
     "accepted": 10, "completed": 10, "backlog": 3, "images_per_s": 1.5, "expert_switches": 0, "last_seq": 10,
     "rules_version": RULES_VERSION, "executors": [], "pools": [], "children": [], "consumers": [],
-    "models": [], "alarms": [], "shadows": [],
 }  # fmt: skip
 #: Pages cache control's answers for half a second.
 _CACHED_S = 0.6
