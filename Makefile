@@ -22,7 +22,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $
 demo-plant: $(INSTALLED)
 	$(BIN)/coserve plant demo --dir demo-plant
 
-# Every promise, page, mode and command once: about 12 minutes on two cores. build/durations.jsonl has each test's time.
+# Every promise, page, mode and command once: about 9 minutes on two cores. build/durations.jsonl has each test's time.
 test: $(INSTALLED)
 	$(PYTEST) -m "not test_all"
 

@@ -53,7 +53,7 @@ def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(
     folder: Path, shown: subprocess.CompletedProcess[str]
 ) -> None:
     assert shown.returncode == 0, shown.stderr
-    for words in ("What was rendered, and what the line says", "good boards", "sqlite3 -readonly -box", "Next:"):
+    for words in ("What was rendered, and what the line says", "good boards", "results --verdict fail", "Next:"):
         assert words in shown.stdout
     assert len(shown.stdout.splitlines()) <= 30, "one screen"
     pictures = sorted((folder / "boards").glob("*.png"))

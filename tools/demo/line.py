@@ -25,7 +25,8 @@ def shipped_figures(shipped: Path = SHIPPED) -> str:
     )
     rates = " and ".join(f"{rate['rate']:.0%}" for rate in figures)
     return (
-        f"on boards that no training saw, with {rates} of defects: {found} of them found, {called} of good parts called"
+        f"on 400 boards that no training saw, with {rates} of defects, they found {found} of these, and"
+        f" stopped {called} of the good parts"
     )
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from coserve_client import Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.units import count_text
-from daemon.wire.control import ControlError, ask
+from daemon.wire.control import ControlError, ask, must_listen
 from tools.camera.render import RenderedBoard, board_types, render_board
 from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.boards import PartVerdict, draw_board, part_verdicts
@@ -22,7 +22,6 @@ from tools.terminal.progress import Bars
 
 SOURCE = "demo-camera"
 _VERDICTS = ("pass", "fail", "review", "unknown")
-_QUESTION = "SELECT component, defect, count FROM defect_pareto ORDER BY count DESC LIMIT 8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,11 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     Raises CommandError.
     """
     config = make_line(folder)
-    console.print(f"{folder}/ has a line with 18 trained experts; {shipped_figures()}.")
+    console.print(f"{folder}/ has a line with 18 trained experts and their backbone; {shipped_figures()}.")
     if prepare_only:
         _show_next(config)
         return 0
+    _must_not_run(config)
     began_s = time.monotonic()
     try:
         with Service(config, folder / "daemon.log"):
@@ -71,6 +71,15 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     _draw(folder / "boards", judged)
     _show_next(config)
     return 0 if done == images else 1
+
+
+def _must_not_run(config: Path) -> None:
+    try:
+        must_listen(load_config(config).endpoints.control)
+    except ControlError:
+        return
+    more = as_typed(f"camera {shlex.quote(str(config))} --render 20 --rate 30")
+    raise CommandError(f"the line in {config.parent} runs already: send it boards with `{more}`, or stop it first")
 
 
 def _publish_boards(config: Path, boards: int, seed: int) -> dict[str, RenderedBoard]:
@@ -127,11 +136,11 @@ def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
 
 def _show_next(config: Path) -> None:
     """Print commands to try next."""
-    line, database = (shlex.quote(str(path)) for path in (config, config.parent / "inspection.db"))
+    line = shlex.quote(str(config))
     http = load_config(config).endpoints.http
     console.print("Next:")
     page = f"   then open {http}/" if http else ""
     console.print(f"  {as_typed(f'run {line}')}{page}", markup=False)
     console.print(f"  {as_typed(f'camera {line} --render 20 --rate 30')}   more boards, while it runs", markup=False)
-    console.print(f'  sqlite3 -readonly -box {database} "{_QUESTION}"', markup=False)
+    console.print(f"  {as_typed(f'results --verdict fail --config {line}')}   what failed, newest first", markup=False)
     console.print(f"  {as_typed('init line --images FOLDER')}   a line for your own pictures (README: Your line)")

@@ -99,7 +99,7 @@ def boards_in(folder: Path) -> dict[str, Components]:
         if dot and path.suffix.lower() in SUFFIXES:
             boards.setdefault(path.parent.parent.name, {}).setdefault(component, set()).add(designator)
     if not boards:
-        raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png")
+        raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png; or use --board")
     return {
         board: {component: sorted(names, key=_natural) for component, names in sorted(components.items())}
         for board, components in sorted(boards.items())

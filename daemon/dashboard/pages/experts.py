@@ -230,7 +230,9 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/experts/{name:path}")
     def expert(request: Request, name: str, full: ShortText = "") -> HTMLResponse:
-        return _expert_page(site, overview, request, full or name)
+        name = full or name
+        stem = name.partition("@")[0]  # a backbone in memory is named with its version
+        return _expert_page(site, overview, request, stem if ExpertId(stem) in overview.catalog()[0] else name)
 
     return routes
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import tempfile
 from errno import ENOSPC
 from pathlib import Path
 
@@ -156,3 +158,13 @@ def test_a_line_that_is_not_there_or_is_empty_is_one_sentence(tmp_path: Path, op
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit), "no traceback"
     assert str(tmp_path / "coserve.yaml") in done.output
+
+
+def test_a_demo_whose_line_runs_says_what_to_do():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, socket.socket(socket.AF_UNIX) as daemon:
+        config = make_line(Path(folder))
+        (Path(folder) / "run").mkdir()
+        daemon.bind(f"{folder}/run/control.sock")
+        daemon.listen()
+        with pytest.raises(CommandError, match=r"runs already: send it boards with .*camera"):
+            run_demo(config.parent, prepare_only=False, boards=1, seed=1)

@@ -156,6 +156,7 @@ def test_an_expert_that_left_the_catalog_still_has_its_page_and_one_that_never_w
     with answering_control(web):
         assert "no longer in the catalog" in web.get("/experts/old").text
         assert web.get("/experts/never-was").status == 404
+        assert web.get("/experts/R0402@50e527a8f71d").status == 200, "as memory names a backbone"
 
 
 def in_memory(name: str, size: int = 100, **more: Any) -> dict[str, Any]:
