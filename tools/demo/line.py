@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from daemon.units import size_text
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.durable import replacing
 from experts.weights import file_sha256
@@ -13,6 +14,8 @@ from tools.terminal.console import CommandError
 
 #: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
+#: Free disk for the line and what it makes of some boards; with too little its daemon would wait for room for ever.
+_ROOM_BYTES = 100_000_000
 _REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
 
 
@@ -33,9 +36,10 @@ def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
     """Make the line in `folder`, and return the path of its coserve.yaml. An interrupted call can be repeated.
 
     Intact weights are kept, and so are a catalog, rules and a configuration, which the user may have edited.
-    Raises CommandError if a shipped file is missing or changed, or the folder cannot be written.
+    Raises CommandError if a shipped file is missing or changed, or the folder cannot be written or has too little room.
     """
     _check_shipped(shipped)
+    _check_room(folder)
     shipped_entries = _entries(shipped / "catalog.yaml")
     try:
         experts = folder / "experts"
@@ -62,6 +66,7 @@ def _check_shipped(shipped: Path) -> None:
     provenance = shipped / "provenance.json"
     try:
         sums = {name: file["sha256"] for name, file in json.loads(provenance.read_text("utf-8"))["files"].items()}
+        shipped_figures(shipped)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CommandError(f"{provenance} cannot be read ({error}). {_REMEDY}") from None
     for name, sha256 in sums.items():
@@ -70,6 +75,13 @@ def _check_shipped(shipped: Path) -> None:
             raise CommandError(f"{file} is missing (sha256 {sha256}). {_REMEDY}")
         if (found := file_sha256(file)) != sha256:
             raise CommandError(f"{file} has sha256 {found}, expected {sha256}. {_REMEDY}")
+
+
+def _check_room(folder: Path) -> None:
+    present = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    if (free := shutil.disk_usage(present).free) < _ROOM_BYTES:
+        what = f"{present} has {size_text(free)} of free disk, and the demo needs {size_text(_ROOM_BYTES)}"
+        raise CommandError(f"{what}: make room, or name another place with --dir")
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:
@@ -81,4 +93,4 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
 
 def _copy(source: Path, target: Path) -> None:
     with replacing(target) as part:
-        shutil.copyfile(source, part)
+        part.write_bytes(source.read_bytes())

@@ -4,6 +4,7 @@ import json
 import shutil
 from errno import ENOSPC
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 import yaml
@@ -131,6 +132,21 @@ def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: st
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
         make_line(tmp_path / "line", file.parent)
+
+
+@pytest.mark.parametrize("text", ["", '{"files": {}}'])
+def test_a_provenance_that_cannot_be_read_is_named(tmp_path: Path, text: str):
+    file = a_copy(tmp_path) / "provenance.json"
+    file.write_text(text, "utf-8")
+    with pytest.raises(CommandError, match=r"provenance\.json cannot be read.*git checkout"):
+        make_line(tmp_path / "line", file.parent)
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path):
+    usage = Mock(free=99_000_000)
+    with patch("shutil.disk_usage", lambda _: usage), pytest.raises(CommandError, match=r"99.* MB.*make room"):
+        make_line(tmp_path / "line")
+    assert not (tmp_path / "line").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
