@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from coserve_client import Publisher, publish_images
+from coserve_client import CoserveError, Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.units import count_text
 from daemon.wire.control import ControlError, ask
@@ -61,6 +61,9 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
             rendered = _publish_boards(config, boards, seed)
     except (ServiceError, ControlError) as error:
         raise CommandError(str(error)) from None
+    except CoserveError:
+        log = folder / "daemon.log"
+        raise CommandError(f"the daemon was killed, or hangs ({log} may say why): run the same command again") from None
     took_s = time.monotonic() - began_s
     judged = [JudgedBoard(serial, board, part_verdicts(config, serial)) for serial, board in rendered.items()]
     _show_against_truth(judged)

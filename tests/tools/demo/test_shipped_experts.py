@@ -11,6 +11,7 @@ import yaml
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from coserve_client import PublishError
 from daemon.line.line import load_line
 from experts.weights import file_sha256
 from tools.camera.render import part_types
@@ -147,6 +148,13 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path):
     with patch("shutil.disk_usage", lambda _: usage), pytest.raises(CommandError, match=r"99.* MB.*make room"):
         make_line(tmp_path / "line")
     assert not (tmp_path / "line").exists()
+
+
+def test_a_daemon_that_answers_no_more_is_one_sentence(tmp_path: Path):
+    silent = PublishError("no answer for 60 s")
+    service, camera = patch("tools.demo.run.Service"), patch("tools.demo.run._publish_boards", side_effect=silent)
+    with service, camera, pytest.raises(CommandError, match=r"killed.*daemon\.log.*run the same command again"):
+        run_demo(tmp_path, prepare_only=False, boards=1, seed=7)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
