@@ -1,6 +1,7 @@
 """Makes the demo's line in a folder: the experts shipped with the repository, rules and configuration."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from experts.durable import replacing
 from experts.weights import file_sha256
 from routing_rules.load import read_yaml, validate
 from tools.demo import files
-from tools.terminal.console import CommandError
+from tools.terminal.console import CommandError, as_typed
 
 #: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
@@ -30,6 +31,16 @@ def shipped_figures(shipped: Path = SHIPPED) -> str:
     return (
         f"on boards that no training saw, with {rates} of defects: {found} of them found, {called} of good parts called"
     )
+
+
+def describe_line(folder: Path) -> str:
+    """Return a sentence with the accuracy of the line's experts, unless they are not the shipped ones."""
+    catalogs = folder / "experts" / "catalog.yaml", SHIPPED / "catalog.yaml"
+    own, expected = ({name: entry.sha256 for name, entry in _entries(catalog).items()} for catalog in catalogs)
+    if own != expected:
+        measure = as_typed(f"demo --dir {shlex.quote(str(folder))} --measure")
+        return f"{folder}/ has a line with other experts than the shipped ones: `{measure}` tells what they are worth."
+    return f"{folder}/ has a line with 18 trained experts; {shipped_figures()}."
 
 
 def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:

@@ -15,7 +15,7 @@ from daemon.wire.control import ControlError, ask
 from tools.camera.render import RenderedBoard, board_types, render_board
 from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.boards import PartVerdict, draw_board, part_verdicts
-from tools.demo.line import make_line, shipped_figures
+from tools.demo.line import describe_line, make_line
 from tools.setup.service import Service, ServiceError
 from tools.terminal.console import CommandError, as_typed, console, print_table
 from tools.terminal.progress import Bars
@@ -51,7 +51,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     Raises CommandError.
     """
     config = make_line(folder)
-    console.print(f"{folder}/ has a line with 18 trained experts; {shipped_figures()}.")
+    console.print(describe_line(folder))
     if prepare_only:
         _show_next(config)
         return 0

@@ -17,7 +17,7 @@ from experts.weights import file_sha256
 from tools.camera.render import part_types
 from tools.cli.main import app
 from tools.demo.features import FILE, ROWS
-from tools.demo.line import SHIPPED, make_line, shipped_figures
+from tools.demo.line import SHIPPED, describe_line, make_line, shipped_figures
 from tools.demo.run import run_demo
 from tools.demo.training import BACKBONE
 from tools.terminal.console import CommandError
@@ -75,12 +75,14 @@ def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_p
 
 def test_weights_that_were_trained_in_the_folder_stay(tmp_path: Path):
     make_line(tmp_path)
+    assert shipped_figures() in describe_line(tmp_path)
     catalog, own = tmp_path / "experts" / "catalog.yaml", weights_of(tmp_path / "experts", "R0402")
     before = file_sha256(own)
     own.write_bytes(b"other weights")
     catalog.write_text(catalog.read_text("utf-8").replace(before, file_sha256(own)), "utf-8")
     make_line(tmp_path)
     assert own.read_bytes() == b"other weights"
+    assert "other experts than the shipped ones" in describe_line(tmp_path)
 
 
 def test_a_catalog_that_cannot_be_read_is_named(tmp_path: Path):
