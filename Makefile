@@ -80,7 +80,7 @@ faults: $(INSTALLED)
 test-cameras: $(INSTALLED)
 	$(BIN)/python -m pytest -s tests/tools/client/camera_restarts.py
 
-# Breaks the code of over fifty promises, one by one, and lists what no test noticed; about ten minutes.
+# Breaks the code of over fifty promises, one by one, and lists what no test noticed; about an hour.
 promises: $(INSTALLED)
 	$(BIN)/python -m tests.promises
 

@@ -16,7 +16,7 @@ from tools.cli.main import app
 def coserve(*words: object, status: int = 0, **environ: str) -> Result:
     """Run a command in this process; its exit status must be `status`. It neither steps back nor handles signals."""
     step_back = patch("tools.backup.gentle.step_back", lambda: None)
-    with step_back, patch("tools.query.formats.clean_up_on_sigterm", lambda: None):
+    with step_back, patch("tools.query.formats.clean_up_on_signals", lambda: None):
         done = CliRunner().invoke(app, list(map(str, words)), env=environ)
     assert done.exit_code == status, f"{done.output}\n{done.exception}"
     return done

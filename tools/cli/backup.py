@@ -97,9 +97,9 @@ def _waiting(images: int) -> str:
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that moves a bar (name, bytes done, bytes in all), on a terminal only."""
-    from tools.query.formats import clean_up_on_sigterm
+    from tools.query.formats import clean_up_on_signals
 
-    clean_up_on_sigterm()
+    clean_up_on_signals()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=None)

@@ -522,7 +522,7 @@ def export_dataset(
     from tools.backup.gentle import step_back
     from tools.dataset.stored import read_pictures
     from tools.dataset.write import write_dataset
-    from tools.query.formats import clean_up_on_sigterm, os_errors_end
+    from tools.query.formats import clean_up_on_signals, os_errors_end
     from tools.query.package.write import need_room
     from tools.query.rows import RowFilters
     from tools.terminal.open_line import opened
@@ -532,7 +532,7 @@ def export_dataset(
     filters = RowFilters(equal, *time_window(config, since, until, shift))
     below = 0.8 if low_confidence and below is None else below
     step_back()
-    clean_up_on_sigterm()
+    clean_up_on_signals()
     with opened(config) as (settings, engine), os_errors_end(out), exit_on(ConfigError):
         routes, catalog = load_rules_and_catalog(settings)
         pictures = read_pictures(

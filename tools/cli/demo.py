@@ -30,9 +30,9 @@ def demo(
     must_be_a_checkout()
     from daemon.errors import ConfigError
     from tools.demo.run import run_demo
-    from tools.query.formats import clean_up_on_sigterm
+    from tools.query.formats import clean_up_on_signals
 
-    clean_up_on_sigterm()
+    clean_up_on_signals()
     with exit_on(CommandError, ConfigError):
         if train or measure:
             from tools.demo import recipe

@@ -80,12 +80,12 @@ def _write(
     from daemon.units import size_text
     from daemon.wire.keys import KeyFileError
     from tools.backup.gentle import step_back
-    from tools.query.formats import clean_up_on_sigterm, os_errors_end
+    from tools.query.formats import clean_up_on_signals, os_errors_end
     from tools.query.package.write import write_package
     from tools.terminal.open_line import opened
 
     step_back()
-    clean_up_on_sigterm()
+    clean_up_on_signals()
     with opened(config) as (settings, engine), os_errors_end(out), exit_on(KeyFileError):
         make_folder(out.absolute().parent)
         report = write_package(

@@ -111,6 +111,8 @@ def demo(
     from tools.demo.plant import run_plant_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     with exit_on(CommandError):
         run_plant_demo(folder, port)
 

@@ -1,18 +1,22 @@
 """Makes the demo's line in a folder: the experts shipped with the repository, rules and configuration."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
+from daemon.units import size_text
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.durable import replacing
 from experts.weights import file_sha256
 from routing_rules.load import read_yaml, validate
 from tools.demo import files
-from tools.terminal.console import CommandError
+from tools.terminal.console import CommandError, as_typed
 
 #: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
+#: Free disk for the line and what it makes of some boards; with too little its daemon would wait for room for ever.
+_ROOM_BYTES = 100_000_000
 _REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
 
 
@@ -30,13 +34,24 @@ def shipped_figures(shipped: Path = SHIPPED) -> str:
     )
 
 
+def describe_line(folder: Path) -> str:
+    """Return a sentence with the accuracy of the line's experts, unless they are not the shipped ones."""
+    catalogs = folder / "experts" / "catalog.yaml", SHIPPED / "catalog.yaml"
+    own, expected = ({name: entry.sha256 for name, entry in _entries(catalog).items()} for catalog in catalogs)
+    if own != expected:
+        measure = as_typed(f"demo --dir {shlex.quote(str(folder))} --measure")
+        return f"{folder}/ has a line with other experts than the shipped ones: `{measure}` tells what they are worth."
+    return f"{folder}/ has a line with 18 trained experts and their backbone; {shipped_figures()}."
+
+
 def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
     """Make the line in `folder`, and return the path of its coserve.yaml. An interrupted call can be repeated.
 
     Intact weights are kept, and so are a catalog, rules and a configuration, which the user may have edited.
-    Raises CommandError if a shipped file is missing or changed, or the folder cannot be written.
+    Raises CommandError if a shipped file is missing or changed, or the folder cannot be written or has too little room.
     """
     _check_shipped(shipped)
+    _check_room(folder)
     shipped_entries = _entries(shipped / "catalog.yaml")
     try:
         experts = folder / "experts"
@@ -63,6 +78,7 @@ def _check_shipped(shipped: Path) -> None:
     provenance = shipped / "provenance.json"
     try:
         sums = {name: file["sha256"] for name, file in json.loads(provenance.read_text("utf-8"))["files"].items()}
+        shipped_figures(shipped)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CommandError(f"{provenance} cannot be read ({error}). {_REMEDY}") from None
     for name, sha256 in sums.items():
@@ -71,6 +87,13 @@ def _check_shipped(shipped: Path) -> None:
             raise CommandError(f"{file} is missing (sha256 {sha256}). {_REMEDY}")
         if (found := file_sha256(file)) != sha256:
             raise CommandError(f"{file} has sha256 {found}, expected {sha256}. {_REMEDY}")
+
+
+def _check_room(folder: Path) -> None:
+    present = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    if (free := shutil.disk_usage(present).free) < _ROOM_BYTES:
+        what = f"{present} has {size_text(free)} of free disk, and the demo needs {size_text(_ROOM_BYTES)}"
+        raise CommandError(f"{what}: make room, or name another place with --dir")
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:
@@ -82,4 +105,4 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
 
 def _copy(source: Path, target: Path) -> None:
     with replacing(target) as part:
-        shutil.copyfile(source, part)
+        part.write_bytes(source.read_bytes())

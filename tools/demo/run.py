@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from coserve_client import Publisher, publish_images
+from coserve_client import CoserveError, Publisher, publish_images
 from daemon.config.settings import load_config
 from daemon.units import count_text
 from daemon.wire.control import ControlError, ask, must_listen
 from tools.camera.render import RenderedBoard, board_types, render_board
 from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.boards import PartVerdict, draw_board, part_verdicts
-from tools.demo.line import make_line, shipped_figures
+from tools.demo.line import describe_line, make_line
 from tools.setup.service import Service, ServiceError
 from tools.terminal.console import CommandError, as_typed, console, print_table
 from tools.terminal.progress import Bars
@@ -50,7 +50,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     Raises CommandError.
     """
     config = make_line(folder)
-    console.print(f"{folder}/ has a line with 18 trained experts and their backbone; {shipped_figures()}.")
+    console.print(describe_line(folder))
     if prepare_only:
         _show_next(config)
         return 0
@@ -61,6 +61,9 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
             rendered = _publish_boards(config, boards, seed)
     except (ServiceError, ControlError) as error:
         raise CommandError(str(error)) from None
+    except CoserveError:
+        log = folder / "daemon.log"
+        raise CommandError(f"the daemon was killed, or hangs ({log} may say why): run the same command again") from None
     took_s = time.monotonic() - began_s
     judged = [JudgedBoard(serial, board, part_verdicts(config, serial)) for serial, board in rendered.items()]
     _show_against_truth(judged)

@@ -113,6 +113,8 @@ def os_errors_end(path: Path) -> Iterator[None]:
         fail(f"{error.filename or path}: {error.strerror or error}", status=1)
 
 
-def clean_up_on_sigterm() -> None:
-    """End the command on SIGTERM as on Ctrl-C, so that unfinished files are deleted."""
+def clean_up_on_signals() -> None:
+    """End the command on SIGTERM or with its terminal as on Ctrl-C: delete unfinished files, stop what it started."""
     signal.signal(signal.SIGTERM, lambda *_: fail("stopped by SIGTERM", status=1))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, lambda *_: fail("stopped by SIGHUP", status=1))

@@ -18,7 +18,7 @@ from daemon.plant.schema import unknown_line
 from daemon.plant.settings import HubSettings
 from experts.durable import replacing
 from tools.query import reading
-from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_sigterm, os_errors_end
+from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_signals, os_errors_end
 from tools.query.reading import ResultsQuery
 from tools.terminal.console import console, exit_on, fail, print_json, print_table
 from tools.terminal.open_line import plant_time, times_note
@@ -126,7 +126,7 @@ def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path
             file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
             writer: RowWriter = TEXT_WRITERS[row_format](file, query.columns)
         else:
-            clean_up_on_sigterm()
+            clean_up_on_signals()
             part = stack.enter_context(replacing(out, FILE_MODE))
             if row_format is RowFormat.PARQUET:
                 writer = ParquetFile(part, query.columns, [query.rows.column_type(name) for name in query.columns])

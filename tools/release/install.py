@@ -102,6 +102,8 @@ def make_environment(venv: Path) -> Path:
     """Make the virtual environment unless it works, and return its Python. Raises InstallError."""
     python = venv / "bin" / "python"
     if python.exists() and run(python, "-m", "pip", "--version").returncode == 0:
+        if run(python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))").returncode:
+            raise InstallError(f"{venv} has a Python older than 3.11. Delete it, and run the same command again.")
         return python
     made = run(sys.executable, "-m", "venv", "--clear", venv)
     if made.returncode:

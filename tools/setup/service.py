@@ -72,9 +72,13 @@ class Service:
 
         self._listener = threading.Thread(target=listen, name="service-stdout", daemon=True)
         self._listener.start()
-        until_s = time.monotonic() + _STARTED_WITHIN_S
-        while not ready.wait(0.05) and process.poll() is None and time.monotonic() < until_s:
-            pass
+        try:
+            until_s = time.monotonic() + _STARTED_WITHIN_S
+            while not ready.wait(0.05) and process.poll() is None and time.monotonic() < until_s:
+                pass
+        except BaseException:  # Ctrl-C and SIGTERM, too: nobody else would stop it
+            self.kill()
+            raise
         if not ready.is_set():
             self.kill()
             raise ServiceError(f"`{self._command_line}` did not start; the end of {self.log}:\n{self.tail()}")

@@ -623,13 +623,14 @@ def test_names_that_are_not_utf_8_are_kept_or_refused_in_a_sentence(tmp_path: Pa
 HALF_WAY = "from tools.backup import archive; archive.forget_members = stop"
 
 
-def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_a_backup_that_is_stopped_leaves_nothing_half_written(tmp_path: Path, end: signal.Signals):
     config = a_folder(tmp_path / "line")
     with paused_coserve(HALF_WAY, "backup", config, tmp_path / "line.tar") as process:
         assert (tmp_path / ".line.tar.part").exists()
-        process.terminate()
+        process.send_signal(end)
         _, message = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, "stopped by SIGTERM" in message) == (1, True)
+    assert (process.returncode, f"stopped by {end.name}" in message) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["line"]
 
 

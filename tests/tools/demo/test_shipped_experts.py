@@ -6,18 +6,20 @@ import socket
 import tempfile
 from errno import ENOSPC
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 import yaml
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from coserve_client import PublishError
 from daemon.line.line import load_line
 from experts.weights import file_sha256
 from tools.camera.render import part_types
 from tools.cli.main import app
 from tools.demo.features import FILE, ROWS
-from tools.demo.line import SHIPPED, make_line, shipped_figures
+from tools.demo.line import SHIPPED, describe_line, make_line, shipped_figures
 from tools.demo.run import run_demo
 from tools.demo.training import BACKBONE
 from tools.terminal.console import CommandError
@@ -75,12 +77,14 @@ def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_p
 
 def test_weights_that_were_trained_in_the_folder_stay(tmp_path: Path):
     make_line(tmp_path)
+    assert shipped_figures() in describe_line(tmp_path)
     catalog, own = tmp_path / "experts" / "catalog.yaml", weights_of(tmp_path / "experts", "R0402")
     before = file_sha256(own)
     own.write_bytes(b"other weights")
     catalog.write_text(catalog.read_text("utf-8").replace(before, file_sha256(own)), "utf-8")
     make_line(tmp_path)
     assert own.read_bytes() == b"other weights"
+    assert "other experts than the shipped ones" in describe_line(tmp_path)
 
 
 def test_a_catalog_that_cannot_be_read_is_named(tmp_path: Path):
@@ -133,6 +137,28 @@ def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: st
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
         make_line(tmp_path / "line", file.parent)
+
+
+@pytest.mark.parametrize("text", ["", '{"files": {}}'])
+def test_a_provenance_that_cannot_be_read_is_named(tmp_path: Path, text: str):
+    file = a_copy(tmp_path) / "provenance.json"
+    file.write_text(text, "utf-8")
+    with pytest.raises(CommandError, match=r"provenance\.json cannot be read.*git checkout"):
+        make_line(tmp_path / "line", file.parent)
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path):
+    usage = Mock(free=99_000_000)
+    with patch("shutil.disk_usage", lambda _: usage), pytest.raises(CommandError, match=r"99.* MB.*make room"):
+        make_line(tmp_path / "line")
+    assert not (tmp_path / "line").exists()
+
+
+def test_a_daemon_that_answers_no_more_is_one_sentence(tmp_path: Path):
+    silent = PublishError("no answer for 60 s")
+    service, camera = patch("tools.demo.run.Service"), patch("tools.demo.run._publish_boards", side_effect=silent)
+    with service, camera, pytest.raises(CommandError, match=r"killed.*daemon\.log.*run the same command again"):
+        run_demo(tmp_path, prepare_only=False, boards=1, seed=7)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -53,6 +54,14 @@ def test_a_python_without_venv_is_named_with_its_package(tmp_path: Path, monkeyp
     monkeypatch.setattr(sys, "executable", str(broken))
     with pytest.raises(install.InstallError, match=r"apt-get install python3\.\d+-venv.*ensurepip is not available"):
         install.make_environment(tmp_path / "venv")
+
+
+def test_an_environment_of_an_old_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    monkeypatch.setattr(install, "run", lambda *command: CompletedProcess(command, int("-c" in command), "", ""))
+    with pytest.raises(install.InstallError, match=f"{tmp_path} has a Python older than 3.11. Delete it"):
+        install.make_environment(tmp_path)
 
 
 def test_without_a_network_the_remedies_are_named(monkeypatch: pytest.MonkeyPatch):

@@ -1,18 +1,22 @@
-"""`coserve demo` that is stopped while it trains leaves no training behind."""
+"""`coserve demo` that is stopped leaves nothing running: no training, no daemon that is about to start."""
 
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import patch
 
 import psutil
+import pytest
 
 from tests import ROOT
 from tests.waiting import PATIENCE_S, until
+from tools.setup.service import Service
 
 _TRAINS = """
 import time
 from tools.demo.recipe import two_processes
-from tools.query.formats import clean_up_on_sigterm
-clean_up_on_sigterm()
+from tools.query.formats import clean_up_on_signals
+clean_up_on_signals()
 with two_processes() as pool:
     for job in [pool.submit(time.sleep, 3600) for _ in range(2)]:
         job.result()
@@ -32,3 +36,12 @@ def test_the_processes_that_train_end_with_the_command() -> None:
         for one in (process, *children):
             if one.is_running():
                 one.kill()
+
+
+def test_a_service_whose_start_is_interrupted_ends(tmp_path: Path) -> None:
+    waits = ("timeit", "-n", "1", "-s", "import time; time.sleep(3600)")
+    service = Service(Path("pass"), tmp_path / "log", command=waits)
+    with patch("tools.setup.service.time.monotonic", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        service.start()
+    assert service.process is not None
+    assert service.process.poll() is not None
