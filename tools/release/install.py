@@ -167,7 +167,8 @@ def show_progress(pip: "subprocess.Popen[bytes]", log: Path, began_s: float) -> 
         except subprocess.TimeoutExpired:
             steps = _STEPS.findall(log.read_text(encoding="utf-8", errors="replace")) or ["starting"]
             packages = sum(step.startswith("Collecting") for step in steps)
-            text = f"  {time.monotonic() - began_s:3.0f} s, {packages} packages: {steps[-1][:60]}"
+            step = "unpacking them, for about a minute" if steps[-1].startswith("Installing") else steps[-1][:60]
+            text = f"  {time.monotonic() - began_s:3.0f} s, {packages} packages: {step}"
             print(text.ljust(79) if is_terminal else text, end="\r" if is_terminal else "\n", flush=True)
     if is_terminal:
         print(" " * 79, end="\r")
