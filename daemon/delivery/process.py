@@ -38,8 +38,8 @@ def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, m
     """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
 
     `repeats_boards` sends a board's state again after each review. The position is the file `NAME.position` in
-    `positions`; `start: newest` begins after `newest`, or after what there is now. A daemon that keeps this process
-    running gives it `status_page` and `heart`. Raises StoreError if there is no database.
+    `positions`; `start: newest` begins after `newest`, or after what there is now. `status_page` and `heart` come
+    from the daemon, if one keeps this process running. Raises StoreError if there is no database.
     """
     reader = ResultsReader(database)
     if start == "oldest":

@@ -195,7 +195,7 @@ class ExecutorThread(Generic[S]):
     def _infer(self, slot: S, prepared: dict[int, Prepared], chosen: tuple[int, ...], into: _Inference) -> None:
         """Answer the images `chosen`: in halves after running out of memory, one by one after another error.
 
-        An error of the device is no image's fault and would repeat for each: it ends the batch.
+        A device error ends the batch: no image caused it, and it would repeat for each.
         """
         if not chosen:
             return

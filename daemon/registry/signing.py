@@ -82,7 +82,7 @@ def sign(file: Path, key: Ed25519PrivateKey) -> None:
 
 
 def signature_bytes(text: bytes) -> bytes | None:
-    """Decode a line of base64; None if it is no whole signature."""
+    """Decode a line of base64; None if it is not a complete signature."""
     try:
         signature = base64.b64decode(text.strip(), validate=True)
     except ValueError:

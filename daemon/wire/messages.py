@@ -503,7 +503,7 @@ def answer(kind: str, image_id: str | None, source: str | None, credit: int, **f
 
 
 def results_answer(asked: ResultsSince, page: Mapping[str, Any], credit: int) -> Answer:
-    """Return the first items of `page` that fit one header; one too long goes alone, so that nobody gets stuck."""
+    """Return the first items of `page` that fit one header; an item that is too long goes alone."""
     room = MAX_HEADER_BYTES - 1024  # for what stands around the items
     items: list[Any] = page["items"]
     count = 0

@@ -55,8 +55,13 @@ def _rows(files: list[Source], crossed: Future[list[str]]) -> list[Row]:
     knots = [" ↔ ".join(knot) for knot in circles(arrows(files))]
     pages = [page.stat().st_size for page in (ROOT / "docs").glob("*.md")]
     return [
-        _lines("Python lines in the wheel", "75.7k", "≤ 68k", (file for file in files if file.is_product)),
-        _lines("the same, with what is in the repository alone", "76.0k", "≤ 68k", (f for f in files if not f.is_test)),
+        _lines(
+            "Python lines of daemon, experts, routing_rules, tools",
+            "75.7k",
+            "≤ 68k",
+            (f for f in files if not f.is_test),
+        ),
+        _lines("of these, packed into the wheel", "75.7k", "", (file for file in files if file.is_product)),
         _lines(
             "Python lines under tests/", "76.2k", "≤ 60k", (file for file in files if file.path.startswith("tests/"))
         ),
