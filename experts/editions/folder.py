@@ -1,0 +1,193 @@
+"""The editions beside a catalog, and the pointer to the one in force.
+
+`editions/000007.json` is edition 7; `editions/current` holds the number in force and is replaced by one rename.
+`editions/rewriting` holds the number of an edition whose rules and catalog are not yet written to the working files.
+"""
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from experts.catalog import CatalogEntry, CatalogFile, dump, rendered
+from experts.catalog_edit import read
+from experts.durable import make_folders, replace_durably, replace_text, sync
+from experts.editions.edition import Edition, EditionError, decode
+from experts.editions.weights import WeightsStore
+
+_FOLDER = "editions"
+_FILE = re.compile(r"([0-9]{6,10})\.json")
+_HEAD = "# Written from edition {number}; comments are not kept. Edit it, then: coserve reload\n"
+
+
+class EditionsBusyError(EditionError):
+    """Another process makes an edition; a later try may succeed."""
+
+
+class EditionFolder:
+    """Reads need only the files; changes go through `changing`. Raises EditionError, OSError."""
+
+    def __init__(self, catalog: Path) -> None:
+        self.catalog = catalog
+        self.root = catalog.parent
+        self.folder = self.root / _FOLDER
+        self.pointer = self.folder / "current"
+        self.weights = WeightsStore(catalog)
+
+    def current(self) -> int | None:
+        """Return the number in force, None before the first edition."""
+        return _number_in(self.pointer)
+
+    def numbers(self) -> list[int]:
+        files = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(int(match[1]) for file in files if (match := _FILE.fullmatch(file.name)))
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"{number:06}.json"
+
+    def read(self, number: int) -> Edition:
+        file = self.file(number)
+        try:
+            edition = decode(file.read_bytes(), file)
+        except FileNotFoundError:
+            known = ", ".join(map(str, self.numbers()[-5:])) or "none"
+            raise EditionError(
+                f"there is no edition {number}: {file} is missing; the newest here are {known}:"
+                " put it back from a backup, or go back to one of these: coserve rollback"
+            ) from None
+        if edition.number != number:
+            raise EditionError(f"{file} holds edition {edition.number}: it was renamed; put the right file back")
+        return edition
+
+    def in_force(self) -> Edition | None:
+        number = self.current()
+        return None if number is None else self.read(number)
+
+    def may_write(self) -> bool:
+        """Return whether this process may make editions here, without trying to."""
+        folder = self.folder if self.folder.exists() else self.root
+        return os.access(folder, os.W_OK | os.X_OK)
+
+    @contextmanager
+    def changing(self) -> "Iterator[EditionWriter]":
+        """Hold the right to make editions, one process at a time; EditionsBusyError names the process that has it."""
+        with _translated(self.folder):
+            make_folders(self.folder, self.root)
+            with _locked(self.folder / ".lock"):
+                for part in (*self.folder.glob(".*.part"), *self.weights.folder.glob("*/.*.part")):
+                    part.unlink(missing_ok=True)  # a killed process left it
+                yield EditionWriter(self)
+
+
+class EditionWriter:
+    """The steps of the holder of the lock. Each is durable when it returns."""
+
+    def __init__(self, folder: EditionFolder) -> None:
+        self._folder = folder
+        self._mark = folder.folder / "rewriting"
+
+    def add(self, edition: Edition) -> None:
+        """Write an edition that nothing names yet. Its weights must be in the store."""
+        if lacking := [digest for digest in sorted(edition.weights) if not self._folder.weights.has(digest)]:
+            raise EditionError(f"edition {edition.number} names weights that are not here: {lacking[0][:12]}…")
+        file = self._folder.file(edition.number)
+        if file.exists():
+            raise EditionError(f"{file} exists: an edition never changes; this one needs another number")
+        replace_durably(file, edition.encoded(), self._folder.weights.mode)
+
+    def withdraw(self, edition: Edition) -> None:
+        """Delete an edition that the daemon refused and the pointer never named."""
+        self._folder.file(edition.number).unlink(missing_ok=True)
+        sync(self._folder.folder)
+
+    def point(self, edition: Edition, *, rewrites: bool) -> None:
+        """Put an edition in force; `rewrites` if the working files must follow (`write_files`)."""
+        if rewrites:
+            replace_text(self._mark, f"{edition.number}\n", like=self._folder.catalog)
+        replace_text(self._folder.pointer, f"{edition.number}\n", like=self._folder.catalog)
+
+    def write_files(self, edition: Edition, rules: Path) -> None:
+        """Write the working files that differ from an edition, and take the mark away."""
+        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
+            replace_text(rules, edition.rules, like=self._folder.catalog)
+        if entries_of(self._folder.catalog) != edition.experts:
+            replace_text(self._folder.catalog, _catalog_text(edition, self._folder))
+        self._mark.unlink(missing_ok=True)
+        sync(self._mark.parent)
+
+    def settle(self, rules: Path) -> None:
+        """Write the working files that a crash left behind the edition in force."""
+        with suppress(EditionError):  # a damaged mark is as good as none
+            number = _number_in(self._mark)
+            if number is not None and number == self._folder.current():
+                return self.write_files(self._folder.read(number), rules)
+        self._mark.unlink(missing_ok=True)
+        return sync(self._mark.parent)
+
+
+def without_files(entry: CatalogEntry) -> CatalogEntry:
+    """Return an entry as editions hold it: weights are named by their sha256 alone."""
+    return entry.with_files(lambda *_: "")
+
+
+def entries_of(catalog: Path) -> dict[str, CatalogEntry] | None:
+    """Return a working catalog's entries without paths; None if it is missing or cannot be read."""
+    try:
+        entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"), str(catalog))).experts
+    except (OSError, YAMLError, ValidationError, UnicodeDecodeError):
+        return None
+    return {name: without_files(entry) for name, entry in entries.items()}
+
+
+def _catalog_text(edition: Edition, folder: EditionFolder) -> str:
+    def place(_: str, sha256: str) -> str:
+        return str(folder.weights.place(sha256).relative_to(folder.root))
+
+    experts = {name: rendered(entry.with_files(place)) for name, entry in edition.experts.items()}
+    return _HEAD.format(number=edition.number) + dump({"experts": experts})
+
+
+def _number_in(file: Path) -> int | None:
+    try:
+        text = file.read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,9}\n", text):
+        raise EditionError(f"{file} holds no number of an edition: name one: coserve rollback NUMBER")
+    return int(text)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a+", encoding="ascii") as file:
+        with suppress(PermissionError):
+            os.fchmod(file.fileno(), 0o664)  # the next one may be another member of the group
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another"
+            raise EditionsBusyError(f"process {owner} makes an edition: try again when it is done") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+@contextmanager
+def _translated(folder: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or folder}: {error.strerror or error}"
+        remedy = "what was in force still is; see to the disk"
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            remedy = "who makes editions must be able to write in this folder (group coserve-experts of the service)"
+        raise EditionError(f"{what}: {remedy}") from None

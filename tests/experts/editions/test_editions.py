@@ -1,0 +1,210 @@
+"""Editions: one immutable file each, one pointer, and weights by their sha256; killed at each step of making one."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from experts.catalog import CatalogEntry, CatalogFile
+from experts.catalog_edit import read
+from experts.durable import replace_text
+from experts.editions.edition import Edition, EditionError, decode
+from experts.editions.folder import EditionFolder, EditionsBusyError, entries_of
+from experts.editions.weights import WeightsStore
+from experts.weights import Block, file_sha256, write_weights
+
+RULES = "boards:\n  mainboard: {}\n"
+
+
+def weights(file: Path, number: int) -> str:
+    block = Block("w", "F32", (256,), bytes([number]) * 1024)
+    return write_weights(file, [block], {"architecture": "resnet18"})
+
+
+def an_entry(sha256: str, temperature: float = 1.0) -> CatalogEntry:
+    return CatalogEntry(
+        architecture="resnet18",
+        file="",
+        classes=("ok", "missing"),
+        input_size=64,
+        normalisation="none",
+        sha256=sha256,
+        temperature=temperature,
+    )
+
+
+def an_edition(number: int, sha256: str, rules: str = RULES, **fields) -> Edition:
+    at = datetime(2026, 11, 28, tzinfo=UTC)
+    fields = {"created_at": at, "who": "ines", "why": "reload"} | fields
+    return Edition(number=number, rules=rules, experts={"R0402": an_entry(sha256), "C0402": an_entry(sha256)}, **fields)
+
+
+def a_folder(root: Path) -> EditionFolder:
+    """A catalog, rules and edition 1 of them in force."""
+    root.mkdir(parents=True)
+    sha256 = weights(root / "R0402.safetensors", 1)
+    catalog, rules = root / "catalog.yaml", root / "rules.yaml"
+    rules.write_text(RULES)
+    experts = {"R0402": an_entry(sha256), "C0402": an_entry(sha256)}
+    document = {name: entry.with_files(lambda *_: "R0402.safetensors") for name, entry in experts.items()}
+    catalog.write_text(json.dumps({"experts": {k: v.model_dump(mode="json") for k, v in document.items()}}))
+    folder = EditionFolder(catalog)
+    with folder.changing() as writer:
+        assert folder.weights.enter({sha256: root / "R0402.safetensors"}) == {}
+        writer.add(an_edition(1, sha256))
+        writer.point(an_edition(1, sha256), rewrites=False)
+    return folder
+
+
+def put_in_force(folder: EditionFolder, edition: Edition, new: Path) -> None:
+    rules = folder.root / "rules.yaml"
+    with folder.changing() as writer:
+        writer.settle(rules)
+        folder.weights.enter(dict.fromkeys(edition.weights, new))
+        if edition.number not in folder.numbers():
+            writer.add(edition)
+        writer.point(edition, rewrites=True)
+        writer.write_files(edition, rules)
+
+
+def test_an_edition_is_read_as_it_was_written(tmp_path: Path) -> None:
+    edition = an_edition(7, "ab" * 32, note="Kontrast höher", parent=6)
+    assert decode(edition.encoded(), tmp_path) == edition
+    assert [*decode(edition.encoded(), tmp_path).experts] == ["R0402", "C0402"]
+    assert decode(edition.encoded(), tmp_path).sha256 == edition.sha256
+
+
+def test_a_cut_or_changed_file_is_refused_whatever_was_changed(tmp_path: Path) -> None:
+    data = an_edition(7, "ab" * 32).encoded()
+    for end in range(0, len(data) - 2, 7):
+        with pytest.raises(EditionError, match="cut off or damaged"):
+            decode(data[:end], tmp_path)
+    for old, new in ((b"ines", b"ivan"), (b"1.0", b"1.1"), (b"mainboard", b"Mainboard"), (b"abab", b"abac")):
+        if old in data:
+            with pytest.raises(EditionError, match="changed after it was made"):
+                decode(data.replace(old, new, 1), tmp_path)
+
+
+def test_an_edition_of_a_newer_coserve_is_named_as_such(tmp_path: Path) -> None:
+    class Newer(Edition):
+        def _document(self) -> dict:
+            return super()._document() | {"format": "coserve-edition-2", "colours": 3}
+
+    newer = Newer(**dict(an_edition(7, "ab" * 32)))
+    with pytest.raises(EditionError, match=r"newer CoServe \(coserve-edition-2\): install that one"):
+        decode(newer.encoded(), tmp_path)
+
+
+def test_a_pointer_to_nothing_says_what_is_there(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    replace_text(folder.pointer, "12\n")
+    with pytest.raises(EditionError, match=r"there is no edition 12: .*newest here are 1: put it back"):
+        folder.in_force()
+    replace_text(folder.pointer, "twelve\n")
+    with pytest.raises(EditionError, match="holds no number of an edition"):
+        folder.in_force()
+
+
+def test_an_edition_never_changes_and_names_only_weights_that_are_here(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    known = next(iter(folder.weights.all()))
+    with folder.changing() as writer:
+        with pytest.raises(EditionError, match="needs another number"):
+            writer.add(an_edition(1, known))
+        with pytest.raises(EditionError, match="names weights that are not here: abab"):
+            writer.add(an_edition(2, "ab" * 32))
+    assert folder.numbers() == [1]
+    assert folder.file(1).stat().st_mode & 0o222 == 0
+
+
+def test_two_people_cannot_make_editions_at_once(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    with folder.changing(), pytest.raises(EditionsBusyError, match=f"process {os.getpid()} makes an edition"):
+        with folder.changing():
+            pass
+
+
+def test_weights_enter_whole_or_not_at_all(tmp_path: Path) -> None:
+    store, file = WeightsStore(tmp_path / "catalog.yaml"), tmp_path / "new.safetensors"
+    sha256 = weights(file, 3)
+    assert store.lacking_bytes({sha256: file}) == file.stat().st_size
+    wrong = "ab" * 32
+    problems = store.enter({sha256: file, wrong: file, "cd" * 32: tmp_path / "none"})
+    assert [*problems] == [wrong, "cd" * 32]
+    assert f"its sha256 is {sha256[:12]}…" in problems[wrong]
+    assert store.all() == {sha256: file.stat().st_size}
+    assert file_sha256(store.place(sha256)) == sha256
+    assert store.lacking_bytes({sha256: file}) == 0
+    assert store.remove(sha256) > 0
+    assert store.all() == {}
+
+
+def test_working_files_that_differ_are_written_anew_and_others_stay(tmp_path: Path) -> None:
+    folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
+    before = folder.catalog.read_text()
+    put_in_force(folder, an_edition(2, next(iter(folder.weights.all())), "# ours\n" + RULES, parent=1), new)
+    assert (folder.root / "rules.yaml").read_text() == "# ours\n" + RULES
+    assert folder.catalog.read_text() == before
+    put_in_force(folder, an_edition(3, weights(new, 2), parent=2), new)
+    text = folder.catalog.read_text()
+    assert text.startswith("# Written from edition 3; comments are not kept.")
+    entry = CatalogFile.model_validate(read(text)).experts["R0402"]
+    assert file_sha256(folder.root / entry.file) == entry.sha256
+
+
+def test_a_process_killed_at_any_step_leaves_the_edition_before_or_the_new_one(tmp_path: Path) -> None:
+    base, new = a_folder(tmp_path / "base" / "experts"), tmp_path / "new.safetensors"
+    sha256, rules = weights(new, 2), "# new\n" + RULES
+    editions = {1: base.in_force(), 2: an_edition(2, sha256, rules, parent=1, why="promote")}
+    seen, number, killed = set[int](), 0, True
+    while killed:
+        number += 1
+        root = tmp_path / f"at-{number}"
+        shutil.copytree(tmp_path / "base", root)
+        folder = EditionFolder(root / "experts" / "catalog.yaml")
+        killed = _dies_at(number, put_in_force, folder, editions[2], new)
+        in_force = folder.in_force()
+        assert in_force is not None
+        assert in_force == editions[in_force.number]
+        seen.add(in_force.number)
+        for digest in in_force.weights:
+            assert file_sha256(folder.weights.place(digest)) == digest
+        with folder.changing() as writer:  # the next command finishes what was begun
+            writer.settle(folder.root / "rules.yaml")
+        assert (folder.root / "rules.yaml").read_text() == in_force.rules
+        assert entries_of(folder.catalog) == in_force.experts
+        put_in_force(folder, an_edition(3, sha256, parent=2), new)
+        assert not [*root.rglob("*.part"), *root.rglob("rewriting")]
+    assert seen == {1, 2}
+    assert number > 8
+
+
+def _dies_at(number: int, work, *arguments) -> bool:
+    """Do `work` in a process that is killed right before its `number`th change of a file; whether it came so far."""
+
+    def child() -> None:
+        changes_left = number
+
+        def count(event: str, args: tuple) -> None:
+            nonlocal changes_left
+            writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR) and ".lock" not in str(args[0])
+            if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.chmod"):
+                changes_left -= 1
+                if changes_left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        work(*arguments)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(90)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
