@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from experts.drift import BINS
 from experts.durable import replace_text
 from experts.errors import WeightsError
-from experts.spec import ExpertId, ExpertSpec, LayoutId
+from experts.spec import ExpertId, ExpertSpec, LayoutId, identified
 from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
 from experts.weights import PAGE_BYTES, WeightsHeader, read_header
 
@@ -134,7 +134,7 @@ class CatalogFile(BaseModel):
 
 
 class Catalog(dict[ExpertId, ExpertSpec]):
-    """Experts by id, in the file's order. `headers` has those whose weights file could be read, `confidences` those
+    """Experts by name, in the file's order. `headers` has those whose weights file could be read, `confidences` those
     that were measured on images held out.
     """
 
@@ -179,7 +179,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
                 backbone = _backbone_spec(entry.backbone, entry, root)
         except WeightsError as error:
             problems.append(((*place, "file"), str(error)))
-            specs[expert] = _spec(expert, entry, file, UNREADABLE, PAGE_BYTES)
+            specs[expert] = identified(_spec(expert, entry, file, UNREADABLE, PAGE_BYTES))
             continue
         family = None if backbone is None else backbones.setdefault(backbone.sha256, backbone)
         contradictions = list(_header_mistakes(entry, architecture, header))
@@ -191,7 +191,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
             spec = _spec(expert, entry, file, LayoutId(header.metadata["layout"]), header.slot_bytes)
             if header.stored_as:
                 spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
-            specs[expert] = replace(spec, backbone=family)
+            specs[expert] = identified(replace(spec, backbone=family))
     confidences: dict[ExpertId, Confidences] = {
         ExpertId(name): entry.confidences for name, entry in catalog_file.experts.items() if entry.confidences
     }
@@ -220,7 +220,7 @@ def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) 
     spec = _spec(name, entry, file.resolve(), LayoutId(header.metadata.get("layout", UNREADABLE)), header.slot_bytes)
     if header.stored_as:
         spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
-    return spec
+    return identified(spec)
 
 
 def _backbone_mistakes(
@@ -238,7 +238,7 @@ def _backbone_mistakes(
         yield "backbone", f"{entry.file} was trained on backbone {trained_on[:12]}…, not {backbone.version}…; {remedy}"
     elif backbone.layout.split("-")[:3] != [entry.architecture, "0", str(entry.input_size)]:
         yield "backbone", f"{backbone.file} is not a backbone of {entry.architecture} for {entry.input_size} pixels"
-    elif family is not None and replace(backbone, expert=family.expert, file=family.file) != family:
+    elif family is not None and replace(backbone, expert=family.expert) != family:
         yield "normalisation", f"another head of {family.file.name} has another one: make them the same"
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from experts.spec import ExpertId
+from experts.spec import ExpertId, name_of
 
 
 class ExpertError(Exception):
@@ -11,7 +11,7 @@ class ExpertError(Exception):
 
     def __init__(self, expert: ExpertId, message: str, file: Path | None = None) -> None:
         where = f"{file}: " if file is not None else ""
-        super().__init__(f"expert {expert}: {where}{message}")
+        super().__init__(f"expert {name_of(expert)}: {where}{message}")
         self.expert = expert
         self.message = message
         self.file = file

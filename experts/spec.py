@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NewType
 
+#: What schedulers, slots and pools call an expert: the catalog's name, and a digest of weights and settings, so that
+#: two versions of one expert are two experts: "R0402#9f3c1a…". `#` sorts before what names are made of: ties between
+#: experts are broken as between their names.
 ExpertId = NewType("ExpertId", str)
 #: A network's shape without its weights: "resnet18", "yolo11n".
 ArchitectureId = NewType("ArchitectureId", str)
@@ -58,7 +62,7 @@ class ExpertSpec:
     expert: ExpertId
     architecture: ArchitectureId
     task: Task
-    file: Path
+    file: Path = field(compare=False)
     classes: tuple[str, ...]
     input_size: int
     mean: tuple[float, float, float]
@@ -73,6 +77,11 @@ class ExpertSpec:
     stored_as: str = ""
     stored_bytes: int = 0
     backbone: "ExpertSpec | None" = None
+
+    @cached_property
+    def name(self) -> str:
+        """The catalog's name of the expert; for a backbone its file's with its version: `line@50e527a8f71d`."""
+        return name_of(self.expert)
 
     @property
     def resident(self) -> "ExpertSpec":
@@ -119,6 +128,16 @@ class ExpertSpec:
 def resident_in(catalog: Mapping[ExpertId, ExpertSpec]) -> dict[ExpertId, ExpertSpec]:
     """Return what slots hold for a catalog's experts: whole networks, and the backbones of heads."""
     return {spec.resident.expert: spec.resident for spec in catalog.values() if spec.classes}
+
+
+def identified(spec: ExpertSpec) -> ExpertSpec:
+    """Return a spec that has a name as its id with the id of its weights and settings."""
+    digest = hashlib.sha256(f"{spec.sha256}\n{spec.settings}".encode()).hexdigest()[:12]
+    return replace(spec, expert=ExpertId(f"{spec.expert}#{digest}"))
+
+
+def name_of(expert: ExpertId) -> str:
+    return re.sub(r"#[0-9a-f]{12}$", "", expert)
 
 
 def digest_of(settings: str) -> str:

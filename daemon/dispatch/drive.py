@@ -6,7 +6,7 @@ All events arrive in one queue. After each turn loads go to the loaders, batches
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -21,11 +21,12 @@ from daemon.dispatch.running_work import ExecutorHealth, HungBatch, Running, Run
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
 from daemon.policy.actions import Load, Run, Wait
+from daemon.policy.operate import OperationRefusedError
 from daemon.policy.predict import expert_facts
 from daemon.policy.request import PoolId, Request, device_of
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec, resident_in
+from experts.spec import ExpertId, ExpertSpec, name_of
 from routing_rules.routes import Routes
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
@@ -109,7 +110,7 @@ class Drive:
         executors: Sequence[Executor],
         loaders: Sequence[Loader],
         *,
-        usage: Mapping[ExpertId, float] | None = None,
+        usage: Mapping[str, float] | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
         hang_after_s: float = 30.0,
@@ -331,7 +332,9 @@ class Drive:
     def _load_ended(self, end: LoadEnd) -> None:
         load, now = end.load, self._clock()
         if self._work.load_ended(end):
-            self._log.warning("hung_load_ended", expert=load.expert, device=load.pool, error=end.error or "none")
+            self._log.warning(
+                "hung_load_ended", expert=name_of(load.expert), device=load.pool, error=end.error or "none"
+            )
             self._scheduler.hung_load_ended(load)
             self._flow.release(load.expert)
             self._note_failures()
@@ -356,7 +359,7 @@ class Drive:
         running, is_late = self._work.ended(report)
         pool = self._work.pool_of(report.executor)
         if is_late:
-            self._log.warning("hung_batch_ended", executor=report.executor, expert=running.run.expert)
+            self._log.warning("hung_batch_ended", executor=report.executor, expert=name_of(running.run.expert))
             self._scheduler.hung_batch_ended(pool, running.run.expert)
             self._note_failures()
             return
@@ -398,9 +401,9 @@ class Drive:
         for batch in batches:
             self._leave_batch(batch, now)
         for hung in loads:  # resident experts continue, and the disk may recover
-            load, seconds = hung.load, round(hung.seconds, 1)
-            self._log.error("load_hung", expert=load.expert, device=load.pool, seconds=seconds)
-            self._flow.last_error = f"the load of {load.expert} to {load.pool} did not end within {hung.seconds:.0f} s"
+            load, expert, seconds = hung.load, name_of(hung.load.expert), round(hung.seconds, 1)
+            self._log.error("load_hung", expert=expert, device=load.pool, seconds=seconds)
+            self._flow.last_error = f"the load of {expert} to {load.pool} did not end within {hung.seconds:.0f} s"
             self._flow.park(self._scheduler.load_hung(load))
         if batches or loads:
             self._note_failures()
@@ -408,20 +411,21 @@ class Drive:
     def _leave_batch(self, hung: HungBatch, now: float) -> None:
         """Retry all images but the one whose decoding hangs; else blame the expert, or another PC's device."""
         run = hung.running.run
+        expert = name_of(run.expert)
         is_remote = self._work.pool_of(run.executor) in self._remote_pools
         images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
-        self._log.error("executor_hung", executor=run.executor, expert=run.expert, images=images, seconds=seconds)
+        self._log.error("executor_hung", executor=run.executor, expert=expert, images=images, seconds=seconds)
         self._scheduler.batch_hung(run.executor)
         blamed = next((request for request in run.batch if request.request_id == hung.preparing), None)
         if blamed is not None:
             self._flow.is_bad(blamed, f"its decoding did not end within {hung.seconds:.0f} s")
         else:
-            reason = f"a batch of {run.expert} on {run.executor} did not end within {hung.seconds:.0f} s"
+            reason = f"a batch of {expert} on {run.executor} did not end within {hung.seconds:.0f} s"
             self._flow.last_error = reason
             if not is_remote:  # else `device_lost` follows
                 self._health.batch_failed(run.executor, reason, now)
                 if self._health.hangs_again(run.expert):
-                    self._log.error("expert_hangs", expert=run.expert, reason=reason)
+                    self._log.error("expert_hangs", expert=expert, reason=reason)
                     why = f"{reason}, twice; replace the expert and reload"
                     self._flow.end_all(self._scheduler.fail(run.expert, why))
         for request in run.batch:
@@ -429,17 +433,27 @@ class Drive:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)
 
     def _replace(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        before, at_s = self._flow.resident, time.time()
-        facts = expert_facts(catalog.values(), routes, self._usage)
-        changed = [expert for expert, spec in resident_in(catalog).items() if before.get(expert, spec) != spec]
-        lost = self._scheduler.replace_facts(facts, changed)
+        at_s, pools = time.time(), self._scheduler.snapshot().pools
+        lost = self._scheduler.replace_facts(expert_facts(catalog.values(), routes, self._usage))
         self._flow.replace_catalog(catalog)
         self._health.forget_hangs()
         self._flow.end_all(lost)
         self._note_failures()
         if not self._failing:
             self._flow.last_error = None
+        self._pin_new_versions((expert, pool.pool) for pool in pools for expert in pool.pinned)
         return at_s
+
+    def _pin_new_versions(self, pins: Iterable[tuple[ExpertId, PoolId]]) -> None:
+        """Pin what took the place of a pinned expert under its name."""
+        resident = self._flow.resident
+        by_name = {spec.name: expert for expert, spec in resident.items()}
+        for expert, pool in pins:
+            if expert not in resident and (name := name_of(expert)) in by_name:
+                try:
+                    self._scheduler.pin(by_name[name], pool)
+                except OperationRefusedError as error:
+                    self._flow.last_error = f"{name} is not pinned any more: {error.reason}"
 
     def _finish(self, outcome: Outcome) -> None:
         self._reports.finished(outcome)
@@ -465,7 +479,7 @@ class Drive:
             "expert_switches": self._switches,
             "completed": self._flow.completed,
             "under_way": self._flow.under_way,
-            "failed": dict(now.failed),
+            "failed": {name_of(expert): why for expert, why in now.failed.items()},
             "last_error": self._flow.last_error,
             "pools": pool_rows(facts, now),
             "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
@@ -498,7 +512,7 @@ def _stage_of(
 ) -> Stage:
     """Return a row of `stages`. `load_ms` is the batch's wait for a load, 0 if its expert was resident."""
     return Stage(
-        expert=spec.expert,
+        expert=spec.name,
         expert_version=spec.version,
         label=result.answer.label,
         confidence=result.answer.confidence,
@@ -522,7 +536,7 @@ def _batch_of(
     return BatchDone(
         executor=report.executor,
         device=device_of(pool),
-        expert=run.expert,
+        expert=name_of(run.expert),
         architecture=order.spec.architecture,
         step=run.batch[0].step,
         images=len(run.batch),
@@ -539,8 +553,8 @@ def _switch_of(end: LoadEnd, at_wall_s: float) -> ExpertSwitch:
         at_wall_s=at_wall_s,
         executor=load.pool,
         device=device_of(load.pool),
-        loaded=load.expert,
-        evicted=load.evict,
+        loaded=name_of(load.expert),
+        evicted=tuple(map(name_of, load.evict)),
         bytes=end.bytes,
         load_ms=end.load_ms,
         tier=end.tier,

@@ -118,7 +118,7 @@ class ExecutorThread(Generic[S]):
             report = self._answer(work, started_s)
         except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
             if not isinstance(error, _GivenUpError):
-                self._log.exception("batch_failed", expert=order.spec.expert, images=len(order.images))
+                self._log.exception("batch_failed", expert=order.spec.name, images=len(order.images))
             lost = tuple(Unanswered("expert_failed", _text(error)) for _ in order.images)
             device_error = _text(error) if is_device_error(error) else None
             report = BatchReport(
@@ -206,7 +206,7 @@ class ExecutorThread(Generic[S]):
             if is_device_error(error):
                 into.device_error = _text(error)
             if len(chosen) == 1 or into.device_error is not None:
-                self._log.warning("inference_failed", expert=slot.spec.expert, error=_text(error))
+                self._log.warning("inference_failed", expert=slot.spec.name, error=_text(error))
                 into.answers |= {number: Unanswered("expert_failed", _text(error)) for number in chosen}
                 return
             middle = len(chosen) // 2

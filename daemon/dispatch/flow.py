@@ -11,7 +11,7 @@ from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from daemon.records import Accepted, Outcome, Stage, accepted_at_s
-from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
+from experts.spec import Answer, ExpertId, ExpertSpec, name_of, resident_in
 from routing_rules.routes import Judgement, Routes, Step, judge
 
 #: Pause before bytes that could not be read are read again.
@@ -135,7 +135,7 @@ class Chains:
         newest = self.catalog.get(ExpertId(image.step.expert))
         if image.head is None or newest is None or newest.resident.expert != image.head.resident.expert:
             return image.head
-        return newest  # families compare by name: a backbone keeps its name when its file or normalisation changes
+        return newest
 
     def admit(self, accepted: Accepted) -> Request | Outcome:
         """Return an image's first request, or its end if the rules that its board opened with cannot route it."""
@@ -188,10 +188,9 @@ class Chains:
         self._images[request_id] = image
         expert = ExpertId(image.step.expert)
         spec = self.catalog.get(expert)
-        image.head = None
-        if spec is not None and spec.backbone is not None:
-            image.head, expert = spec, spec.backbone.expert
-        return Request(request_id, expert, self._clock(), image.deadline_s, len(image.stages))
+        image.head = spec if spec is not None and spec.backbone is not None else None
+        resident = expert if spec is None else spec.resident.expert
+        return Request(request_id, resident, self._clock(), image.deadline_s, len(image.stages))
 
 
 def _unjudged(image: _Image, reason: str) -> Outcome:
@@ -281,7 +280,7 @@ class ImageFlow:
             case "expert_failed" if is_device_error:
                 self.again(request, MAX_LOSSES if is_lost else 1)
             case "expert_failed":
-                self.last_error = f"expert {request.expert}: {result.detail}"
+                self.last_error = f"expert {name_of(request.expert)}: {result.detail}"
                 self.end(request, "expert_failed")
 
     def is_bad(self, request: Request, reason: str) -> None:
@@ -374,7 +373,7 @@ class ImageFlow:
         if refused is not None:
             if self._refusals.get(step.expert) != refused:
                 self._refusals[step.expert] = self.last_error = refused
-                self._log.error("expert_unusable", expert=step.expert, reason=refused)
+                self._log.error("expert_unusable", expert=name_of(step.expert), reason=refused)
             self.end_all([step])
 
     def _finish(self, outcome: Outcome) -> None:

@@ -12,7 +12,7 @@ from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import PoolId
 from experts.errors import ExpertError
-from experts.spec import ExpertId
+from experts.spec import ExpertId, name_of
 
 
 class PoolLoader:
@@ -70,7 +70,7 @@ class PoolLoader:
             try:
                 self._pool.unload(expert)
             except Exception:  # noqa: BLE001  the ledger has moved on; the pool refuses what would not fit
-                self._log.exception("expert_not_unloaded", expert=expert)
+                self._log.exception("expert_not_unloaded", expert=name_of(expert))
 
     def _resize(self, budget_bytes: int) -> None:
         try:
@@ -86,12 +86,12 @@ class PoolLoader:
             done = self._transfer(order)
         except Exception as error:  # noqa: BLE001  a damaged file, or a defect, costs this expert only
             text = str(error) if isinstance(error, ExpertError) else f"{type(error).__name__}: {error}"
-            self._log.error("expert_load_failed", expert=load.expert, error=text)
+            self._log.error("expert_load_failed", expert=name_of(load.expert), error=text)
             spent_ms = (time.monotonic() - begin_s) * 1000.0
             return LoadEnd(load, spec, 0, spent_ms, "disk", text, is_device_error(error.__cause__ or error))
         self._log.info(
-            "expert_loaded", expert=load.expert, bytes=done.bytes, load_ms=round(done.load_ms, 2), tier=done.tier,
-            cause=load.cause, evicted=list(load.evict),
+            "expert_loaded", expert=name_of(load.expert), bytes=done.bytes, load_ms=round(done.load_ms, 2),
+            tier=done.tier, cause=load.cause, evicted=[*map(name_of, load.evict)],
         )  # fmt: skip
         return LoadEnd(load, spec, done.bytes, done.load_ms, done.tier)
 

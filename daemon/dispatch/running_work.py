@@ -16,7 +16,7 @@ from daemon.policy.actions import Load, Resize, Run, Unload
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId, device_of
 from daemon.policy.scheduler import Scheduler
-from experts.spec import ExpertId
+from experts.spec import ExpertId, name_of
 
 K = TypeVar("K", bound=Hashable)
 
@@ -137,8 +137,12 @@ class RunningWork:
         return self.executors[executor].facts.pool
 
     def hanging(self) -> list[str]:
-        batches = [f"a batch of {left.run.expert} on {left.run.executor}" for left in self._left_behind.values()]
-        return batches + [f"the load of {hung.load.expert} to {hung.load.pool}" for hung in self._hung_loads.values()]
+        batches = [
+            f"a batch of {name_of(left.run.expert)} on {left.run.executor}" for left in self._left_behind.values()
+        ]
+        return batches + [
+            f"the load of {name_of(hung.load.expert)} to {hung.load.pool}" for hung in self._hung_loads.values()
+        ]
 
     def busy_shares(self) -> dict[ExecutorId, float]:
         now = self._clock()

@@ -14,7 +14,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
 from daemon.units import MAX_BYTES
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertId, ExpertSpec, name_of
 
 
 class SchedulerControl:
@@ -58,7 +58,7 @@ class SchedulerControl:
                 "pinned": [pool.pool for pool in now.pools if expert in pool.pinned],
                 "queued": now.queued.get(expert, 0),
                 "failed": now.failed.get(expert),
-                **({} if spec.backbone is None else {"backbone": spec.backbone.expert}),
+                **({} if spec.backbone is None else {"backbone": spec.backbone.name}),
             }
             for name, spec in self._flow.catalog.items()
             for expert in (self._flow.resident_of(spec).expert,)
@@ -68,22 +68,22 @@ class SchedulerControl:
     def _queues(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         now = self._scheduler.snapshot()
         queues = [
-            {"expert": expert, "queued": count, **_places(now, expert)}
+            {"expert": name_of(expert), "queued": count, **_places(now, expert)}
             for expert, count in sorted(now.queued.items(), key=lambda item: (-item[1], item[0]))
         ]
-        running = [{"executor": executor, "expert": expert} for executor, expert in now.running.items()]
+        running = [{"executor": executor, "expert": name_of(expert)} for executor, expert in now.running.items()]
         return {"queues": queues, "running": running}
 
     def _pin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         expert, device = self._expert_and_device(fields)
         if device is None:
-            return {"expert": expert, "device": device_of(self._scheduler.pin(expert, None))}
+            return {"expert": name_of(expert), "device": device_of(self._scheduler.pin(expert, None))}
         pools = self._pools(device)
         resident = [pool.pool for pool in self._scheduler.snapshot().pools if expert in pool.resident]
         refusal: OperationRefusedError | None = None
         for pool in sorted(pools, key=lambda pool: pool not in resident):
             try:
-                return {"expert": expert, "device": device_of(self._scheduler.pin(expert, pool))}
+                return {"expert": name_of(expert), "device": device_of(self._scheduler.pin(expert, pool))}
             except OperationRefusedError as error:
                 refusal = refusal or error
         raise refusal or OperationRefusedError("unknown_device", f"{device} has no memory for experts")
@@ -101,18 +101,18 @@ class SchedulerControl:
         expert, device = self._expert_and_device(fields)
         if device is None:
             release(expert, None)
-            return {"expert": expert}
+            return {"expert": name_of(expert)}
         if expert not in self._flow.resident:
-            raise ControlError("unknown_expert", f"{expert} is not in the catalog")
+            raise ControlError("unknown_expert", f"{name_of(expert)} is not in the catalog")
         pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
         holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
         if not holding:
-            raise ControlError(f"not_{state}", f"{expert} is not {state} on {device}")
+            raise ControlError(f"not_{state}", f"{name_of(expert)} is not {state} on {device}")
         if state == "resident" and any(expert in now.pinned for now in holding):
-            raise ControlError("pinned", f"{expert} is pinned: unpin it first")
+            raise ControlError("pinned", f"{name_of(expert)} is pinned: unpin it first")
         for now in holding:
             release(expert, now.pool)
-        return {"expert": expert}
+        return {"expert": name_of(expert)}
 
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set `expert_memory`, bytes by device, divided equally over its pools; all are changed, or none."""
@@ -192,7 +192,7 @@ def executor_rows(
             "name": facts.executor,
             "device": device_of(facts.pool),
             "pool": facts.pool,
-            "resident": list(resident),
+            "resident": [*map(name_of, resident)],
             "used_bytes": 0 if pool is None else pool.used_bytes,
             "budget_bytes": 0 if pool is None else pool.budget_bytes,
             "queued": sum(now.queued.get(expert, 0) for expert in resident),
@@ -214,7 +214,7 @@ def memory_rows(
         in_use = {now.running.get(facts.executor) for facts in executors if facts.pool == pool.pool}
         experts = [
             {
-                "expert": expert,
+                "expert": name_of(expert),
                 "bytes": resident[expert].weights_bytes if expert in resident else 0,
                 "is_loading": expert in pool.loading,
                 "is_pinned": expert in pool.pinned,

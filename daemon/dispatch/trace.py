@@ -23,8 +23,8 @@ from daemon.policy.scheduler import Scheduler
 from experts.ledger import LedgerError
 from experts.spec import ExpertId
 
-#: Version of the format; a reader refuses others. 2: with the performance matrix, and pools as the policy divides them.
-FORMAT = 2
+#: Version of the format; a reader refuses others. 3: other weights or settings are another expert.
+FORMAT = 3
 
 _Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _ARGUMENTS: dict[str, Any] = {
@@ -42,7 +42,7 @@ _ARGUMENTS: dict[str, Any] = {
     "hung_load_ended": tuple[Load],
     "fail": tuple[ExpertId, str],
     "limit_batch": tuple[ExecutorId, ExpertId, int],
-    "replace_facts": tuple[tuple[ExpertFacts, ...], tuple[ExpertId, ...]],
+    "replace_facts": tuple[tuple[ExpertFacts, ...]],
     "pin": tuple[ExpertId, PoolId | None],
     "unpin": tuple[ExpertId, PoolId | None],
     "unload": tuple[ExpertId, PoolId | None],

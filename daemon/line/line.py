@@ -184,7 +184,7 @@ def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
 def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
     if catalog is None:
         return None
-    return {spec.expert: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
+    return {spec.name: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
 
 
 def start_problems(line: Line, gpu_count: int) -> list[str]:

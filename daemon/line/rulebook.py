@@ -101,7 +101,7 @@ def version_of(catalog: Catalog, expert: str, expert_version: str) -> ExpertVers
     spec = catalog.get(ExpertId(expert))
     if spec is None or spec.version != expert_version:
         return None
-    header = catalog.headers.get(spec.expert)
+    header = catalog.headers.get(ExpertId(spec.name))
     metadata = header.metadata if header else {}
     return ExpertVersion(
         expert=expert,

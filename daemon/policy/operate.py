@@ -6,7 +6,7 @@ from daemon.policy.actions import Resize, Unload
 from daemon.policy.discipline import Discipline, Want
 from daemon.policy.request import PoolId
 from daemon.policy.residency import Residency
-from experts.spec import ExpertId
+from experts.spec import ExpertId, name_of
 
 
 class OperationRefusedError(Exception):
@@ -49,14 +49,14 @@ class Operator:
                 ledger.unpin(expert)
                 self._residency.room_changed()
         raise OperationRefusedError(
-            "does_not_fit", f"pinning {expert} leaves no pool with room enough for the other experts"
+            "does_not_fit", f"pinning {name_of(expert)} leaves no pool with room enough for the other experts"
         )
 
     def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
         self._known(expert, pool)
         pools = [place for place in self.pins().get(expert, ()) if pool in (None, place)]
         if not pools:
-            raise OperationRefusedError("not_pinned", f"{expert} is not pinned{_where(pool)}")
+            raise OperationRefusedError("not_pinned", f"{name_of(expert)} is not pinned{_where(pool)}")
         self.forget([expert], pools)
 
     def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
@@ -66,12 +66,12 @@ class Operator:
             place for place in self._residency.pools if pool in (None, place) and self._residency.can_run(place, expert)
         ]
         if not pools:
-            raise OperationRefusedError("not_resident", f"{expert} is not resident{_where(pool)}")
+            raise OperationRefusedError("not_resident", f"{name_of(expert)} is not resident{_where(pool)}")
         if any(self._residency.ledgers[place].is_pinned(expert) for place in pools):
-            raise OperationRefusedError("pinned", f"{expert} is pinned: unpin it first")
+            raise OperationRefusedError("pinned", f"{name_of(expert)} is pinned: unpin it first")
         if any(self._residency.ledgers[place].hung(expert) for place in pools):
             raise OperationRefusedError(
-                "in_use", f"a batch of {expert} hangs and keeps its weights: restart the daemon"
+                "in_use", f"a batch of {name_of(expert)} hangs and keeps its weights: restart the daemon"
             )
         for place in pools:
             self._residency.leaving[place][expert] = None
@@ -97,7 +97,7 @@ class Operator:
             need_bytes = self._residency.bytes_of(largest)
             raise OperationRefusedError(
                 "does_not_fit",
-                f"{largest} would fit nowhere any more: {pool} needs {need_bytes} bytes beside what is pinned",
+                f"{name_of(largest)} would fit nowhere any more: {pool} needs {need_bytes} bytes beside what is pinned",
             )
 
     def next_change(self, pool: PoolId) -> Unload | Resize | None:
@@ -175,7 +175,7 @@ class Operator:
 
     def _known(self, expert: ExpertId, pool: PoolId | None) -> None:
         if expert not in self._residency.experts:
-            raise OperationRefusedError("unknown_expert", f"{expert} is not in the catalog")
+            raise OperationRefusedError("unknown_expert", f"{name_of(expert)} is not in the catalog")
         if pool is not None and pool not in self._residency.pools:
             raise OperationRefusedError("unknown_device", _unknown_device(self._residency, pool))
 

@@ -8,7 +8,7 @@ from routing_rules.routes import Routes
 
 
 def expert_facts(
-    specs: Iterable[ExpertSpec], routes: Routes, counted: Mapping[ExpertId, float] | None = None
+    specs: Iterable[ExpertSpec], routes: Routes, counted: Mapping[str, float] | None = None
 ) -> tuple[ExpertFacts, ...]:
     """Return the facts of every catalogued expert, by descending usage probability (CoServe §4.5), then by name.
 
@@ -17,14 +17,14 @@ def expert_facts(
     wins over the usage expected from the rules.
     """
     usage = {**routes.usage, **(counted or {})}
-    catalog = {spec.expert: spec for spec in specs if spec.classes}
-    family_of = {expert: spec.resident.expert for expert, spec in catalog.items()}
+    catalog = {spec.name: spec for spec in specs if spec.classes}
+    family_of = {ExpertId(name): spec.resident.expert for name, spec in catalog.items()}
     families: dict[ExpertId, list[ExpertFacts]] = {}
-    for expert, spec in catalog.items():
-        then = tuple((ExpertId(name), share) for name, share in routes.successors.get(expert, ()))
+    for name, spec in catalog.items():
+        then = tuple((ExpertId(follower), share) for follower, share in routes.successors.get(name, ()))
         layout = ArchitectureId(spec.resident.layout)
-        alone = ExpertFacts(expert, layout, spec.weights_bytes, usage.get(expert, 0.0), then)
-        families.setdefault(family_of[expert], []).append(alone)
+        alone = ExpertFacts(spec.expert, layout, spec.weights_bytes, usage.get(name, 0.0), then)
+        families.setdefault(spec.resident.expert, []).append(alone)
     sizes = resident_bytes(catalog.values())
     facts = [family_facts(family, heads, sizes[family], family_of) for family, heads in families.items()]
     return tuple(sorted(facts, key=lambda each: (-each.usage, each.expert)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from daemon.policy.matrix import Matrix
 from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts, PoolId, Processor
 from experts.ledger import Ledger
-from experts.spec import ArchitectureId, ExpertId
+from experts.spec import ArchitectureId, ExpertId, name_of
 
 #: A share of a request, so that predicted demand is whole numbers and returns to exactly zero.
 SHARE_UNITS = 1 << 20
@@ -71,6 +71,7 @@ class Residency:
 
     def set_facts(self, experts: Iterable[ExpertFacts]) -> None:
         self.experts = {facts.expert: facts for facts in experts}
+        self.readers = {expert: hosts for expert, hosts in self.readers.items() if expert in self.experts}
         self.suspects.clear()
         self._refused_s.clear()
         self._usable.clear()
@@ -185,8 +186,8 @@ class Residency:
             return None
         room_bytes = max((self.room_bytes(pool, expert) for pool in pools), default=0)
         return (
-            f"expert {expert} needs {self.bytes_of(expert)} bytes and the largest pool has room for {room_bytes}: "
-            "raise a device's expert_memory, or unpin experts"
+            f"expert {name_of(expert)} needs {self.bytes_of(expert)} bytes and the largest pool has room for"
+            f" {room_bytes}: raise a device's expert_memory, or unpin experts"
         )
 
     def bytes_of(self, expert: ExpertId) -> int:

@@ -19,7 +19,7 @@ from daemon.policy.predict import LeastTimes, initial_fill
 from daemon.policy.presets import Preset, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
 from daemon.policy.residency import Failure, Residency
-from experts.spec import ExpertId
+from experts.spec import ExpertId, name_of
 
 
 class Scheduler:
@@ -232,31 +232,25 @@ class Scheduler:
         self._residency.limit_batch(self._residency.executors[executor].pool, expert, limit)
         self._discipline.rebuild()
 
-    def replace_facts(self, experts: Iterable[ExpertFacts], changed: Sequence[ExpertId]) -> tuple[Request, ...]:
+    def replace_facts(self, experts: Iterable[ExpertFacts]) -> tuple[Request, ...]:
         """Replace the experts; return the requests of those that are gone or no longer fit anywhere.
 
-        Residents that are gone, or in `changed` (other weights under the same name), are unloaded when idle; failed
-        loads are retried.
+        Residents that are gone are unloaded when idle; failed loads are retried.
         """
-        by_name = {facts.expert: facts for facts in experts}
+        known = {facts.expert: facts for facts in experts}
         self._residency.failures.clear()
         for pool, ledger in self._residency.ledgers.items():
             for expert in (*ledger.resident, *ledger.loading):
-                if expert not in by_name or expert in changed:
+                if expert in known:
+                    self._residency.leaving[pool].pop(expert, None)
+                else:
                     self._residency.leaving[pool][expert] = None
         queued = self._discipline.queued()
-        self._residency.set_facts(by_name.values())
-        for expert in changed:
-            self._residency.readers.pop(expert, None)
-        gone = [expert for expert in queued if expert not in by_name or self._residency.why_never(expert) is not None]
+        self._residency.set_facts(known.values())
+        gone = [expert for expert in queued if expert not in known or self._residency.why_never(expert) is not None]
         self._discipline.rebuild()
-        for expert in changed:
-            if expert in by_name and any(ledger.hung(expert) for ledger in self._residency.ledgers.values()):
-                reason = f"expert {expert}: a batch of its old weights hangs; restart the daemon to use the new ones"
-                self._residency.failures[expert] = Failure(reason, math.inf)
-                gone.append(expert)
         lost = tuple(request for expert in gone for request in self._take_out(expert))
-        self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in by_name)
+        self._operator.forget(expert for expert in tuple(self._operator.pins()) if expert not in known)
         return lost
 
     # Requests of the operator (each raises OperationRefusedError)
@@ -449,7 +443,7 @@ class Scheduler:
         if failure is not None and now < failure.retry_s:
             return failure.reason
         if expert not in self._residency.experts:
-            return f"expert {expert} is not in the catalog"
+            return f"expert {name_of(expert)} is not in the catalog"
         return self._residency.why_never(expert)
 
     def _wait(self, now: float) -> Wait:

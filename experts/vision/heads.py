@@ -48,7 +48,7 @@ class Heads:
         """Return the head of `spec` for the features of `backbone`. Raises ExpertError."""
         if spec.backbone != backbone:
             raise ExpertError(
-                spec.expert, f"belongs to another backbone than {backbone.expert}, which is loaded; reload the catalog"
+                spec.expert, f"belongs to another backbone than {backbone.name}, which is loaded; reload the catalog"
             )
         known = self._heads.get(spec.expert)
         if known is not None and known[0] == spec:
@@ -82,7 +82,7 @@ class Heads:
             except ExpertError as error:
                 found: Sequence[Answer | ExpertError] = [error] * len(mine)
             except RuntimeError as error:  # tensors of another size than the features
-                text = f"cannot judge the features of {backbone.expert}: {error}; train it again"
+                text = f"cannot judge the features of {backbone.name}: {error}; train it again"
                 found = [ExpertError(spec.expert, text, spec.file)] * len(mine)
             else:
                 found = classify_answers(logits, spec)

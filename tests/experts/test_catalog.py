@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from experts.catalog import UNREADABLE, CatalogEntry, CatalogFile, resolve, write_catalog
 from experts.catalog_edit import add_to_catalog, read
-from experts.spec import ExpertSpec
+from experts.spec import ExpertSpec, identified, name_of
 from tests.experts.samples import an_expert_file
 
 
@@ -34,8 +34,24 @@ def test_an_entry_becomes_the_spec_of_its_file(tmp_path: Path):
     spec = an_expert_file(tmp_path)
     catalog, problems = resolved(tmp_path, r18=an_entry(spec, temperature=1.5))
     assert problems == []
-    assert catalog["r18"] == replace(spec, temperature=1.5)
+    assert catalog["r18"] == identified(replace(spec, temperature=1.5))
     assert catalog.headers["r18"].metadata["origin"] == "a test"
+
+
+def test_an_expert_is_another_one_with_other_settings_and_the_same_one_elsewhere(tmp_path: Path):
+    spec = an_expert_file(tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "copy").hardlink_to(spec.file)
+    ids = [
+        resolved(folder, r18=an_entry(spec, **fields))[0]["r18"].expert
+        for folder, fields in (
+            (tmp_path / "here", {}),
+            (tmp_path / "there", {"file": "copy"}),
+            (tmp_path / "here", {"temperature": 1.5}),
+        )
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    assert [*map(name_of, ids)] == ["r18"] * 3
 
 
 def test_all_mistakes_are_found_at_once_with_their_places(tmp_path: Path):
@@ -67,7 +83,7 @@ def test_an_expert_whose_file_is_missing_keeps_its_place_and_fits_no_slot(tmp_pa
     assert catalog["gone"].layout == UNREADABLE
     assert catalog["gone"].classes == spec.classes
     assert "gone" not in catalog.headers
-    assert catalog["r18"] == spec
+    assert catalog["r18"] == identified(spec)
 
 
 def test_labels_that_yaml_could_mistake_come_back_as_they_were(tmp_path: Path):

@@ -47,7 +47,7 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, An
 def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     """Return counts by answered label of the images in `folder` and below it. Raises MeasureError."""
     if not spec.classes:
-        raise MeasureError(f"{spec.expert} is a backbone, which gives no answers: measure its heads")
+        raise MeasureError(f"{spec.name} is a backbone, which gives no answers: measure its heads")
     try:
         answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
     except ExpertError as error:

@@ -136,7 +136,7 @@ def _answers(connection: Connection, spec: ExpertSpec, label: str) -> list[Any]:
         .join(inspections, image.inspection_id == answer.inspection_id)
         .outerjoin(newest, newest.c.inspection_id == answer.inspection_id)
         .outerjoin(reviews, and_(reviews.c.review_id == newest.c.review_id, is_person))
-        .where(answer.expert == spec.expert, answer.expert_version == spec.version)
+        .where(answer.expert == spec.name, answer.expert_version == spec.version)
         .where(answer.expert_settings == spec.settings_digest, image.verdict.is_not(None))
     )
     return [tuple(row) for row in connection.execute(query.order_by(answer.inspection_id.desc()).limit(_MAX_ANSWERS))]
@@ -166,7 +166,7 @@ def _decided(rows: NDArray[Any], use: _Threshold) -> tuple[_Evidence, dict[str, 
 def _pictured(spec: ExpertSpec, use: _Threshold, folder: Path, defective: float, images: int) -> _Evidence:
     """Return the pictures in `folder/LABEL`, weighted to stand for `images` of the line, `defective` of them bad."""
     if not defective:
-        raise MeasureError(f"no image of {spec.expert} is decided to fail: 1 that fails is needed for their share")
+        raise MeasureError(f"no image of {spec.name} is decided to fail: 1 that fails is needed for their share")
     confidence, bad = list[float](), list[bool]()
     try:
         for label in sorted(path for path in folder.glob("*") if path.is_dir()):

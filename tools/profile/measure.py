@@ -149,7 +149,7 @@ def measure_layout(
     latencies_s = bench.latencies_s(slots, samples, effort.batches, effort.rounds)
     if not latencies_s:
         raise ProfileError(
-            f"{device}: has no memory for one image of {spec.expert} beside the weights; stop what else uses the"
+            f"{device}: has no memory for one image of {spec.name} beside the weights; stop what else uses the"
             " device, or import the expert with a smaller --input-size"
         )
     line = fit_line(latencies_s.items())
@@ -273,7 +273,7 @@ def try_pairs(
     ]
     if not measured:
         raise ProfileError(
-            f"{device}: has no memory for {_BATCH} images of {spec.expert} beside the weights; stop what else uses the"
+            f"{device}: has no memory for {_BATCH} images of {spec.name} beside the weights; stop what else uses the"
             " device, or import the expert with a smaller --input-size"
         )
     return sorted(measured, key=lambda pair: -pair.images_per_s)

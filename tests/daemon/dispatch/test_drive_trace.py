@@ -51,7 +51,7 @@ def test_a_recorded_run_replays_to_the_same_actions(tmp_path: Path, policy: str)
     ("text", "message"),
     [
         ("", "not a trace"),
-        ('{"trace": 1}', "format 1, and this version reads 2: record the run again"),
+        ('{"trace": 1}', "format 1, and this version reads 3: record the run again"),
         ("hello\n", "not a trace"),
         ("[1]\n", "not a trace"),
     ],

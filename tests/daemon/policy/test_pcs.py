@@ -61,14 +61,12 @@ def test_a_group_that_is_due_may_be_read_by_any_pc() -> None:
     assert scheduler.next_load(CPU, 22.0) == Load(CPU, ExpertId("a"), (), "demand")
 
 
-@pytest.mark.parametrize("trouble", ["lost", "failed", "hung", "other weights"])
+@pytest.mark.parametrize("trouble", ["lost", "failed", "hung"])
 def test_a_pc_that_cannot_read_an_expert_any_more_leaves_it_to_others(trouble: str) -> None:
     scheduler = a_line_where_pc2_has_read_a()
     match trouble:
         case "lost":
             scheduler.pool_lost(PC2)
-        case "other weights":
-            scheduler.replace_facts([an_expert("a"), an_expert("b")], [ExpertId("a")])
         case _:
             load = scheduler.next_load(PC2, 2.0)
             assert isinstance(load, Load)

@@ -125,9 +125,9 @@ def test_an_edition_never_changes_and_names_only_weights_that_are_here(tmp_path:
 
 def test_two_people_cannot_make_editions_at_once(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "experts")
-    with folder.changing(), pytest.raises(EditionsBusyError, match=f"process {os.getpid()} makes an edition"):
-        with folder.changing():
-            pass
+    busy = pytest.raises(EditionsBusyError, match=f"process {os.getpid()} makes an edition")
+    with folder.changing(), busy, folder.changing():
+        pass
 
 
 def test_weights_enter_whole_or_not_at_all(tmp_path: Path) -> None:

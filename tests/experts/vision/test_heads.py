@@ -152,7 +152,7 @@ def test_a_disk_that_does_not_answer_holds_up_one_batch_and_no_head_that_was_rea
     thread.start()
     assert begun.wait(30.0)
     for each in (spec, other):
-        with pytest.raises(ExpertError, match=f"expert {each.expert}: .*the disk does not answer"):
+        with pytest.raises(ExpertError, match=f"expert {each.name}: .*the disk does not answer"):
             all_heads.get(each, backbone)
     all_heads.get(known, backbone)
     answers.set()
