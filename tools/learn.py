@@ -188,9 +188,9 @@ def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) ->
         if not each.classes and (own is None or each.sha256 == own.sha256)
     ]
     if own is not None and not backbones:  # the line has a newer one, and this head has kept its own
-        head = entries[in_service.expert]
+        head = entries[in_service.name]
         form = {key: getattr(head, key) for key in ("architecture", "input_size", "normalisation")}
-        backbones = [(own.expert, CatalogEntry(**form, file=str(own.file), sha256=own.sha256))]
+        backbones = [(own.name, CatalogEntry(**form, file=str(own.file), sha256=own.sha256))]
     for name, entry in backbones[-1:]:
         moved = entry.moved_from(line.versions.folder)
         add_to_catalog(catalog, name, moved.model_dump(mode="json", exclude_defaults=True))

@@ -353,7 +353,7 @@ def _row(
     calls = calls_of.get(key)
     work: Mapping[str, Any] = recent.get(name, {})
     if spec is not None and not spec.classes:  # a backbone answers through its heads, and is loaded by its slot's name
-        heads = [{head, each.resident.expert} for head, each in catalog.items() if each.resident.sha256 == spec.sha256]
+        heads = [{head, each.resident.name} for head, each in catalog.items() if each.resident.sha256 == spec.sha256]
         counts = [recent[each] for each in set().union(*heads) if each in recent]
         work = {field: sum(row.get(field, 0) for row in counts) for field in ("today", "answers", "loads")}
     fields = {field: known[field] for field in ExpertRow.__dataclass_fields__ if field in known}
