@@ -135,18 +135,21 @@ class CatalogFile(BaseModel):
 
 class Catalog(dict[ExpertId, ExpertSpec]):
     """Experts by name, in the file's order. `headers` has those whose weights file could be read, `confidences` those
-    that were measured on images held out.
+    that were measured on images held out, `entries` all as the file has them.
     """
 
     def __init__(
         self,
         specs: Mapping[ExpertId, ExpertSpec],
         headers: Mapping[ExpertId, WeightsHeader],
-        confidences: Mapping[ExpertId, Confidences] | None = None,
+        entries: Mapping[str, CatalogEntry] | None = None,
     ) -> None:
         super().__init__(specs)
         self.headers = dict(headers)
-        self.confidences = dict(confidences or {})
+        self.entries = dict(entries or {})
+        self.confidences: dict[ExpertId, Confidences] = {
+            ExpertId(name): entry.confidences for name, entry in self.entries.items() if entry.confidences
+        }
 
 
 def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ()) -> tuple[Catalog, list[Problem]]:
@@ -192,10 +195,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
             if header.stored_as:
                 spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
             specs[expert] = identified(replace(spec, backbone=family))
-    confidences: dict[ExpertId, Confidences] = {
-        ExpertId(name): entry.confidences for name, entry in catalog_file.experts.items() if entry.confidences
-    }
-    return Catalog(specs, headers, confidences), problems
+    return Catalog(specs, headers, catalog_file.experts), problems
 
 
 def _files(entry: CatalogEntry) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,6 +39,9 @@ class WeightsStore:
     def lacking_bytes(self, files: Mapping[str, Path]) -> int:
         """Return how much `enter` would copy at most."""
         return sum(file.stat().st_size for sha256, file in files.items() if not self.has(sha256) and file.is_file())
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self._catalog.parent).free
 
     def enter(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Take in the files that are not here yet, by their sha256, durably; return those that cannot be, and why.

@@ -1,0 +1,164 @@
+"""Make an edition: the one way in which rules and experts come into force.
+
+Weights, then the edition's file, then the running daemon's consent, then the pointer, then the daemon, then the working
+files. Whatever ends it, the edition before or the new one is in force, whole.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from daemon.config.settings import Config
+from daemon.errors import ConfigError
+from daemon.line.line import capacity_problems, reload_rules_and_catalog
+from daemon.line.served import Served, compiled
+from daemon.units import size_text
+from experts.catalog import CatalogEntry
+from experts.editions.edition import Edition, EditionError, FromRelease, Why
+from experts.editions.folder import EditionFolder, entries_of, without_files
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the next edition is to hold; the files of `experts` are absolute."""
+
+    rules: str
+    experts: Mapping[str, CatalogEntry]
+    why: Why
+    note: str | None = None
+    release: FromRelease | None = None
+    ends_earlier: bool = False
+
+
+class RunningLine(Protocol):
+    """The line's daemon, if one runs, and its database."""
+
+    def highest(self) -> int | None:
+        """Return the highest number that a row names, 0 for none; None if neither daemon nor database tells."""
+        ...
+
+    def check(self, served: Served) -> None:
+        """Raises ConfigError if the daemon cannot judge by it beside what it has pinned and its budgets."""
+        ...
+
+    def adopt(self, number: int) -> dict[str, Any] | None:
+        """Have the daemon judge by an edition; None if none runs. Raises EditionError if it did not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`lacking`: weights that could not enter, with why. `adopted` is the daemon's answer, None if none runs."""
+
+    edition: Edition
+    before: Edition | None
+    lacking: Mapping[str, str]
+    adopted: dict[str, Any] | None
+
+    @property
+    def is_new(self) -> bool:
+        return self.edition is not self.before
+
+
+def make_edition(
+    config: Config, who: str, build: Callable[[Edition | None], Draft], running: RunningLine, *, discard: bool = False
+) -> Made:
+    """Put in force what `build` makes of the edition in force. Raises EditionError, ConfigError, OSError.
+
+    Where nothing differs, weights that were missing enter, and the daemon adopts the edition in force once more. With
+    `discard` edits of the working files that were never loaded are given up.
+    """
+    folder = EditionFolder(config.catalog)
+    with folder.changing() as writer:
+        writer.settle(config.rules)
+        before = folder.in_force()
+        draft = build(before)
+        if draft.why != "reload":
+            _require_no_edits(config, before, discard=discard)
+        edition = _edition_of(draft, who, before, _next_number(folder, running))
+        served = compiled(edition, draft.experts, folder.root)
+        if problems := capacity_problems(config, served.routes, served.catalog):
+            raise ConfigError(problems)
+        lacking = _enter(folder, draft)
+        if before is not None and before.has_content_of(edition) and not draft.ends_earlier:
+            return Made(before, before, lacking, running.adopt(before.number))
+        writer.add(edition)
+        try:
+            running.check(served)
+        except BaseException:
+            writer.withdraw(edition)
+            raise
+        writer.point(edition, rewrites=draft.why != "reload")
+        adopted = running.adopt(edition.number)
+        if draft.why != "reload":
+            writer.write_files(edition, config.rules)
+        return Made(edition, before, lacking, adopted)
+
+
+def working_files(config: Config, note: str | None) -> Draft:
+    """Read what people edit, when no file is being written. Raises ConfigError with every mistake."""
+    routes, catalog = reload_rules_and_catalog(config)
+    experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
+    return Draft(routes.text, experts, "reload", note)
+
+
+def unloaded_edits(config: Config, in_force: Edition) -> list[Path]:
+    """Return the working files that say something else than the edition in force."""
+    edited = []
+    if not config.rules.is_file() or config.rules.read_bytes().decode("utf-8-sig", "replace") != in_force.rules:
+        edited.append(config.rules)
+    if entries_of(config.catalog) != in_force.experts:
+        edited.append(config.catalog)
+    return edited
+
+
+def _require_no_edits(config: Config, before: Edition | None, *, discard: bool) -> None:
+    edited = unloaded_edits(config, before) if before is not None and not discard else []
+    if edited:
+        raise EditionError(
+            f"{' and '.join(map(str, edited))}: edited, not in force: coserve reload first, or give the edits up with"
+            " --discard"
+        )
+
+
+def _next_number(folder: EditionFolder, running: RunningLine) -> int:
+    highest = running.highest()
+    if highest is None:
+        raise EditionError(
+            "neither the daemon nor the database tells the highest edition, so that a new one could take the number of"
+            " another: run this as a user who may read the database (sudo), or start the line"
+        )
+    return max(highest, *folder.numbers(), 0) + 1
+
+
+def _edition_of(draft: Draft, who: str, before: Edition | None, number: int) -> Edition:
+    return Edition(
+        number=number,
+        parent=before.number if before is not None else None,
+        created_at=datetime.now(UTC),
+        who=who,
+        why=draft.why,
+        note=draft.note,
+        release=draft.release,
+        ends_earlier=draft.ends_earlier,
+        rules=draft.rules,
+        experts={name: without_files(entry) for name, entry in draft.experts.items()},
+    )
+
+
+def _enter(folder: EditionFolder, draft: Draft) -> dict[str, str]:
+    """Take the weights in. An expert without its own is no reason to refuse a reload: it alone fails."""
+    files = {entry.sha256: Path(entry.file) for entry in draft.experts.values()}
+    files |= {e.backbone.sha256: Path(e.backbone.file) for e in draft.experts.values() if e.backbone is not None}
+    needed, free = folder.weights.lacking_bytes(files), folder.weights.free_bytes()
+    if needed > free:
+        raise EditionError(
+            f"{folder.weights.folder}: {size_text(needed)} of weights do not fit in the {size_text(free)} that are"
+            " free: make room, or delete old versions with coserve experts prune"
+        )
+    lacking = folder.weights.enter(files)
+    if lacking and draft.why != "reload":
+        raise EditionError("\n".join(lacking.values()))
+    return lacking

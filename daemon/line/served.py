@@ -1,0 +1,59 @@
+"""An edition, compiled: the rules and experts that boards are judged by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.errors import ConfigError
+from daemon.line.line import labels_of
+from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
+from experts.editions.edition import Edition
+from experts.editions.folder import EditionFolder
+from routing_rules.compile import RulesError, compile_rules
+from routing_rules.load import read_yaml_text
+from routing_rules.routes import Routes
+
+#: The least time for which a replaced edition goes on judging the boards that began in it.
+_SERVES_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`catalog` keeps an expert whose weights are missing or damaged: only its images are `unknown`."""
+
+    edition: Edition
+    routes: Routes
+    catalog: Catalog
+
+    @property
+    def number(self) -> int:
+        return self.edition.number
+
+    @property
+    def serves_s(self) -> float:
+        """Seconds that it serves once it is replaced: its longest time limit of a board, ten minutes at least."""
+        return max(_SERVES_S, *(recipe.time_limit_s or 0.0 for recipe in self.routes.recipes.values()), 0.0)
+
+
+def stored(edition: Edition, folder: EditionFolder) -> Served:
+    """Compile an edition with the weights of its folder's store. Raises ConfigError."""
+    experts = {
+        name: entry.with_files(lambda _, sha256: str(folder.weights.place(sha256)))
+        for name, entry in edition.experts.items()
+    }
+    return compiled(edition, experts, folder.root)
+
+
+def compiled(edition: Edition, experts: Mapping[str, CatalogEntry], root: Path) -> Served:
+    """Compile an edition with the weights that `experts` name. Raises ConfigError with every mistake."""
+    what = f"edition {edition.number}"
+    catalog, mistakes = resolve(CatalogFile(experts=dict(experts)), root)
+    problems = [f"{what}: {'.'.join(map(str, where))}: {text}" for where, text in mistakes if where[-1] != "file"]
+    try:
+        document = read_yaml_text(edition.rules, f"{what}, rules", refuse_hidden=True)
+        routes = compile_rules(document, document.name, labels_of(catalog or None))
+    except RulesError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return Served(edition, routes, catalog)

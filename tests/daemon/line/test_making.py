@@ -1,0 +1,196 @@
+"""An edition is made by one function: checked, put in force and adopted, or nothing has changed."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.config.settings import Config, load_config
+from daemon.errors import ConfigError
+from daemon.line.making import Draft, Made, make_edition, working_files
+from daemon.line.served import Served, stored
+from experts.editions.edition import Edition, EditionError
+from experts.editions.folder import EditionFolder, entries_of
+from tests.experts.editions.test_editions import dies_at
+from tests.lines import a_line
+
+
+@dataclass
+class ARunningLine:
+    """A daemon that adopts what it is told, unless `refuses`; `rows` is the database's highest number."""
+
+    rows: int | None = 0
+    refuses: bool = False
+    adopted: list[int] = field(default_factory=list[int])
+
+    def highest(self) -> int | None:
+        return self.rows
+
+    def check(self, served: Served) -> None:
+        if self.refuses:
+            raise ConfigError([f"edition {served.number} does not fit beside what is pinned"])
+
+    def adopt(self, number: int) -> dict[str, Any] | None:
+        self.adopted.append(number)
+        return {"edition": number}
+
+
+@pytest.fixture
+def config(tmp_path: Path, experts_folder: Path) -> Config:
+    return load_config(a_line(tmp_path / "line", experts_folder))
+
+
+def loaded(config: Config, running: ARunningLine | None = None, note: str | None = None) -> Made:
+    return make_edition(config, "ines", lambda _: working_files(config, note), running or ARunningLine())
+
+
+def changed(config: Config, **fields: Any) -> Callable[[Edition | None], Draft]:
+    """A promotion of R0402 with other settings."""
+
+    def build(before: Edition | None) -> Draft:
+        assert before is not None
+        folder = EditionFolder(config.catalog)
+        experts = {
+            name: entry.with_files(lambda _, sha256: str(folder.weights.place(sha256)))
+            for name, entry in before.experts.items()
+        }
+        return Draft(before.rules, experts | {"R0402": experts["R0402"].model_copy(update=fields)}, "promote")
+
+    return build
+
+
+def test_what_was_edited_is_in_force_after_a_reload_and_only_then(config: Config) -> None:
+    running = ARunningLine()
+    made = loaded(config, running)
+    folder = EditionFolder(config.catalog)
+    assert (made.is_new, made.edition.number, made.edition.why, made.lacking) == (True, 1, "reload", {})
+    assert folder.in_force() == made.edition
+    assert made.edition.rules == config.rules.read_text()
+    assert {*folder.weights.all()} == made.edition.weights
+    config.rules.write_text(config.rules.read_text() + "# a remark\n")
+    assert folder.in_force() == made.edition
+    made = loaded(config, running)
+    assert (made.edition.number, made.edition.parent) == (2, 1)
+    assert running.adopted == [1, 2]
+    served = stored(made.edition, folder)
+    assert served.routes.text.endswith("# a remark\n")
+    assert all(spec.file.is_relative_to(folder.weights.folder) for spec in served.catalog.values())
+
+
+def test_unchanged_files_make_no_edition_but_missing_weights_come_in(config: Config) -> None:
+    made, folder = loaded(config), EditionFolder(config.catalog)
+    sha256 = made.edition.experts["R0402"].sha256
+    folder.weights.remove(sha256)
+    again = loaded(config)
+    assert (again.is_new, again.edition) == (False, made.edition)
+    assert folder.numbers() == [1]
+    assert folder.weights.has(sha256)
+
+
+def test_weights_that_are_missing_or_damaged_cost_one_expert_and_no_reload(config: Config) -> None:
+    sha256 = loaded(config).edition.experts["R0402"].sha256
+    folder = EditionFolder(config.catalog)
+    folder.weights.remove(sha256)
+    (file,) = config.catalog.parent.glob("R0402.*")
+    file.unlink()
+    made = loaded(config)
+    assert [*made.lacking] == [sha256]
+    assert "there is no such weights file" in made.lacking[sha256]
+    with pytest.raises(EditionError, match="there is no such weights file"):
+        make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine())
+    assert folder.current() == made.edition.number
+
+
+def test_a_mistake_in_the_files_leaves_everything_as_it_was(config: Config) -> None:
+    loaded(config)
+    config.rules.write_text("boards: [")
+    running = ARunningLine()
+    with pytest.raises(ConfigError, match=r"rules\.yaml:2"):
+        loaded(config, running)
+    assert EditionFolder(config.catalog).current() == 1
+    assert running.adopted == []
+
+
+def test_what_the_daemon_refuses_never_comes_into_force(config: Config) -> None:
+    loaded(config)
+    with pytest.raises(ConfigError, match="beside what is pinned"):
+        make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine(refuses=True))
+    folder = EditionFolder(config.catalog)
+    assert (folder.current(), folder.numbers()) == (1, [1])
+
+
+def test_a_promotion_writes_the_working_files_anew_unless_they_hold_edits(config: Config) -> None:
+    loaded(config)
+    promote = changed(config, temperature=2.0)
+    made = make_edition(config, "ines", promote, ARunningLine())
+    assert (made.edition.number, made.edition.why) == (2, "promote")
+    assert entries_of(config.catalog) == made.edition.experts
+    assert loaded(config).is_new is False
+    config.rules.write_text(config.rules.read_text() + "# mine\n")
+    with pytest.raises(EditionError, match=r"rules\.yaml: edited, not in force: coserve reload first"):
+        make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine())
+    made = make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine(), discard=True)
+    assert config.rules.read_text() == made.edition.rules
+
+
+def test_numbers_are_above_those_of_the_folder_and_of_the_database(config: Config) -> None:
+    assert loaded(config, ARunningLine(rows=6)).edition.number == 7
+    with pytest.raises(EditionError, match="neither the daemon nor the database tells the highest edition"):
+        make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine(rows=None))
+
+
+def test_a_disk_without_room_for_the_weights_is_named_before_anything_is_copied(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(config.catalog.parent)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(EditionError, match=r"MB of weights do not fit in the 1 kB that are free: make room"):
+        loaded(config)
+    folder = EditionFolder(config.catalog)
+    assert (folder.current(), folder.weights.all()) == (None, {})
+
+
+@pytest.mark.parametrize("deed", ["reload", "promote"])
+def test_killed_at_any_step_the_edition_before_or_the_new_one_is_in_force(
+    tmp_path: Path, config: Config, deed: str
+) -> None:
+    first = loaded(config).edition
+    rules = config.rules.read_text() + "# new\n"
+    if deed == "reload":
+        config.rules.write_text(rules)
+    seen, number, killed = set[int](), 0, True
+    while killed:
+        number += 1
+        root = tmp_path / f"at-{number}"
+        shutil.copytree(config.rules.parent, root)
+        there = replace_paths(config, root)
+        if deed == "promote":
+            killed = dies_at(number, make_edition, there, "ines", changed(there, temperature=2.0), ARunningLine())
+        else:
+            killed = dies_at(number, loaded, there)
+        folder = EditionFolder(there.catalog)
+        in_force = folder.in_force()
+        assert in_force is not None
+        assert in_force == first or in_force.has_content_of(
+            first.model_copy(update={"rules": rules})
+            if deed == "reload"
+            else first.model_copy(update={"experts": in_force.experts})
+        )
+        served = stored(in_force, folder)
+        assert {*served.catalog.headers} == {*in_force.experts}
+        seen.add(in_force.number)
+        made = make_edition(there, "ben", changed(there, temperature=4.0), ARunningLine(), discard=True)
+        assert made.edition.number > in_force.number
+        assert entries_of(there.catalog) == made.edition.experts
+        shutil.rmtree(root)
+    assert seen == {1, 2}
+
+
+def replace_paths(config: Config, root: Path) -> Config:
+    def moved(path: Path) -> Path:
+        return root / path.relative_to(config.rules.parent)
+
+    return config.model_copy(update={"catalog": moved(config.catalog), "rules": moved(config.rules)})
