@@ -69,6 +69,10 @@ class EditionFolder:
         number = self.current()
         return None if number is None else self.read(number)
 
+    def in_place(self, entry: CatalogEntry) -> CatalogEntry:
+        """Return an edition's entry with its weights' place, relative to the catalog's folder."""
+        return entry.with_files(lambda _, sha256: str(self.weights.place(sha256).relative_to(self.root)))
+
     def may_write(self) -> bool:
         """Return whether this process may make editions here, without trying to."""
         folder = self.folder if self.folder.exists() else self.root
@@ -144,10 +148,7 @@ def entries_of(catalog: Path) -> dict[str, CatalogEntry] | None:
 
 
 def _catalog_text(edition: Edition, folder: EditionFolder) -> str:
-    def place(_: str, sha256: str) -> str:
-        return str(folder.weights.place(sha256).relative_to(folder.root))
-
-    experts = {name: rendered(entry.with_files(place)) for name, entry in edition.experts.items()}
+    experts = {name: rendered(folder.in_place(entry)) for name, entry in edition.experts.items()}
     return _HEAD.format(number=edition.number) + dump({"experts": experts})
 
 

@@ -1,0 +1,86 @@
+"""What editions and candidates tell of each expert: its versions, who did what, and the way back."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from experts.editions.candidates import Shadow, read_candidates, write_candidates
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import experts_of
+from tests.experts.editions.test_editions import a_folder, an_edition, an_entry, weights
+
+START = datetime(2026, 11, 28, tzinfo=UTC)
+
+
+def in_force(folder: EditionFolder, number: int, new: Path, sha256: str, why: str, temperature: float = 1.0) -> None:
+    """Put an edition in force in which R0402 alone differs."""
+    before = folder.in_force()
+    assert before is not None
+    experts = before.experts | {"R0402": an_entry(sha256, temperature)}
+    fields = {"parent": before.number, "why": why, "created_at": START + timedelta(hours=number), "experts": experts}
+    edition = an_edition(number, sha256).model_copy(update=fields)
+    with folder.changing() as writer:
+        folder.weights.enter({sha256: new})
+        writer.add(edition)
+        writer.point(edition, rewrites=False)
+
+
+def test_promotions_and_rollbacks_make_a_lineage_and_a_recalibration_is_a_version(tmp_path: Path) -> None:
+    folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
+    (first,) = folder.weights.all()
+    second = weights(new, 2)
+    in_force(folder, 2, new, second, "promote")
+    in_force(folder, 3, new, second, "promote", temperature=2.0)
+    expert = experts_of(folder)["R0402"]
+    assert [*expert.versions] == [first[:12], second[:12], expert.version]
+    assert expert.version is not None
+    assert expert.version.startswith(f"{second[:12]}+")
+    assert expert.lineage == [first[:12], second[:12], expert.version]
+    assert expert.before() == second[:12]
+    in_force(folder, 4, new, second, "rollback")
+    expert = experts_of(folder)["R0402"]
+    assert (expert.version, expert.lineage) == (second[:12], [first[:12], second[:12]])
+    assert [step.did for step in expert.steps] == ["found", "promote", "promote", "rollback"]
+    assert {step.by for step in expert.steps} == {"ines"}
+    assert [step.did for step in experts_of(folder)["C0402"].steps] == ["found"]
+    with pytest.raises(EditionError, match="first version here"):
+        experts_of(folder)["C0402"].before()
+
+
+def test_versions_whose_weights_are_gone_are_no_way_back(tmp_path: Path) -> None:
+    folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
+    (first,) = folder.weights.all()
+    in_force(folder, 2, new, weights(new, 2), "promote")
+    in_force(folder, 3, new, weights(new, 3), "promote")
+    gone = experts_of(folder)["R0402"].lineage[1]
+    folder.weights.remove(weights(new, 2))
+    expert = experts_of(folder)["R0402"]
+    assert gone not in expert.versions
+    assert expert.before() == first[:12]
+
+
+def test_candidates_wait_are_shadowed_and_leave_when_they_come_into_force(tmp_path: Path) -> None:
+    folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
+    sha256 = weights(new, 2)
+    folder.weights.enter({sha256: new})
+    version, catalog = sha256[:12], folder.catalog
+    write_candidates(catalog, read_candidates(catalog).put("R0402", version, an_entry(sha256), "/train/out", "first"))
+    shadow = Shadow(version=version, images=100, agreement=0.99)
+    write_candidates(catalog, read_candidates(catalog).shadowed("R0402", shadow, None))
+    expert = experts_of(folder)["R0402"]
+    assert (expert.named(version[:6]), expert.shadow, expert.version != version) == (version, shadow, True)
+    assert sorted(step.did for step in expert.steps) == ["found", "put", "shadow"]
+    in_force(folder, 2, new, sha256, "promote")
+    write_candidates(catalog, read_candidates(catalog).without({"R0402": version}))
+    expert = experts_of(folder)["R0402"]
+    assert (expert.version, expert.shadow, read_candidates(catalog).candidates) == (version, None, ())
+    assert "put" in [step.did for step in expert.steps]
+
+
+def test_a_damaged_list_of_candidates_is_named(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    (folder.root / "candidates.json").write_text("{")
+    with pytest.raises(EditionError, match=r"candidates\.json: .*put it back from a backup, or delete it"):
+        experts_of(folder)
