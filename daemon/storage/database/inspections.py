@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Delete, Select, Update, delete, exists, selec
 
 from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage, attributes_fit, attributes_text
 from daemon.storage.database import rows
-from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
+from daemon.storage.database.boards import Attempt, BoardAttempts, ClosingReason, folded, positions_text
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -28,7 +28,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.database.transaction import Transaction, among, run_for_each, update_rows
 from daemon.units import wall_seconds
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Recipe, Routes, Verdict
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
@@ -114,10 +114,12 @@ def _attempts_told(serial: str) -> int:
 
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
-    plan = plan_of(routes, arrival.board.type)
+    # It is empty if a reload removed the recipe while the image was on its way.
+    recipe = routes.recipes.get(arrival.board.type) or Recipe(arrival.board.type, {})
     keep_rules(tx, routes)
     key = {"rules_version": routes.version, "board_type": arrival.board.type}
-    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
+    values = {"time_limit_s": recipe.time_limit_s, "positions": positions_text(recipe)}
+    tx.add_once(recipes, key, lambda: key | values)
     row: Row = {
         "board_id": tx.next_board_id(),
         "board_type": arrival.board.type,
@@ -126,27 +128,15 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         "lot": arrival.board.lot,
         "station": arrival.board.station,
         "first_seen_at": tx.at,
-        "expected": plan.expected,
+        "expected": recipe.expected,
         "inspected": 0,
         "rules_version": routes.version,
         **dict.fromkeys(("completed_at", "verdict", "reason", "seq", *_LISTS, "attributes")),
     }
-    board.add(row, plan)
-    if plan.time_limit_s is not None:
-        tx.due_added.append((tx.now_s + plan.time_limit_s, arrival.board.type, arrival.board.serial, number))
+    board.add(row, recipe)
+    if recipe.time_limit_s is not None:
+        tx.due_added.append((tx.now_s + recipe.time_limit_s, arrival.board.type, arrival.board.serial, number))
     return row
-
-
-def plan_of(routes: Routes, board_type: str) -> BoardPlan:
-    """Return the plan of a board type; it is empty if a reload removed the recipe while the image was on its way."""
-    recipe = routes.recipes.get(board_type)
-    if recipe is None:
-        return BoardPlan(())
-    positions = tuple(
-        ExpectedPosition(component, position.quantity, tuple(position.designators) or None)
-        for component, position in recipe.positions.items()
-    )
-    return BoardPlan(positions, recipe.time_limit_s)
 
 
 def keep_rules(tx: Transaction, routes: Routes) -> None:
@@ -334,14 +324,8 @@ class ResultsBatch:
     def _close(self, attempt: Attempt, row: Row, reason: ClosingReason) -> None:
         closing = attempt.closing(reason)
         attempt.closed = True
-        row |= {
-            "completed_at": self._tx.at,
-            "inspected": closing.inspected,
-            "verdict": closing.verdict,
-            "reason": closing.reason,
-            "seq": self._tx.next_seq(),
-            **{name: json.dumps(getattr(closing, name), ensure_ascii=False) for name in _LISTS},
-        }
+        closing |= {name: json.dumps(closing[name], ensure_ascii=False) for name in _LISTS}
+        row |= {"completed_at": self._tx.at, "seq": self._tx.next_seq(), **closing}
         self._boards[attempt.board_id] = (attempt, row)
         self.written.published.append(rows.board_message(row))
 
