@@ -1,5 +1,6 @@
 """Pruning of rows: queries for old images and results (by a reader), and the statements that remove them."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.transaction import Transaction, chunks
+from daemon.storage.database.transaction import Transaction, among
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
@@ -131,9 +132,8 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> P
         select(inspections.c.inspection_id, inspections.c.image_path).where(inspections.c.board_id.in_(going))
     ).all()
     ids = [row.inspection_id for row in images]
-    for chunk in chunks(ids):
-        for table in (detections, stages, shadow_answers, inspections):
-            tx.connection.execute(delete(table).where(table.c.inspection_id.in_(chunk)))
+    for table in (detections, stages, shadow_answers, inspections):
+        tx.connection.execute(delete(table).where(among(table.c.inspection_id)), {"ids": json.dumps(ids)})
     tx.connection.execute(delete(boards).where(boards.c.board_id.in_(going)))
     _count_pruned(tx, len(ids) + len(going))
     return PrunedBoards(len(going), len(ids), [row.image_path for row in images if row.image_path])
