@@ -1,47 +1,23 @@
 """Gauges sampled at scrape time, each left out while it is not available. Counters and times are in metrics.py."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.host.temperature import Reading
-from daemon.storage.disk_space import FreeSpace
-
 STATES = ("starting", "ready", "degraded", "draining")
 
 
-@dataclass(frozen=True, slots=True)
-class ScrapeFacts:
-    """The line as it is now. `scheduler` is the last status of the drive (Drive, `status`), empty before the first."""
-
-    version: str
-    policy: str
-    rules_version: str
-    state: str
-    is_ready: bool
-    held_s: float
-    backlog_images: int
-    backlog_bytes: int
-    last_seq: int | None
-    wal_bytes: int
-    disks: Mapping[str, FreeSpace] = field(default_factory=dict[str, FreeSpace])
-    scheduler: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    children: Sequence[Mapping[str, Any]] = ()
-    consumers: Sequence[Mapping[str, Any]] = ()
-    models: Sequence[Mapping[str, Any]] = ()
-    shadows: Sequence[Mapping[str, Any]] = ()
-    temperatures: Sequence[Reading] = ()
-    alarms: Mapping[str, int] = field(default_factory=dict[str, int])
+#: The line as it is now (Operations.facts). `scheduler` is the last status of the drive, empty before the first.
+Facts = Mapping[str, Any]
 
 
 class Gauges(Collector):
     """Samples the line once for each scrape, in the thread of the scrape."""
 
-    def __init__(self, look: Callable[[], ScrapeFacts]) -> None:
+    def __init__(self, look: Callable[[], Facts]) -> None:
         self._look = look
         self._log: Any = structlog.get_logger("metrics")
 
@@ -59,24 +35,24 @@ class Gauges(Collector):
         return ()
 
 
-def _line(facts: ScrapeFacts) -> Iterator[Metric]:
-    yield _gauge("build_info", "What runs", {("version", "policy"): {(facts.version, facts.policy): 1}})
-    yield _gauge("rules_info", "Rules in force", {("rules_version",): {(facts.rules_version,): 1}})
-    states = {(state,): float(state == facts.state) for state in STATES}
+def _line(facts: Facts) -> Iterator[Metric]:
+    yield _gauge("build_info", "What runs", {("version", "policy"): {(facts["version"], facts["policy"]): 1}})
+    yield _gauge("rules_info", "Rules in force", {("rules_version",): {(facts["rules_version"],): 1}})
+    states = {(state,): float(state == facts["state"]) for state in STATES}
     yield _gauge("state", "1 for the state that the line is in, 0 for the others", {("state",): states})
-    yield _gauge("ready", "Whether images are taken and judged, as /readyz says", float(facts.is_ready))
-    yield _gauge("probe_held_seconds", "How long one thread has kept the probe that goes through all", facts.held_s)
-    yield _gauge("backlog_images", "Accepted images without a verdict", facts.backlog_images)
-    yield _gauge("backlog_bytes", "Bytes of accepted images without a verdict", facts.backlog_bytes)
-    if facts.last_seq is not None:
-        yield _gauge("last_seq", "The newest number of the results stream", facts.last_seq)
-    alarms = {(name,): float(count) for name, count in facts.alarms.items()}
+    yield _gauge("ready", "Whether images are taken and judged, as /readyz says", float(facts["is_ready"]))
+    yield _gauge("probe_held_seconds", "How long one thread has kept the probe that goes through all", facts["held_s"])
+    yield _gauge("backlog_images", "Accepted images without a verdict", facts["backlog"])
+    yield _gauge("backlog_bytes", "Bytes of accepted images without a verdict", facts["backlog_bytes"])
+    if facts["last_seq"] is not None:
+        yield _gauge("last_seq", "The newest number of the results stream", facts["last_seq"])
+    alarms = {(name,): float(count) for name, count in facts["alarm_counts"].items()}
     yield _gauge("alarm_active", "Active alarms of each alarm of the rules", {("alarm",): alarms})
-    yield _gauge("database_wal_bytes", "The database's write-ahead log", facts.wal_bytes)
+    yield _gauge("database_wal_bytes", "The database's write-ahead log", facts["wal_bytes"])
 
 
-def _scheduler(facts: ScrapeFacts) -> Iterator[Metric]:
-    known = facts.scheduler
+def _scheduler(facts: Facts) -> Iterator[Metric]:
+    known = facts["scheduler"]
     if not known:
         return
     pools, executors = known["pools"], known["executors"]
@@ -97,34 +73,34 @@ def _scheduler(facts: ScrapeFacts) -> Iterator[Metric]:
     )
 
 
-def _disks(facts: ScrapeFacts) -> Iterator[Metric]:
-    free = {(place,): space.free_bytes for place, space in facts.disks.items()}
-    total = {(place,): space.total_bytes for place, space in facts.disks.items()}
+def _disks(facts: Facts) -> Iterator[Metric]:
+    free = {(place,): space.free_bytes for place, space in facts["disks"].items()}
+    total = {(place,): space.total_bytes for place, space in facts["disks"].items()}
     yield _gauge("disk_free_bytes", "Free on the disk where this lies", {("place",): free})
     yield _gauge("disk_size_bytes", "Size of the disk where this lies", {("place",): total})
 
 
-def _beside(facts: ScrapeFacts) -> Iterator[Metric]:
-    up = {(str(child["name"]),): float(child["state"] == "running") for child in facts.children}
+def _beside(facts: Facts) -> Iterator[Metric]:
+    up = {(str(child["name"]),): float(child["state"] == "running") for child in facts["children"]}
     yield _gauge("child_up", "1 for a process beside the line that runs", {("child",): up})
     restarts = CounterMetricFamily("coserve_child_restarts", "Starts after the first", labels=("child",))
-    for child in facts.children:
+    for child in facts["children"]:
         restarts.add_metric((str(child["name"]),), child["restarts"])
     yield restarts
-    behind = {(str(row["name"]),): row["behind"] for row in facts.consumers if row.get("behind") is not None}
+    behind = {(str(row["name"]),): row["behind"] for row in facts["consumers"] if row.get("behind") is not None}
     yield _gauge(
         "consumer_lag_messages", "Messages of the stream that a consumer has not taken", {("consumer",): behind}
     )
     for name, what in (("answers", "Answers of versions in shadow"), ("dropped", "Images that no shadow had time for")):
-        yield CounterMetricFamily(f"coserve_shadow_{name}", what, sum(row[name] for row in facts.shadows))
-    heat = {(reading.sensor,): reading.celsius for reading in facts.temperatures}
+        yield CounterMetricFamily(f"coserve_shadow_{name}", what, sum(row[name] for row in facts["shadows"]))
+    heat = {(reading.sensor,): reading.celsius for reading in facts["temperatures"]}
     yield _gauge("temperature_celsius", "The hottest of each sensor chip and GPU", {("sensor",): heat})
 
 
-def _models(facts: ScrapeFacts) -> Iterator[Metric]:
+def _models(facts: Facts) -> Iterator[Metric]:
     used: dict[tuple[str, ...], float] = {}
     budget: dict[tuple[str, ...], float] = {}
-    for model in facts.models:
+    for model in facts["models"]:
         for what, of in (("experts", ""), ("texts", "text_")):
             used[model["name"], what] = model.get(f"{of}used_bytes", 0)
             budget[model["name"], what] = model.get(f"{of}budget_bytes", 0)
