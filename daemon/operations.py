@@ -23,7 +23,7 @@ from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
-from daemon.line.line import reload_rules_and_catalog, warn_of_weights
+from daemon.line.line import QUIET_S, load_rules_and_catalog, warn_of_weights
 from daemon.line.rulebook import Catalogs, Rulebook, changed_experts
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.metrics import Metrics
@@ -437,7 +437,7 @@ class Operations:
         """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
         with self._reloading:
             try:
-                routes, catalog = reload_rules_and_catalog(self.config)
+                routes, catalog = load_rules_and_catalog(self.config, quiet_s=QUIET_S)
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
             in_use = self._or_none(self.reader.rules_in_use)
