@@ -49,7 +49,7 @@ from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import EpochRecord, open_store
-from daemon.storage.database_watch import DatabaseFiles, DatabaseWatch
+from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import BadImages, Quarantine
@@ -212,10 +212,9 @@ class App:
             on_stored=self._metrics.observe_acceptance,
             identity=self._identity,
         )
-        self._database_watch = DatabaseWatch(self._database_files, self._admission.hold, self._admission.resume)
         self._retention = as_start_error(
             RetentionThread,
-            *(config.database, config.images, config.retention, self._disk_space),
+            *(config.database, config.images, config.retention, self._disk_space, self._database_files),
             writer=self._writer,
             hold=self._admission.hold,
             resume=self._admission.resume,
@@ -421,7 +420,6 @@ class App:
             self._bad_images.start()
             self._alarms.start(self._recovery.last_seq)
             self._retention.start()
-            self._database_watch.start()
             self._accept_again()
             if self._http:
                 self._http_url = self._http.start()
@@ -497,7 +495,7 @@ class App:
             self._store.end_run(current_user())
         except (SQLAlchemyError, OSError) as error:
             self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
-        self._database_watch.stop(tell)
+        self._database_files.copy_if_lost(tell)
         self._alarms.stop()
         self._results.stop()
         self._children.stop()

@@ -1,4 +1,7 @@
-"""Pruning of rows: queries for old images and results (by a reader), and the statements that remove them."""
+"""Pruning of rows: queries for old images and results (by a reader), and the statements that remove them.
+
+Order of pruning: passed images first, the newest good examples late, evidence last; the oldest first within each.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -7,7 +10,6 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
 
-from daemon.policy.retain import KeptImage
 from daemon.storage.database.inspections import newest_passes
 from daemon.storage.database.schema import (
     age_marks,
@@ -25,6 +27,7 @@ from daemon.storage.database.schema import (
     stream_position,
 )
 from daemon.storage.database.transaction import Transaction, among
+from routing_rules.routes import Verdict
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
@@ -42,6 +45,18 @@ class AgeLimit(NamedTuple):
 
     before: str
     seq: int = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """An image that has its verdict and a durable copy; `inspection_id` sorts by acceptance."""
+
+    inspection_id: int
+    path: str
+    size_bytes: int
+    verdict: Verdict
+    is_reviewed: bool
+    is_example: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +116,36 @@ def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_e
     reviewed = select(reviews.c.inspection_id).distinct()
     of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
     return images + _oldest(connection, limit, old, *of_reviewed)
+
+
+def rank(image: KeptImage) -> int:
+    """Return 0 for passed images, which go first, 1 for never judged ones, 3 for failed, unsure and reviewed ones.
+
+    The newest good examples of each component, 2, are few, and every review needs them; no evidence goes for them.
+    """
+    if image.is_reviewed or image.verdict in ("fail", "review"):
+        return 3
+    if image.is_example:
+        return 2
+    return 1 if image.verdict == "unknown" else 0
+
+
+def excess_bytes(kept: int, max_kept: int | None, free: int | None, min_free: int | None) -> int:
+    """Return the bytes to prune: `kept` beyond `max_kept`, or `min_free` beyond `free`; None sets no limit."""
+    over = kept - max_kept if max_kept is not None else 0
+    lacking = min_free - free if min_free is not None and free is not None else 0
+    return max(0, over, lacking)
+
+
+def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
+    """Return images until `excess` bytes are covered, in pruning order."""
+    pruned: list[KeptImage] = []
+    for image in sorted(images, key=lambda image: (rank(image), image.inspection_id)):
+        if excess <= 0:
+            break
+        pruned.append(image)
+        excess -= image.size_bytes
+    return pruned
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
