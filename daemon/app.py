@@ -1,11 +1,11 @@
 """The composition root: every driver is made, wired, started and stopped here, and nowhere else."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import zmq
@@ -72,95 +72,22 @@ _BAD_IMAGES_S = 1.0
 _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Call `make`; StartError if the operating system or the database refuses."""
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """StartError if the operating system or the database refuses."""
     try:
-        return make(*arguments, **named)
+        yield
     except StoreError as error:
         raise StartError(str(error)) from None
     except OSError as error:
-        raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
-    """Routes each driver's reports, on its own thread: first to the counters, then to the driver that acts."""
-
-    metrics: Metrics
-    timeline: WorkTimeline
-    backlog: Backlog
-    drive: Drive
-    writer: Writer
-    bad_images: BadImages
-    texts: TextRows
-    language: LanguageModels
-    results: ResultsStream
-    alarms: Alarms
-
-    # From the writer
-
-    def accepted(self, images: list[Accepted]) -> None:
-        self.metrics.accepted(images)
-        self.drive.accept(images)
-
-    def published(self, messages: list[Published]) -> None:
-        self.metrics.published(messages)
-        self.results.publish(messages)
-        self.alarms.published(messages)
-
-    def done(self, images: list[tuple[str, int]]) -> None:
-        self._leave_backlog(images)
-        self.metrics.completed(len(images))
-
-    # From the drive
-
-    def finished(self, outcome: Outcome) -> None:
-        self.metrics.finished(outcome)
-        self.writer.finish(outcome)
-
-    def bad_image(self, image: Accepted, reason: str) -> None:
-        self.bad_images.keep(image, reason)
-
-    def batch_done(self, batch: BatchDone) -> None:
-        self.metrics.batch_done(batch)
-        self.timeline.batch(batch)
-
-    def switched(self, switch: ExpertSwitch) -> None:
-        self.metrics.switched(switch)
-        self.timeline.load(switch)
-        self.writer.switch(switch)
-
-    def sampled(self, sample: QueueSample) -> None:
-        self.timeline.sample(sample)
-
-    # From language models and the rows of their texts
-
-    def texts_accepted(self, texts: list[AcceptedText]) -> None:
-        self.metrics.texts_accepted(len(texts))
-        self.language.generate(texts)
-
-    def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        self.results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
-
-    def text_finished(self, outcome: TextOutcome) -> None:
-        self.metrics.text_finished(outcome)
-        self.texts.finish(outcome)
-
-    def texts_done(self, texts: list[tuple[str, int]]) -> None:
-        self._leave_backlog(texts)
-
-    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
-        for source, size_bytes in finished:
-            self.backlog.leave(source, size_bytes)
+        raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
 
 
 class App:
     """One running line. The constructor takes locks and opens files, `start` binds sockets, `stop` undoes both."""
 
+    @_start_errors()
     def __init__(
         self,
         line: Line,
@@ -183,7 +110,7 @@ class App:
         _raise_problems(path, start_problems(line, devices.gpu_count()))
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
-        self._locks = as_start_error(claim, path, config)
+        self._locks = claim(path, config)
         self._catalogs = Catalogs(line.catalog)
         self._rulebook = Rulebook(line.routes)
         self._metrics = Metrics(self._catalogs.architecture_of)
@@ -212,8 +139,7 @@ class App:
             on_stored=self._metrics.observe_acceptance,
             identity=self._identity,
         )
-        self._retention = as_start_error(
-            RetentionThread,
+        self._retention = RetentionThread(
             *(config.database, config.images, config.retention, self._disk_space, self._database_files),
             writer=self._writer,
             hold=self._admission.hold,
@@ -225,27 +151,14 @@ class App:
         self._alarms = Alarms(self._rulebook, self._reader, config.alarms if config.consumers else None)
         self._make_sockets(config)
         self._make_operations(config)
-        self._reports = Reports(
-            metrics=self._metrics,
-            timeline=self._timeline,
-            backlog=self._backlog,
-            drive=self._drive,
-            writer=self._writer,
-            bad_images=self._bad_images,
-            texts=self._texts,
-            language=self._language,
-            results=self._results,
-            alarms=self._alarms,
-        )
         self._metrics.registry.register(Gauges(self.operations.facts))
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
-        self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
+        self._journal = Journal(config.journal, segment_bytes(config.journal, config.retention.segment))
         self._database_files = DatabaseFiles(sqlite_path(config.database))
         self._database_files.put_foreign_log_aside()
-        self._store = as_start_error(
-            open_store,
+        self._store = open_store(
             config.database,
             keep=config.retention.keep,
             good_examples=config.retention.good_examples,
@@ -284,7 +197,7 @@ class App:
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
         """Divide the devices as the policy needs: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
-        self._pools = pools = {each.pool: as_start_error(devices.pool, each) for each in facts}
+        self._pools = pools = {each.pool: devices.pool(each) for each in facts}
         channels = Channels()
         makeup = Makeup(
             experts=expert_facts(self._catalogs.current.values(), self._rulebook.current, measured.usage),
@@ -294,8 +207,7 @@ class App:
             tuning=Tuning(max_wait_s=config.limits.max_wait),
             matrix=measured.matrix,
         )
-        return as_start_error(
-            Drive,
+        return Drive(
             makeup,
             Chains(self._rulebook.get, time.monotonic, time.time, self._shadows.offer),
             self._catalogs.current,
@@ -412,8 +324,8 @@ class App:
                 self._gate.start()
             self._results.start(self.operations.heartbeat)
             self._control.start()
-            self._writer.start(self._reports)
-            self._texts.start(self._reports)
+            self._writer.start(self)
+            self._texts.start(self)
             self._writer.rules_in_force(self._rulebook.current)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._catalogs.current)
@@ -432,8 +344,8 @@ class App:
             self._shadows.read()
             if self._cluster:
                 self._cluster.start(self._drive)
-            self._drive.start(self._reports)
-            self._language.start(self._reports)
+            self._drive.start(self)
+            self._language.start(self)
             self._language.generate(self._texts_to_make)
         except BaseException as error:
             self._close()
@@ -449,7 +361,7 @@ class App:
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
             self._bad_images.keep(image, reason)
-            self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+            self.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -514,6 +426,58 @@ class App:
         if not end_context(self._context):
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
         self._locks.close()
+
+    # Reports of the drivers, each on its own thread: first to the counters, then to the driver that acts
+
+    def accepted(self, images: list[Accepted]) -> None:
+        self._metrics.accepted(images)
+        self._drive.accept(images)
+
+    def published(self, messages: list[Published]) -> None:
+        self._metrics.published(messages)
+        self._results.publish(messages)
+        self._alarms.published(messages)
+
+    def done(self, images: list[tuple[str, int]]) -> None:
+        self._leave_backlog(images)
+        self._metrics.completed(len(images))
+
+    def finished(self, outcome: Outcome) -> None:
+        self._metrics.finished(outcome)
+        self._writer.finish(outcome)
+
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        self._bad_images.keep(image, reason)
+
+    def batch_done(self, batch: BatchDone) -> None:
+        self._metrics.batch_done(batch)
+        self._timeline.batch(batch)
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self._metrics.switched(switch)
+        self._timeline.load(switch)
+        self._writer.switch(switch)
+
+    def sampled(self, sample: QueueSample) -> None:
+        self._timeline.sample(sample)
+
+    def texts_accepted(self, texts: list[AcceptedText]) -> None:
+        self._metrics.texts_accepted(len(texts))
+        self._language.generate(texts)
+
+    def token(self, text: AcceptedText, index: int, piece: str) -> None:
+        self._results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
+
+    def text_finished(self, outcome: TextOutcome) -> None:
+        self._metrics.text_finished(outcome)
+        self._texts.finish(outcome)
+
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        self._leave_backlog(texts)
+
+    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
+        for source, size_bytes in finished:
+            self._backlog.leave(source, size_bytes)
 
     def describe(self) -> str:
         config = self._config
