@@ -23,6 +23,7 @@ from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
+from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
@@ -52,7 +53,7 @@ from daemon.storage.database.store import EpochRecord, open_store
 from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
-from daemon.storage.quarantine import BadImages, Quarantine
+from daemon.storage.quarantine import Quarantine
 from daemon.storage.results_stream import GeneratedToken, ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
@@ -170,7 +171,10 @@ class App:
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
-        self._bad_images = BadImages(self._quarantine, self._journal.read)
+        # A thread of its own copies accepted images that decoding found bad out of the journal.
+        self._bad_images: Worker[tuple[Accepted, str]] = Worker(
+            "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
+        )
         self._writer = Writer(self._store, self._journal, self._rulebook, config.images, disk_space=self._disk_space)
         self._texts = TextRows(self._writer)
 
@@ -240,7 +244,7 @@ class App:
             config.endpoints.results,
             self._recovery.last_seq,
             keys,
-            self._handles.results,
+            self._handles["results"],
             self._identity,
         )
         self._intake = Intake(
@@ -251,7 +255,7 @@ class App:
             keys,
             self._count_answer,
             self._gate.is_allowed if self._gate else None,
-            self._handles.intake,
+            self._handles["intake"],
         )
         http, token = config.endpoints.http, config.security.http_token
         self._http = WebPages(self._path, http, token, self._children.hang_up) if http is not None else None
@@ -293,7 +297,7 @@ class App:
             prefetch=self._cluster.prefetch if self._cluster else lambda _before, _after: None,
         )
         self._control = ControlServer(
-            self._context, config.endpoints.control, self.operations.handlers(), self._handles.control
+            self._context, config.endpoints.control, self.operations.handlers(), self._handles["control"]
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
@@ -360,7 +364,7 @@ class App:
         poison = {image.inspection_id: reason for image, reason in self._poison}
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
-            self._bad_images.keep(image, reason)
+            self._bad_images.put((image, reason))
             self.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
 
     def stop(
@@ -447,7 +451,7 @@ class App:
         self._writer.finish(outcome)
 
     def bad_image(self, image: Accepted, reason: str) -> None:
-        self._bad_images.keep(image, reason)
+        self._bad_images.put((image, reason))
 
     def batch_done(self, batch: BatchDone) -> None:
         self._metrics.batch_done(batch)
