@@ -19,7 +19,7 @@ import structlog
 from sqlalchemy import Engine
 
 from daemon.storage.database.connections import StoreError
-from daemon.storage.database.migrate import Tell, each_second
+from daemon.storage.database.migrate import Tell
 from daemon.storage.database.upkeep import APPLICATION_ID, copy_connection
 from experts.durable import replace_durably, sync
 
@@ -95,11 +95,16 @@ class DatabaseFiles:
             return
         taken = self._database.with_name(f"{self._database.name}.saved-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         copy = taken if self._database.exists() else self._database
-        tell = each_second(tell)
+        told_at_s = 0.0
+
+        def tell_each_second(done: int, total: int) -> None:
+            nonlocal told_at_s
+            if time.monotonic() - told_at_s >= 1.0:
+                told_at_s = time.monotonic()
+                tell(f"copying the database: {100 * done // total} %")
+
         try:
-            copy_connection(
-                self._connection, copy, lambda done, total: tell(f"copying the database: {100 * done // total} %")
-            )
+            copy_connection(self._connection, copy, tell_each_second)
         except StoreError as error:
             self._log.error("database_not_saved", error=str(error))
         else:

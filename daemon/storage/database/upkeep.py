@@ -96,12 +96,12 @@ class Checkpoints:
 
 def disable_checkpoints(engine: Engine) -> None:
     """Disable auto-checkpoint: a commit could stall copying a long log that a reader had held."""
-    _run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
+    run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
 
 
 def finish_checkpoint(engine: Engine) -> None:
     """Copy the last pages in the writer's thread, where none can be added, so that the next commit restarts the log."""
-    _run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
+    run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def write_log_again(engine: Engine) -> None:
@@ -119,19 +119,19 @@ def write_log_again(engine: Engine) -> None:
 
 
 def vacuum_step(engine: Engine) -> None:
-    _run(engine, f"PRAGMA incremental_vacuum({_VACUUM_PAGES:d})")
+    run(engine, f"PRAGMA incremental_vacuum({_VACUUM_PAGES:d})")
 
 
 def vacuum(engine: Engine) -> None:
     """Give all free pages back: for a database that is not in use."""
-    _run(engine, "PRAGMA incremental_vacuum")
+    run(engine, "PRAGMA incremental_vacuum")
 
 
 def optimize(engine: Engine) -> None:
-    _run(engine, f"PRAGMA analysis_limit = {_ANALYSIS_ROWS:d}", "PRAGMA optimize")
+    run(engine, f"PRAGMA analysis_limit = {_ANALYSIS_ROWS:d}", "PRAGMA optimize")
 
 
-def _run(engine: Engine, *statements: str) -> None:
+def run(engine: Engine, *statements: str) -> None:
     """Run statements outside of a transaction. As a script: `execute` stops `incremental_vacuum` after one page."""
     connection = engine.raw_connection()
     try:
