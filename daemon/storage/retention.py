@@ -6,7 +6,7 @@ Rows are changed first, then files are deleted: a crash leaves files that no row
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Retention
 from daemon.storage.database import prune, upkeep
 from daemon.storage.database.changes import Change, ChangeNotes
 from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
-from daemon.storage.database.prune import AgeLimit, AgeMark, KeptImage, OldBoard
+from daemon.storage.database.prune import AgeLimit, KeptImage
 from daemon.storage.database.rows import ImageCopy
+from daemon.storage.database.schema import age_marks
 from daemon.storage.database.store import Store, open_store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
@@ -98,9 +99,9 @@ class RunningAges:
         before = utc_text(max(0.0, min(self._clock.wall_s(), *clocks_s) - age_s))
         return AgeLimit(before, day_old[-1].seq)
 
-    def _marks(self) -> list[AgeMark]:
+    def _marks(self) -> Sequence[Row[Any]]:
         with self._engine.connect() as connection:
-            return prune.read_age_marks(connection)
+            return connection.execute(select(age_marks).order_by(age_marks.c.running_s)).all()
 
 
 @dataclass(slots=True)
@@ -216,7 +217,7 @@ class Pruner:
         min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
         return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
 
-    def _forget(self, boards: list[OldBoard], old: AgeLimit) -> bool:
+    def _forget(self, boards: Sequence[Row[Any]], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
         pruned = self._run_task(lambda store: store.forget_boards(ids, old))
         remove_images(self._images, pruned.image_paths)
@@ -474,9 +475,9 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     return pruner.counts
 
 
-def _groups(boards: list[OldBoard]) -> list[list[OldBoard]]:
+def _groups(boards: Sequence[Row[Any]]) -> list[list[Row[Any]]]:
     """Group boards by transaction: together few rows, or one board alone."""
-    groups: list[list[OldBoard]] = []
+    groups: list[list[Row[Any]]] = []
     rows = _ROWS_PER_TURN
     for board in boards:
         if rows + board.rows > _ROWS_PER_TURN:

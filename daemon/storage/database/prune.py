@@ -6,9 +6,9 @@ Order of pruning: passed images first, the newest good examples late, evidence l
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, or_, select, update
 
 from daemon.storage.database.inspections import newest_passes
 from daemon.storage.database.schema import (
@@ -32,14 +32,6 @@ from routing_rules.routes import Verdict
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
 
-class AgeMark(NamedTuple):
-    """The clock and the last `seq` when daemons had run with this database for `running_s` seconds in all."""
-
-    running_s: int
-    wall_s: float
-    seq: int
-
-
 class AgeLimit(NamedTuple):
     """Results from before `before` (UTC text) are old, up to and with `seq`."""
 
@@ -60,15 +52,6 @@ class KeptImage:
 
 
 @dataclass(frozen=True, slots=True)
-class OldBoard:
-    """A closed attempt whose rows may go; `rows` counts them, so that a transaction stays short."""
-
-    board_id: int
-    completed_at: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
 class PrunedBoards:
     """The effects of one transaction: removed attempts and inspections, and files that no row names any more."""
 
@@ -77,12 +60,11 @@ class PrunedBoards:
     image_paths: list[str]
 
 
-def read_age_marks(connection: Connection) -> list[AgeMark]:
-    return [AgeMark(*row) for row in connection.execute(select(age_marks).order_by(age_marks.c.running_s))]
-
-
 def note_age(tx: Transaction, running_s: int, wall_s: float, keep_s: float) -> None:
-    """Add a mark, and remove those older than the newest one from `keep_s` running seconds ago."""
+    """Add a mark: the clock and the last `seq` when daemons had run with this database for `running_s` seconds in all.
+
+    Marks older than the newest one from `keep_s` running seconds ago go.
+    """
     last_seq = select(func.coalesce(func.max(stream_position.c.last_seq), 0)).scalar_subquery()
     tx.connection.execute(insert(age_marks).values([running_s, wall_s, last_seq]))
     at = age_marks.c.running_s
@@ -152,16 +134,18 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
-def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> list[OldBoard]:
+def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> Sequence[Row[Any]]:
+    """Return `board_id` and `completed_at` of closed attempts whose rows may go, and how many `rows` each has."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
+    rows = of_board.scalar_subquery() + boxes.scalar_subquery()
     query = (
-        select(boards.c.board_id, boards.c.completed_at, of_board.scalar_subquery() + boxes.scalar_subquery())
+        select(boards.c.board_id, boards.c.completed_at, rows.label("rows"))
         .where(_may_go(old), boards.c.completed_at >= after)
         .order_by(boards.c.completed_at)
         .limit(limit)
     )
-    return [OldBoard(*row) for row in connection.execute(query)]
+    return connection.execute(query).all()
 
 
 def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> PrunedBoards:
