@@ -1,5 +1,7 @@
 """The composition root: every driver is made, wired, started and stopped here, and nowhere else."""
 
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError
-from daemon.host.children import Children
+from daemon.host.children import Children, ChildSpec
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, TextIntake
@@ -38,7 +40,6 @@ from daemon.monitor.gauges import Gauges
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
-from daemon.monitor.web_pages import WebPages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -54,20 +55,24 @@ from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
 from daemon.storage.quarantine import Quarantine
-from daemon.storage.results_stream import GeneratedToken, ResultsStream
+from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
 from daemon.units import count_text
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Access, Gate
+from daemon.wire.keys import TokenError, read_token
 from daemon.wire.messages import Answer
-from daemon.wire.sockets import end_context
+from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.versions import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
 
+PAGES = "dashboard"
+#: Longest pause before a restart: a page that kills the process must not silence `/metrics` and `/healthz` for long.
+_PAGES_BACK_OFF_S = 2.0
 _BAD_IMAGES_S = 1.0
 #: Interval at which a stop checks whether the backlog is finished, and the least time for the last batches.
 _DRAIN_POLL_S = 0.05
@@ -257,12 +262,20 @@ class App:
             self._gate.is_allowed if self._gate else None,
             self._handles["intake"],
         )
-        http, token = config.endpoints.http, config.security.http_token
-        self._http = WebPages(self._path, http, token, self._children.hang_up) if http is not None else None
-        self._http_url = ""
-        self._access = Access(
-            self._gate, (self._intake.rebind, self._results.rebind), self._http.reload if self._http else list
-        )
+        #: Bound here and served by a process: clients wait for a restart of it instead of being refused.
+        self._http: socket.socket | None = None
+        self._access = Access(self._gate, (self._intake.rebind, self._results.rebind), self._reload_token)
+
+    def _reload_token(self) -> list[str]:
+        """Have the pages read their token again; return its problems."""
+        token = self._config.security.http_token
+        if self._http is not None and token is not None:
+            try:
+                read_token(token)
+            except TokenError as error:
+                return [f"security.http_token: {error}"]
+            self._children.hang_up(PAGES)
+        return []
 
     def _count_answer(self, answer: Answer) -> None:
         self._metrics.answered(answer.kind, answer.code)
@@ -337,11 +350,8 @@ class App:
             self._alarms.start(self._recovery.last_seq)
             self._retention.start()
             self._accept_again()
-            if self._http:
-                self._http_url = self._http.start()
-                self._log.info("http_bound", url=self._http_url)
+            pages = self._bind_pages()
             self._intake.start()
-            pages = [self._http.child()] if self._http else []
             consumers = self._deliveries.children(self._recovery.last_seq)
             cluster = self._cluster.children() if self._cluster else []
             self._children.start(cluster + pages + consumers)  # after intake: nothing of theirs holds images up
@@ -358,6 +368,18 @@ class App:
             raise
         pending = len(self._recovery.pending) + len(self._texts_to_make)
         self._log.info("started", pending=pending, policy=self._config.policy)
+
+    def _bind_pages(self) -> list[ChildSpec]:
+        """Bind `endpoints.http`; return the process that serves it (daemon/dashboard), if there is one."""
+        endpoint = self._config.endpoints.http
+        if endpoint is None:
+            return []
+        self._http = bind_http(endpoint, has_token=self._config.security.http_token is not None)
+        self._log.info("http_bound", url=url_of(self._http))
+        fd = self._http.fileno()
+        argv = (sys.executable, "-m", "daemon.dashboard", str(self._path.resolve()), "--fd", str(fd))
+        lost = "the pages, /healthz, /readyz and /metrics do not answer"
+        return [ChildSpec(PAGES, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_PAGES_BACK_OFF_S, lost=lost)]
 
     def _accept_again(self) -> None:
         """Queue the images of the last run; those that crashed it become `unknown`."""
@@ -419,7 +441,7 @@ class App:
             self._cluster.stop()
         self._control.stop()
         if self._http:
-            self._http.stop()
+            self._http.close()
         self._deliveries.close()
         if self._gate:
             self._gate.stop()
@@ -470,7 +492,7 @@ class App:
         self._language.generate(texts)
 
     def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        self._results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
+        self._results.publish_token(text.request, index, piece)
 
     def text_finished(self, outcome: TextOutcome) -> None:
         self._metrics.text_finished(outcome)
@@ -485,7 +507,7 @@ class App:
 
     def describe(self) -> str:
         config = self._config
-        pages = f" pages {reachable(self._http_url)}," if self._http else ""
+        pages = f" pages {reachable(url_of(self._http))}," if self._http else ""
         return (
             f"{count_text(len(self._rulebook.current.recipes), 'board type')},"
             f" {count_text(len(self._catalogs.current), 'expert')},"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -323,7 +324,7 @@ class RetentionThread:
         return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.counts)}
 
     def _run(self) -> None:
-        self._try(self._disable_checkpoints)
+        self._try(partial(self._run_upkeep, upkeep.NO_CHECKPOINTS))
         now_s = self._clock.monotonic_s()
         self._tasks = [
             _PeriodicTask(self._watch_space, now_s, 0.0, is_urgent=True),
@@ -334,7 +335,7 @@ class RetentionThread:
             _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
             _PeriodicTask(self._ages.note, now_s + _MARK_S, _MARK_S),
             _PeriodicTask(self._vacuum, now_s + _CHECKPOINT_S, _CHECKPOINT_S),
-            _PeriodicTask(self._optimize, now_s + _FIRST_OPTIMIZE_S, _DAY_S),
+            _PeriodicTask(partial(self._run_upkeep, upkeep.OPTIMIZE), now_s + _FIRST_OPTIMIZE_S, _DAY_S),
         ]
         while self._rest(_TICK_S):
             if self._requested.is_set():
@@ -363,9 +364,9 @@ class RetentionThread:
             self._stopping.set()
         except (OSError, sqlite3.Error, SQLAlchemyError, StoreError) as error:
             reason = str(getattr(error, "orig", error))
-            self._log.warning("upkeep_failed", task=getattr(task, "__name__", "?"), error=reason)
+            self._log.warning("upkeep_failed", task=getattr(task, "__name__", "upkeep"), error=reason)
         except Exception:  # noqa: BLE001 - the thread lives on
-            self._log.exception("upkeep_failed", task=getattr(task, "__name__", "?"))
+            self._log.exception("upkeep_failed", task=getattr(task, "__name__", "upkeep"))
 
     def _run_task(self, task: Callable[[Store], T]) -> T:
         done = self._writer.run(task)
@@ -427,14 +428,14 @@ class RetentionThread:
 
     # -- the database
 
-    def _disable_checkpoints(self) -> None:
-        self._run_task(lambda store: upkeep.disable_checkpoints(store.engine))
+    def _run_upkeep(self, statements: str) -> None:
+        self._run_task(lambda store: upkeep.run(store.engine, statements))
 
     def _checkpoint(self) -> None:
         """Checkpoint beside the writer; the last pages in its thread, so that the log restarts."""
         log = self._checkpoints.checkpoint()
         if log != self._last_log and log.is_nearly_done:
-            self._run_task(lambda store: upkeep.finish_checkpoint(store.engine))
+            self._run_upkeep(upkeep.FINISH_CHECKPOINT)
         if log.is_held and not self._last_log.is_held:
             self._log.warning("database_log_held", bytes=log.file_bytes, hint="a program reads the database for long")
         self._last_log = log
@@ -442,12 +443,9 @@ class RetentionThread:
     def _vacuum(self) -> None:
         until_s = self._clock.monotonic_s() + _CHECKPOINT_S
         while self._clock.monotonic_s() < until_s and self._checkpoints.vacuum_is_due():
-            self._run_task(lambda store: upkeep.vacuum_step(store.engine))
+            self._run_upkeep(upkeep.VACUUM_STEP)
             if not self._rest(_VACUUM_PAUSE_S):
                 return
-
-    def _optimize(self) -> None:
-        self._run_task(lambda store: upkeep.optimize(store.engine))
 
 
 def prune_alone(url: str, images: Path, settings: Retention, note: str | None = None) -> PruneCounts:
@@ -471,7 +469,7 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
             engine.dispose()
         row = Change(utc_text(time.time()), current_user(), "prune", "results", note=note)
         store.note_changes(ChangeNotes((row,)))
-        upkeep.vacuum(store.engine)
+        upkeep.run(store.engine, upkeep.VACUUM)
     return pruner.counts
 
 

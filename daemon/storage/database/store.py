@@ -3,11 +3,10 @@
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine, func, insert, select, update
@@ -40,12 +39,6 @@ T = TypeVar("T")
 KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
 _RECORD_MODE = 0o640
 _RECORD_BYTES = 120
-
-
-class TaskRunner(Protocol):
-    """The writer's thread: carries out short tasks between two groups of images."""
-
-    def run(self, task: "Callable[[Store], T]", /) -> Future[T]: ...
 
 
 def open_store(  # noqa: PLR0913  app.py names each setting
