@@ -89,9 +89,9 @@ def _check_designators(findings: Findings) -> None:
         first: dict[str, KeyPath] = {}
         components = ("boards", board_type, "components")
         for component in document.keys(components):
-            for index in document.indexes((*components, component)):
+            listed = document.value((*components, component))
+            for index, designator in enumerate(listed if isinstance(listed, list) else ()):
                 path = (*components, component, index)
-                designator = document.value(path)
                 if isinstance(designator, str) and designator in first:
                     place = first[designator]
                     where = f"line {findings.line(place)}" + (f", `{place[3]}`" if place[3] != component else "")

@@ -97,11 +97,9 @@ class _Compiler:
             return None
         if name not in self._named:
             detector = self._rules.detectors.get(name)
-            later = self._rules.steps.get(name)
-            if detector is not None:
-                self._named[name] = self._detector(name, detector)
-            elif later is not None:
-                self._named[name] = self._classifier(name, later)
+            self._named[name] = (
+                self._detector(name, detector) if detector else self._classifier(name, self._rules.steps[name])
+            )
         return self._named[name]
 
     def _classifier(self, name: str, entry: ClassifierEntry) -> ClassifierStep:

@@ -10,7 +10,7 @@ import structlog
 
 from daemon.config.settings import Config, Model
 from daemon.language.model_thread import ModelThread, Opener
-from daemon.line.lease import Grant, Held, ToImages, ToModel
+from daemon.line.lease import Grant, Held
 from daemon.line.shared_devices import SharedDevice, shared_devices
 from daemon.records import AcceptedText, TextOutcome, TextRequest
 from daemon.wire.control import ControlError
@@ -258,11 +258,9 @@ class LanguageModels:
         return Held(max(pools_bytes, shared.ordered_bytes), models)
 
     def _carry_out(self, shared: SharedDevice, grant: Grant) -> bool:
-        match grant:
-            case ToModel(model, budget_bytes):
-                return self._to_model(shared, model, budget_bytes)
-            case ToImages(budget_bytes):
-                return self._to_images(shared, budget_bytes)
+        if grant.model is None:
+            return self._to_images(shared, grant.budget_bytes)
+        return self._to_model(shared, grant.model, grant.budget_bytes)
 
     def _to_model(self, shared: SharedDevice, model: str, budget_bytes: int) -> bool:
         thread = self.threads[model]

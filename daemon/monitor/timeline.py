@@ -7,12 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
 from daemon.units import utc_text
-
-T = TypeVar("T")
 
 #: Enough for some minutes at a hundred batches a second.
 _BATCHES = 20_000
@@ -52,8 +50,9 @@ class WorkTimeline:
         """Answer control's `timeline`: work that ended in the last `seconds`, timed before `at`; `more` if not all."""
         now_s = self._wall()
         with self._lock:
-            batches = _newest(self._batches, lambda batch: batch.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
-            loads = _newest(self._loads, lambda load: load.at_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
+            batches, loads = list(self._batches), list(self._loads)
+        batches = [batch for batch in batches if batch.ended_wall_s >= now_s - seconds]
+        loads = [load for load in loads if load.at_wall_s >= now_s - seconds]
         return {
             "at": utc_text(now_s),
             "seconds": seconds,
@@ -66,10 +65,10 @@ class WorkTimeline:
         """Answer control's `waits`: samples of the queues, each of which holds until the next."""
         now_s = self._wall()
         with self._lock:
-            samples = _newest(
-                self._samples, lambda sample: sample.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
-            )
-        return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(sample, now_s) for sample in samples]}
+            samples = list(self._samples)
+        before = sum(sample.at_wall_s < now_s - seconds for sample in samples)
+        shown = [_sample(sample, now_s) for sample in samples[max(0, before - 1) :]]
+        return {"at": utc_text(now_s), "seconds": seconds, "samples": shown}
 
 
 @dataclass(slots=True)
@@ -117,16 +116,6 @@ class Rejections:
                 | {"reason": pair.reason, "at": utc_text(pair.at_s)}
                 for (source, code), pair in reversed(self._pairs.items())
             ]
-
-
-def _newest(entries: deque[T], is_in: Callable[[T], bool], max_count: int, *, and_one_before: bool = False) -> list[T]:
-    newest: list[T] = []
-    for entry in reversed(entries):
-        if is_in(entry) or and_one_before:
-            newest.append(entry)
-        if not is_in(entry) or len(newest) >= max_count:
-            break
-    return newest[::-1]
 
 
 def _batch(batch: BatchDone, now_s: float) -> dict[str, Any]:

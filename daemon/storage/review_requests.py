@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Published
 from daemon.storage.database.reviews import DAEMON, DrawnBox, ReviewDecision, is_undo
-from daemon.storage.database.store import TaskRunner
+from daemon.storage.writer import Writer
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
 
@@ -52,9 +52,7 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
     return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note, board_id, boxes)
 
 
-def write_review(
-    writer: TaskRunner, fields: dict[str, Any], publish: Callable[[list[Published]], None]
-) -> dict[str, Any]:
+def write_review(writer: Writer, fields: dict[str, Any], publish: Callable[[list[Published]], None]) -> dict[str, Any]:
     """Write the decision and return its committed row; ControlError if it is not written, or `no_answer` in time."""
     wanted = decision(fields)
     writing = writer.run(lambda store: store.review(wanted, publish))

@@ -37,15 +37,9 @@ class ResultsReader:
                 table.source == bindparam("of_source"), table.image_id == bindparam("of_image")
             ),
         )
-        table = generations.c
-        self._find_text = PreparedQuery(
-            self._engine,
-            select(*AS_SENT).where(table.source == bindparam("of_source"), table.request_id == bindparam("of_request")),
-        )
 
     def close(self) -> None:
         self._find_image.close()
-        self._find_text.close()
         self._engine.dispose()
 
     def find(self, source: str, image_id: str) -> KnownImage | None:
@@ -53,7 +47,10 @@ class ResultsReader:
         return KnownImage(*row) if row is not None else None
 
     def find_text(self, source: str, request_id: str) -> TextRequest | None:
-        row = self._find_text.first(of_source=source, of_request=request_id)
+        table = generations.c
+        query = select(*AS_SENT).where(table.source == source, table.request_id == request_id)
+        with self._engine.connect() as connection:
+            row = connection.execute(query).first()
         return as_sent(row) if row is not None else None
 
     def kept_copy(self, inspection_id: int) -> tuple[str | None, bool]:

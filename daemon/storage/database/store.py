@@ -3,15 +3,13 @@
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, Executable, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
@@ -26,10 +24,8 @@ from daemon.storage.database.transaction import (
     TimeLimit,
     Transaction,
     WriterMemory,
-    among,
     begin,
     read_numbers,
-    run_for_each,
 )
 from daemon.units import wall_seconds
 from experts.durable import replace_durably
@@ -43,20 +39,6 @@ T = TypeVar("T")
 KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
 _RECORD_MODE = 0o640
 _RECORD_BYTES = 120
-
-
-class TaskRunner(Protocol):
-    """The writer's thread: carries out short tasks between two groups of images."""
-
-    def run(self, task: "Callable[[Store], T]", /) -> Future[T]: ...
-
-
-@cache
-def _known(count: int) -> Executable:
-    table = schema.inspections.c
-    return select(table.image_id, table.inspection_id, table.image_sha256).where(
-        table.source == bindparam("source"), among(table.image_id, count)
-    )
 
 
 def open_store(  # noqa: PLR0913  app.py names each setting
@@ -211,17 +193,15 @@ class Store:
             self._record.close()
 
     def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
-        by_source: dict[str, list[str]] = {}
-        for arrival in arrivals:
-            by_source.setdefault(arrival.source, []).append(arrival.image_id)
+        table = schema.inspections.c
+        query = select(table.inspection_id, table.image_sha256)
+        known: dict[tuple[str, str], KnownImage] = {}
         with self.engine.connect() as connection:
-            # One query a source: SQLite would answer `(source, image_id) IN (...)` by reading the whole index.
-            return {
-                (source, image_id): KnownImage(inspection_id, sha256)
-                for source, ids in by_source.items()
-                for cursor in run_for_each(connection, _known, ids, source=source)
-                for image_id, inspection_id, sha256 in cursor
-            }
+            for arrival in arrivals:
+                is_it = (table.source == arrival.source) & (table.image_id == arrival.image_id)
+                if row := connection.execute(query.where(is_it)).first():
+                    known[arrival.source, arrival.image_id] = KnownImage(*row)
+        return known
 
     def recover(self) -> Recovery:
         texts = schema.rules_versions.c

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.policy.retain import images_to_prune
-from daemon.storage.database.prune import oldest_kept
+from daemon.storage.database.prune import images_to_prune, oldest_kept
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import open_store
 from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome

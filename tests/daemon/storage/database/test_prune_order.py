@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.policy.retain import KeptImage, excess_bytes, images_to_prune, rank
+from daemon.storage.database.prune import KeptImage, excess_bytes, images_to_prune, rank
 
 
 def a_kept_image(inspection_id=1, verdict="pass", size_bytes=100, **fields):
