@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from daemon.cluster.remote_devices import ClusterDevices
 from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.channels import Channels
-from daemon.dispatch.drive import Drive
+from daemon.dispatch.drive import Drive, facts_of
 from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices
@@ -32,8 +33,10 @@ from daemon.intake.intake import Intake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
-from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems, warn_of_weights
-from daemon.line.rulebook import Catalogs, Rulebook
+from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
+from daemon.line.making import make_edition, working_files
+from daemon.line.served import Served, stored
+from daemon.line.serving import Serving
 from daemon.line.shared_devices import images_config
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.gauges import Gauges
@@ -42,10 +45,19 @@ from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
-from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import device_of
-from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outcome, Published, QueueSample, TextOutcome
+from daemon.records import (
+    Accepted,
+    AcceptedText,
+    BatchDone,
+    ExpertSwitch,
+    ExpertVersion,
+    Outcome,
+    Published,
+    QueueSample,
+    TextOutcome,
+)
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
@@ -65,6 +77,8 @@ from daemon.wire.endpoints import Access, Gate
 from daemon.wire.keys import TokenError, read_token
 from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
 from experts.versions import current_user
 
 if TYPE_CHECKING:
@@ -88,6 +102,22 @@ def _start_errors() -> Iterator[None]:
         raise StartError(str(error)) from None
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _AtStart:
+    """The line whose first edition is made while it starts: nobody judges by it yet."""
+
+    reader: ResultsReader
+
+    def highest(self) -> int:
+        return self.reader.highest_edition()
+
+    def check(self, served: Served) -> None:
+        pass
+
+    def adopt(self, number: int) -> None:
+        pass
 
 
 class App:
@@ -117,9 +147,6 @@ class App:
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
         self._locks = claim(path, config)
-        self._catalogs = Catalogs(line.catalog)
-        self._rulebook = Rulebook(line.routes)
-        self._metrics = Metrics(self._catalogs.architecture_of)
         self._timeline = WorkTimeline(time.time)
         self._rejections = Rejections(time.time)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -127,14 +154,15 @@ class App:
         keys = curve_keys(config.security)
         self._gate = Gate(self._context, keys) if keys else None
         self._backlog = Backlog(backlog_limits(config.limits))
-        self._open_storage(config, tell)
+        self._open_storage(config, line.served, tell)
+        self._metrics = Metrics(self._serving.architecture_of)
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
         self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
         self._admission = Admission(
             intake_limits(config.limits),
-            self._rulebook,
+            self._serving,
             self._reader,
             self._writer,
             self._backlog,
@@ -154,12 +182,12 @@ class App:
         )
         self._children = Children()
         self._deliveries = Deliveries(config, self._path)
-        self._alarms = Alarms(self._rulebook, self._reader, config.alarms if config.consumers else None)
+        self._alarms = Alarms(self._serving, self._reader, config.alarms if config.consumers else None)
         self._make_sockets(config)
         self._make_operations(config)
         self._metrics.registry.register(Gauges(self.operations.facts))
 
-    def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
+    def _open_storage(self, config: Config, served: Served | None, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
         self._journal = Journal(config.journal, segment_bytes(config.journal, config.retention.segment))
         self._database_files = DatabaseFiles(sqlite_path(config.database))
@@ -169,18 +197,19 @@ class App:
             keep=config.retention.keep,
             good_examples=config.retention.good_examples,
             sample=config.retention.sample,
-            expert_version=self._catalogs.version,
+            expert_version=self._expert_version,
             tell=tell,
             record=EpochRecord(config.journal),
         )
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
+        self._serving = Serving(served or self._first_edition(config))
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
         # A thread of its own copies accepted images that decoding found bad out of the journal.
         self._bad_images: Worker[tuple[Accepted, str]] = Worker(
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
         )
-        self._writer = Writer(self._store, self._journal, self._rulebook, config.images, disk_space=self._disk_space)
+        self._writer = Writer(self._store, self._journal, self._serving, config.images, disk_space=self._disk_space)
         self._texts = TextRows(self._writer)
 
     def _claims(self) -> SpaceClaims:
@@ -193,15 +222,40 @@ class App:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
         self._texts_to_make = self._store.texts_to_make()
-        for text in self._recovery.rules_texts.values():
-            kept = compile_kept_rules(text, self._catalogs.current)
-            if kept is not None:
-                self._rulebook.keep(kept)
+        for number, sha256 in self._recovery.editions.items():
+            self._serve_on(number, sha256)
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
         pending = self._recovery.pending
         suspects = self._decode_marks.keep({image.key for image in pending})
         limits = self._config.limits
         self._poison = examine(suspects, pending, self._journal.read, limits.hang_after, limits.max_pixels)
+
+    def _expert_version(self, expert: str, expert_version: str) -> ExpertVersion | None:
+        return self._serving.version(expert, expert_version)
+
+    def _first_edition(self, config: Config) -> Served:
+        """Make edition 1 of the files that people edit, where this user may."""
+        folder = EditionFolder(config.catalog)
+        if not folder.may_write():
+            owner = folder.root.owner()
+            raise StartError(f"no edition is in force yet, and only {owner} may make one: coserve reload as {owner}")
+        made = make_edition(config, current_user(), lambda _: working_files(config, self._note), _AtStart(self._reader))
+        return stored(made.edition, folder)
+
+    def _serve_on(self, number: int, sha256: str) -> None:
+        """Let an earlier edition go on judging what began in it; where it cannot, that is `unknown`."""
+        if self._serving.get(number) is not None:
+            return
+        folder = EditionFolder(self._config.catalog)
+        try:
+            edition = folder.read(number)
+            if edition.sha256 == sha256:
+                self._serving.know(stored(edition, folder), time.monotonic())
+                return
+            problem = f"{folder.file(number)} is another edition than the one that boards began in"
+        except (EditionError, ConfigError, OSError) as error:
+            problem = str(error)
+        self._log.warning("edition_gone", edition=number, problem=problem)
 
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
         """Divide the devices as the policy needs: one pool per device, or one per executor."""
@@ -209,7 +263,7 @@ class App:
         self._pools = pools = {each.pool: devices.pool(each) for each in facts}
         channels = Channels()
         makeup = Makeup(
-            experts=expert_facts(self._catalogs.current.values(), self._rulebook.current, measured.usage),
+            experts=facts_of(self._serving.all(), measured.usage),
             pools=facts,
             executors=executors,
             policy=config.policy,
@@ -218,8 +272,8 @@ class App:
         )
         return Drive(
             makeup,
-            Chains(self._rulebook.get, time.monotonic, time.time, self._shadows.offer),
-            self._catalogs.current,
+            Chains(self._serving, time.monotonic, time.time, self._shadows.offer),
+            self._serving,
             [
                 devices.executor(
                     each,
@@ -294,7 +348,7 @@ class App:
             admission=self._admission,
             retention=self._retention,
             backlog=self._backlog,
-            rulebook=self._rulebook,
+            serving=self._serving,
             metrics=self._metrics,
             access=self._access,
             timeline=self._timeline,
@@ -306,7 +360,6 @@ class App:
             shadows=self._shadows,
             settings=StartSettings(self._path),
             identity=self._identity,
-            catalogs=self._catalogs,
             prefetch=self._cluster.prefetch if self._cluster else lambda _before, _after: None,
         )
         self._control = ControlServer(
@@ -343,9 +396,9 @@ class App:
             self._control.start()
             self._writer.start(self)
             self._texts.start(self)
-            self._writer.rules_in_force(self._rulebook.current)
+            self._writer.rules_in_force(self._serving.current.routes)
             self.operations.started(self._path, self._note)
-            warn_of_weights(self._catalogs.current)
+            warn_of_weights(self._serving.current.catalog)
             self._bad_images.start()
             self._alarms.start(self._recovery.last_seq)
             self._retention.start()
@@ -479,6 +532,9 @@ class App:
         self._metrics.batch_done(batch)
         self._timeline.batch(batch)
 
+    def editions_ended(self, numbers: list[int]) -> None:
+        self._writer.end_editions(numbers)
+
     def switched(self, switch: ExpertSwitch) -> None:
         self._metrics.switched(switch)
         self._timeline.load(switch)
@@ -509,8 +565,8 @@ class App:
         config = self._config
         pages = f" pages {reachable(url_of(self._http))}," if self._http else ""
         return (
-            f"{count_text(len(self._rulebook.current.recipes), 'board type')},"
-            f" {count_text(len(self._catalogs.current), 'expert')},"
+            f"{count_text(len(self._serving.current.routes.recipes), 'board type')},"
+            f" {count_text(len(self._serving.current.catalog), 'expert')},"
             f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"
             f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
             f"{''.join(f'; {said}' for said in self._language.unopened())}"

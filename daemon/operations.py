@@ -23,8 +23,10 @@ from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
-from daemon.line.line import QUIET_S, load_rules_and_catalog, warn_of_weights
-from daemon.line.rulebook import Catalogs, Rulebook, changed_experts
+from daemon.line.line import warn_of_weights
+from daemon.line.making import make_edition, unloaded_edits, working_files
+from daemon.line.served import Served, stored
+from daemon.line.serving import Serving, changed_experts
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
@@ -41,6 +43,8 @@ from daemon.wire.endpoints import Access
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
 from experts.versions import Versions, VersionsError, current_user
 
 #: A thread that has held the probe for this long hangs (pipeline_probe.py).
@@ -98,8 +102,6 @@ _RATE_WINDOW_S = 10.0
 _SHOWN_FOR_S = 600.0
 #: A scrape waits this long for the scheduler's newest numbers; then it reports the previous ones.
 _FRESH_WITHIN_S = 0.2
-#: The longest that one `hold_boards` holds new boards; it may be repeated.
-_MAX_HOLD_S = 60.0
 _ASKED_OF_THE_DRIVE = ("experts", "queues", "memory", "pin", "unpin", "unload")
 #: The names of the backlog's limits on the wire and in the configuration, and in BacklogLimits.
 _BACKLOG_LIMITS = {
@@ -122,7 +124,7 @@ class Operations:
     admission: Admission
     retention: RetentionThread
     backlog: Backlog
-    rulebook: Rulebook
+    serving: Serving
     metrics: Metrics
     access: Access
     timeline: WorkTimeline
@@ -135,7 +137,6 @@ class Operations:
     settings: StartSettings
     #: `line` and `epoch`, which name the results of this line (PROTOCOL.md, Additions, 1.1).
     identity: dict[str, str]
-    catalogs: Catalogs
     #: Brings new versions to other PCs before they are used.
     prefetch: Callable[[Catalog, Catalog], None]
     _thermometer: Thermometer = field(init=False, default_factory=Thermometer)
@@ -229,7 +230,8 @@ class Operations:
             "version": version("coserve"),
             "state": self.state,
             "backlog": self.backlog.images,
-            "rules_version": self.rulebook.current.version,
+            "rules_version": self.serving.current.routes.version,
+            "edition": self.serving.current.number,
             "last_seq": last_seq,
             "children": children,
             "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
@@ -254,12 +256,12 @@ class Operations:
             **asked,
             "status": lambda _: self._status(),
             "limits": self._limits_noted,
-            "reload": lambda fields: self.reload(*_author(fields)),
+            "reload": lambda fields: self.reload(*_author(fields), now=_flag(fields, "now", default=False)),
+            "adopt": self._adopt,
             "keys": self._keys,
             "drain": self._noted("drain", self._drain),
             "prune": self._noted("prune", self._prune),
             "versions": lambda _: self._bring_versions(),
-            "hold_boards": self._hold_boards,
             "review": self._review,
             "metrics": lambda _: {"text": self.metrics.exposition()},
             "health": lambda _: self.health(),
@@ -280,10 +282,10 @@ class Operations:
         self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
 
     def _in_force(self, what: Literal["start", "reload"], at: str, who: str, note: str | None, **at_of: str) -> State:
-        catalog = self.catalogs.current
+        catalog = self.serving.current.catalog
         experts = {expert_subject(expert): spec.version for expert, spec in catalog.items()}
         experts |= {f"settings of {expert}": spec.settings_digest for expert, spec in catalog.items()}
-        return State(at, who, what, {RULES: self.rulebook.current.version, **experts}, note, at_of)
+        return State(at, who, what, {RULES: self.serving.current.routes.version, **experts}, note, at_of)
 
     def _version_steps(self) -> list[Change]:
         """Return what `coserve experts` did to versions, with or without a daemon: each is written once."""
@@ -319,19 +321,26 @@ class Operations:
         self.writer.note(ChangeNotes(states=self._keys_allowed(utc_text(time.time()), who, note)))
         return answer
 
+    def _adopt(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Judge by the edition that a command has put in force; with `only_check`, say whether that can be done."""
+        number: Any = fields.get("edition")
+        if type(number) is not int or number < 1:
+            raise ControlError("bad_field", f"edition: expected its number, not {number!r}")
+        folder = EditionFolder(self.config.catalog)
+        try:
+            if _flag(fields, "only_check", default=False):
+                self.check(stored(folder.read(number), folder))
+                return {"edition": number}
+            return {**self.adopt(number), **self._settings_changed()}
+        except ConfigError as error:
+            raise ControlError("bad_rules", str(error)) from None
+        except EditionError as error:
+            raise ControlError("bad_edition", str(error)) from None
+
     def _bring_versions(self) -> dict[str, Any]:
         self.writer.note(ChangeNotes(steps=tuple(self._version_steps())))
         self.shadows.read()
         return {}
-
-    def _hold_boards(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Let no new board begin for `seconds`, and count what is still open: at 0, no board has half its verdicts."""
-        seconds: Any = fields.get("seconds")
-        if type(seconds) not in (int, float) or not 0 <= seconds <= _MAX_HOLD_S:
-            raise ControlError("bad_field", f"seconds: expected 0 to {_MAX_HOLD_S:g}, not {seconds!r}")
-        self.admission.hold_boards(seconds)
-        under_way = self.backlog.images + self.admission.in_flight
-        return {"open_boards": self.reader.open_boards(), "images": under_way}
 
     def _noted(self, what: str, handler: Handler) -> Handler:
         """Return `handler` with a row in `changes` for each request that it carries out."""
@@ -433,42 +442,82 @@ class Operations:
         now = asdict(self.backlog.limits)
         return memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
 
-    def reload(self, who: str = "unknown", note: str | None = None) -> dict[str, Any]:
-        """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
+    def reload(self, who: str = "unknown", note: str | None = None, *, now: bool = False) -> dict[str, Any]:
+        """Make an edition of the files that people edit, and judge by it; ControlError with every mistake.
+
+        Where this process may not write beside the catalog, adopt the edition that a command made. `now`: the editions
+        before it end at once.
+        """
+        folder = EditionFolder(self.config.catalog)
         with self._reloading:
             try:
-                routes, catalog = load_rules_and_catalog(self.config, quiet_s=QUIET_S)
+                if folder.may_write():
+                    draft = replace(working_files(self.config, note), ends_earlier=now)
+                    made = make_edition(self.config, who, lambda _: draft, self)
+                    return {**(made.adopted or {}), **self._settings_changed()}
+                answer = self.adopt(folder.current() or 0)
+                edited = unloaded_edits(self.config, self.serving.current.edition)
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
-            in_use = self._or_none(self.reader.rules_in_use)
-            # The catalog first: an image under new rules must not meet a catalog without their experts.
-            changed = changed_experts(self.catalogs.current, catalog)
-            self.prefetch(self.catalogs.current, catalog)
-            self.catalogs.replace(catalog)
-            experts_at = utc_text(self.drive.reload(catalog, routes))
-            rules_at = utc_text(self.rulebook.replace(routes, in_use))
-            self.writer.rules_in_force(routes)
-            in_force = replace(
-                self._in_force("reload", experts_at, who, note, **{RULES: rules_at}),
-                words_of={f"settings of {row['expert']}": row["what"] for row in changed},
+            except EditionError as error:
+                raise ControlError("bad_edition", str(error)) from None
+        if edited:
+            files = " and ".join(map(str, edited))
+            remedy = f"as {folder.root.owner()}: coserve reload"
+            raise ControlError(
+                "not_in_force", f"{files}: edited, not in force, and this daemon may not write: {remedy}"
             )
-            states = (*self._keys_allowed(rules_at, who, note), in_force)
-            self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
-            self.access.reload()
-            self.shadows.read()
-        self._log.info("reloaded", rules_version=routes.version, experts=len(catalog))
+        return {**answer, **self._settings_changed()}
+
+    # The line as the maker of an edition sees it (making.py)
+
+    def highest(self) -> int | None:
+        return self._or_none(self.reader.highest_edition)
+
+    def check(self, served: Served) -> None:
+        """Raises ConfigError if an expert fits no device beside what is pinned now."""
+        if problems := self.drive.misfits(served):
+            raise ConfigError(problems)
+
+    def adopt(self, number: int) -> dict[str, Any]:
+        """Judge boards that begin from now on by an edition; return what is in force.
+
+        Raises EditionError, ConfigError.
+        """
+        folder = EditionFolder(self.config.catalog)
+        edition = folder.read(number)
+        served, before = stored(edition, folder), self.serving.current
+        changed = changed_experts(before.catalog, served.catalog)
+        self.prefetch(before.catalog, served.catalog)
+        # The drive first: an image of the edition must not meet a drive without its experts.
+        self.drive.take_editions(served)
+        at = utc_text(self.serving.put_in_force(served, time.monotonic()))
+        self.writer.rules_in_force(served.routes)
+        if edition.ends_earlier:
+            self.drive.end_editions([each.number for each in self.serving.all()[1:]])
+        in_force = replace(
+            self._in_force("reload", at, edition.who, edition.note),
+            words_of={f"settings of {row['expert']}": row["what"] for row in changed},
+        )
+        states = (*self._keys_allowed(at, edition.who, edition.note), in_force)
+        self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
+        self.access.reload()
+        self.shadows.read()
+        self._log.info("reloaded", edition=number, rules_version=served.routes.version, experts=len(served.catalog))
         for change in changed:
             self._log.info("expert_changed", **change)
-        unusable = warn_of_weights(catalog)
+        answer = {"edition": number, "rules_version": served.routes.version, "experts": len(served.catalog)}
+        answer["changed_experts"] = changed
+        unusable = warn_of_weights(served.catalog)
+        return answer | ({"without_weights": unusable} if unusable else {})
+
+    def _settings_changed(self) -> dict[str, Any]:
         restart_for, problems = self.settings.changed()
         if restart_for:
             self._log.warning("restart_needed", changed=", ".join(restart_for))
         for problem in problems:
             self._log.warning("settings_unreadable", problem=problem)
-        answer = {"rules_version": routes.version, "experts": len(catalog), "restart_for": restart_for}
-        answer["changed_experts"] = changed
-        found = {"settings_problems": problems, "without_weights": unusable}
-        return answer | {name: value for name, value in found.items() if value}
+        return {"restart_for": restart_for, **({"settings_problems": problems} if problems else {})}
 
     def reload_or_say_why(self) -> None:
         """Reload because of SIGHUP; each mistake is an event in the log."""

@@ -59,6 +59,18 @@ class Arrival:
     payload_sha256: str
     connection: bytes
 
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.component, self.designator
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An image that the edition of its board cannot route: decided with its row, after all other checks."""
+
+    code: Literal["unknown_board", "unknown_component"]
+    reason: str
+
 
 @dataclass(frozen=True, slots=True)
 class JournalKey:
@@ -71,7 +83,7 @@ class JournalKey:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A durable image that waits for its verdict; `rules_version` is that of the board's attempt."""
+    """A durable image that waits for its verdict; `edition` is the one in which its board's attempt began."""
 
     inspection_id: int
     source: str
@@ -80,7 +92,7 @@ class Accepted:
     component: str
     accepted_wall_s: float
     deadline_ms: int | None
-    rules_version: str
+    edition: int
     key: JournalKey
     pixels: Pixels
     #: Monotonic seconds; None for an image that a restart found: only its wall clock time is known.

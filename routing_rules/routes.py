@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Literal, Protocol
 
 Task = Literal["classify", "detect"]
@@ -390,6 +391,19 @@ class Routes:
         """The first 12 hex digits of the text's sha256 (RESULTS.md, `rules_version`)."""
         return self.sha256[:12]
 
+    def refusal(
+        self, board_type: str, component: str, designator: str
+    ) -> tuple[Literal["unknown_board", "unknown_component"], str] | None:
+        """Return why the rules cannot route an image, as PROTOCOL.md's code and a sentence; None if they can."""
+        recipe = self.recipes.get(board_type)
+        if recipe is None:
+            return "unknown_board", f"the rules name no board type {board_type!a}"
+        if self.first_step(board_type, component) is None:
+            return "unknown_component", f"the recipe of board type {board_type!a} has no component {component!a}"
+        if recipe.refuses(component, designator):
+            return "unknown_component", _wrong_position(recipe, component, designator)
+        return None
+
     def first_step(self, board_type: str, component: str) -> Step | None:
         """Return the first step of an image's chain, None if the rules lack the board or the component on it."""
         steps = self.first_steps.get(board_type)
@@ -461,3 +475,14 @@ def _judges(step: Step) -> str:
         text = "; ".join(part for part in (limits and f"fails {limits}", needs and f"requires {needs}") if part)
         text = text or "judges what it detects"
     return f"{text}; review below {step.review_below:g}" if step.review_below else text
+
+
+def _wrong_position(recipe: Recipe, component: str, designator: str) -> str:
+    # Not by edit distance: it would take milliseconds of the intake thread for each wrong name.
+    near = max(recipe.positions[component].designators, key=lambda name: len(commonprefix([name, designator])))  # noqa: RUF071
+    there = recipe.component_at.get(designator)
+    instead = "is no position" if there is None else f"is the position of {there!a}, not"
+    return (
+        f"designator {designator!a} {instead} of component {component!a} in the recipe of board type "
+        f"{recipe.board_type!a}; the nearest of {component!a} is {near!a}"
+    )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -20,14 +20,15 @@ from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, 
 from daemon.dispatch.running_work import ExecutorHealth, HungBatch, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
+from daemon.line.served import Served
+from daemon.line.serving import Serving
 from daemon.policy.actions import Load, Run, Wait
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.predict import expert_facts
-from daemon.policy.request import PoolId, Request, device_of
+from daemon.policy.request import ExpertFacts, PoolId, Request, device_of
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec, name_of
-from routing_rules.routes import Routes
+from experts.spec import ExpertId, ExpertSpec, name_of, resident_in
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
 _AFTER_DEFECT_S = 0.5
@@ -88,13 +89,14 @@ class DriveReports(Protocol):
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
     def sampled(self, sample: QueueSample) -> None: ...
+    def editions_ended(self, numbers: list[int]) -> None: ...
 
 
 class Drive:
     """Runs the scheduler over executors and loaders; `start` takes the receiver of its reports.
 
     `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
-    `chains` gives each image's next expert, `catalog` the experts, `usage` their usage probabilities as counted in a
+    `chains` gives each image's next expert, `serving` the editions, `usage` their usage probabilities as counted in a
     profile. `record` is the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far
     longer than predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since
     the database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
@@ -106,7 +108,7 @@ class Drive:
         self,
         makeup: Makeup,
         chains: Chains,
-        catalog: Mapping[ExpertId, ExpertSpec],
+        serving: Serving,
         executors: Sequence[Executor],
         loaders: Sequence[Loader],
         *,
@@ -122,12 +124,13 @@ class Drive:
         self._log: Any = structlog.get_logger("drive")
         self._usage = dict(usage or {})
         self._makeup = makeup
+        self._serving = serving
         self._scheduler = RecordingScheduler(makeup, record) if record else makeup.scheduler()
         self._work = RunningWork(executors, loaders, hang_after_s, clock)
         self._flow = ImageFlow(
             self._scheduler,
             chains,
-            catalog,
+            serving,
             on_outcome=self._finish,
             on_bad_image=self._refuse,
             hang_after_s=hang_after_s,
@@ -167,15 +170,24 @@ class Drive:
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         return self._call(lambda: self._answer(kind, fields))
 
-    def reload(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        """Replace experts and usage; return when they came into force (wall clock, seconds).
+    def take_editions(self, newest: Served) -> None:
+        """Know the experts of all editions that serve, with usage as `newest` has it.
 
-        Call this before `Rulebook.replace`: images under new rules need the new catalog's experts.
+        Call this before an edition comes into force: its images need its experts.
         """
-        return self._wait_for(self.reload_later(catalog, routes))
+        self._wait_for(self.take_editions_later(newest))
 
-    def reload_later(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> Future[float]:
-        return self._call(lambda: self._replace(catalog, routes))
+    def take_editions_later(self, newest: Served) -> Future[None]:
+        return self._call(lambda: self._take_editions(newest))
+
+    def misfits(self, served: Served) -> list[str]:
+        """Return the experts of an edition that fit no device beside what other experts have pinned now."""
+        facts = expert_facts(served.catalog.values(), served.routes)
+        return self._wait_for(self._call(lambda: self._scheduler.misfits(facts)))
+
+    def end_editions(self, numbers: list[int]) -> None:
+        """End replaced editions at once; what waits for them is `unknown`, `edition_gone`."""
+        self._wait_for(self._call(lambda: self._end_editions(numbers)))
 
     def device_lost(self, device: str, reason: str, *, was_there: bool = True) -> None:
         """Note that a device of another PC is gone or not there yet; its batches were reported before."""
@@ -288,8 +300,10 @@ class Drive:
 
     def _decide(self) -> float | None:
         now = self._clock()
+        if due := self._serving.due(now):
+            self._end_editions(due)
         self._check_for_hangs(now)
-        wakes = [self._flow.retry_and_expire(now), self._health.next_try_s(now)]
+        wakes = [self._serving.next_end_s(), self._flow.retry_and_expire(now), self._health.next_try_s(now)]
         for pool in self._scheduler.pools_to_ask(self._work.loaders, now):
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
                 order = LoadOrder(change, self._flow.resident[change.expert]) if isinstance(change, Load) else change
@@ -432,25 +446,32 @@ class Drive:
             if request is not blamed:
                 self._flow.again(request, MAX_LOSSES if is_remote else 1)
 
-    def _replace(self, catalog: Mapping[ExpertId, ExpertSpec], routes: Routes) -> float:
-        at_s, pools = time.time(), self._scheduler.snapshot().pools
-        lost = self._scheduler.replace_facts(expert_facts(catalog.values(), routes, self._usage))
-        self._flow.replace_catalog(catalog)
+    def _take_editions(self, newest: Served) -> None:
+        pools = self._scheduler.snapshot().pools
+        self._serving.know(newest)
+        lost = self._scheduler.replace_facts(facts_of((newest, *self._serving.all()), self._usage))
+        self._flow.take_editions()
         self._health.forget_hangs()
         self._flow.end_all(lost)
         self._note_failures()
         if not self._failing:
             self._flow.last_error = None
-        self._pin_new_versions((expert, pool.pool) for pool in pools for expert in pool.pinned)
-        return at_s
+        self._pin_new_versions(newest, [(expert, pool.pool) for pool in pools for expert in pool.pinned])
 
-    def _pin_new_versions(self, pins: Iterable[tuple[ExpertId, PoolId]]) -> None:
-        """Pin what took the place of a pinned expert under its name."""
-        resident = self._flow.resident
-        by_name = {spec.name: expert for expert, spec in resident.items()}
+    def _end_editions(self, numbers: list[int]) -> None:
+        self._serving.forget(numbers)
+        self._take_editions(self._serving.current)
+        self._reports.editions_ended(numbers)
+
+    def _pin_new_versions(self, served: Served, pins: Iterable[tuple[ExpertId, PoolId]]) -> None:
+        """Pin what took the place of a pinned expert under its name, instead of it."""
+        newest = resident_in(served.catalog)
+        by_name = {spec.name: expert for expert, spec in newest.items()}
         for expert, pool in pins:
-            if expert not in resident and (name := name_of(expert)) in by_name:
+            if expert not in newest and (name := name_of(expert)) in by_name:
                 try:
+                    if expert in self._flow.resident:
+                        self._scheduler.unpin(expert, pool)
                     self._scheduler.pin(by_name[name], pool)
                 except OperationRefusedError as error:
                     self._flow.last_error = f"{name} is not pinned any more: {error.reason}"
@@ -490,6 +511,15 @@ class Drive:
     def _memory(self) -> dict[str, Any]:
         facts = (executor.facts for executor in self._work.executors.values())
         return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.resident)}
+
+
+def facts_of(served: Iterable[Served], usage: Mapping[str, float] | None = None) -> tuple[ExpertFacts, ...]:
+    """Return the facts of all that serves: the first edition's usage counts, the others only finish."""
+    facts: dict[ExpertId, ExpertFacts] = {}
+    for place, each in enumerate(served):
+        of_edition = expert_facts(each.catalog.values(), each.routes, usage)
+        facts = {one.expert: one if place == 0 else replace(one, usage=0.0) for one in of_edition} | facts
+    return tuple(facts.values())
 
 
 # Rows of the results

@@ -8,11 +8,12 @@ from typing import Any, Literal
 import structlog
 
 from daemon.dispatch.orders import ImageOrder, Unanswered
+from daemon.line.serving import Serving
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from daemon.records import Accepted, Outcome, Stage, accepted_at_s
 from experts.spec import Answer, ExpertId, ExpertSpec, name_of, resident_in
-from routing_rules.routes import Judgement, Routes, Step, judge
+from routing_rules.routes import Judgement, Step, judge
 
 #: Pause before bytes that could not be read are read again.
 AGAIN_S = 5.0
@@ -75,6 +76,12 @@ class Parked:
         again = [entry for entry in self._waiting.values() if entry.again_s is not None and entry.again_s <= now]
         return self._take(again), ended
 
+    def requests(self) -> list[Request]:
+        return [entry.request for entry in self._waiting.values()]
+
+    def remove(self, request: Request) -> None:
+        self._waiting.pop(request.request_id, None)
+
     def next_s(self) -> float | None:
         times = [min(entry.until_s, entry.again_s or entry.until_s) for entry in self._waiting.values()]
         return min(times, default=None)
@@ -86,6 +93,8 @@ class Parked:
 @dataclass(slots=True)
 class _Image:
     accepted: Accepted
+    #: That of its edition.
+    catalog: Mapping[ExpertId, ExpertSpec]
     step: Step
     deadline_s: float | None
     stages: list[Stage] = field(default_factory=list[Stage])
@@ -111,17 +120,16 @@ class Chains:
 
     def __init__(
         self,
-        routes: Callable[[str], Routes | None],
+        serving: Serving,
         clock: Callable[[], float],
         wall: Callable[[], float],
         on_answer: Callable[..., None] = lambda *_: None,
     ) -> None:
-        self._routes, self._on_answer = routes, on_answer
+        self._serving, self._on_answer = serving, on_answer
         self._clock = clock
         self._wall = wall
         self._images: dict[RequestId, _Image] = {}
         self._last_id = 0
-        self.catalog: Mapping[ExpertId, ExpertSpec] = {}
 
     def __len__(self) -> int:
         return len(self._images)
@@ -130,27 +138,25 @@ class Chains:
         return self._images[request_id].accepted
 
     def head(self, request_id: RequestId) -> ExpertSpec | None:
-        """Return the head that judges the current step: a newer version of the same family takes over at once."""
-        image = self._images[request_id]
-        newest = self.catalog.get(ExpertId(image.step.expert))
-        if image.head is None or newest is None or newest.resident.expert != image.head.resident.expert:
-            return image.head
-        return newest
+        """Return the head that judges the current step."""
+        return self._images[request_id].head
 
     def admit(self, accepted: Accepted) -> Request | Outcome:
-        """Return an image's first request, or its end if the rules that its board opened with cannot route it."""
-        routes = self._routes(accepted.rules_version)
-        step = None if routes is None else routes.first_step(accepted.board_type, accepted.component)
-        if step is None:
-            return Outcome(accepted.inspection_id, "unknown", None, "rules_changed", ())
+        """Return an image's first request, or its end if its edition serves no more."""
+        served = self._serving.get(accepted.edition)
+        step = None if served is None else served.routes.first_step(accepted.board_type, accepted.component)
+        if served is None or step is None:
+            return Outcome(accepted.inspection_id, "unknown", None, "edition_gone", ())
         deadline_s = None
         if accepted.deadline_ms is not None:
             deadline_s = accepted_at_s(accepted, self._clock(), self._wall()) + accepted.deadline_ms / 1000.0
-        return self._request(_Image(accepted, step, deadline_s))
+        return self._request(_Image(accepted, served.catalog, step, deadline_s))
 
     def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
         image = self._images.pop(answered.request_id)
         image.stages.append(answered.stage)
+        if self._serving.get(image.accepted.edition) is None:
+            return _unjudged(image, "edition_gone")
         answer, before = answered.answer, image.judgement
         image.judgement = judge(
             image.step, answer.label, answer.confidence, answer.detections, before, answered.image_size
@@ -172,12 +178,12 @@ class Chains:
         image.failures += 1
         return self._request(image)
 
-    def requeued(self, request_id: RequestId) -> Request | None:
-        """Return a new request for the same step under the catalog in force; None if its expert is gone."""
-        spec = self.catalog.get(ExpertId(self._images[request_id].step.expert))
-        if spec is None or not spec.classes:
-            return None
-        return self._request(self._images.pop(request_id))
+    def of_ended_editions(self, requests: Iterable[Request]) -> list[Request]:
+        images = ((request, self._images[request.request_id].accepted.edition) for request in requests)
+        return [request for request, edition in images if self._serving.get(edition) is None]
+
+    def has_experts(self, request: Request) -> bool:
+        return bool(self._images[request.request_id].catalog)
 
     def ended(self, request_id: RequestId, reason: str) -> Outcome:
         return _unjudged(self._images.pop(request_id), reason)
@@ -187,7 +193,7 @@ class Chains:
         request_id = RequestId(self._last_id)
         self._images[request_id] = image
         expert = ExpertId(image.step.expert)
-        spec = self.catalog.get(expert)
+        spec = image.catalog.get(expert)
         image.head = spec if spec is not None and spec.backbone is not None else None
         resident = expert if spec is None else spec.resident.expert
         return Request(request_id, resident, self._clock(), image.deadline_s, len(image.stages))
@@ -214,7 +220,7 @@ class ImageFlow:
         self,
         scheduler: Scheduler,
         chains: Chains,
-        catalog: Mapping[ExpertId, ExpertSpec],
+        serving: Serving,
         *,
         on_outcome: Callable[[Outcome], None],
         on_bad_image: Callable[[Accepted, str], None],
@@ -223,11 +229,12 @@ class ImageFlow:
     ) -> None:
         self._scheduler = scheduler
         self._chains = chains
-        self._take_catalog(catalog)
-        self._on_outcome, self._on_bad_image = on_outcome, on_bad_image
-        self._clock = clock
+        self._serving = serving
         self._parked = Parked(_PARKED_FACTOR * hang_after_s)
         self._refusals: dict[ExpertId, str] = {}
+        self.take_editions()
+        self._on_outcome, self._on_bad_image = on_outcome, on_bad_image
+        self._clock = clock
         self._log: Any = structlog.get_logger("drive")
         self.completed = 0
         #: Images retried after a failure of their device or of the disk.
@@ -321,40 +328,33 @@ class ImageFlow:
             self._go_on(request)
 
     def end_all(self, requests: Iterable[Request]) -> None:
-        """End requests whose expert is gone or unusable; an expert that has become a head is still there."""
+        """End requests whose expert is gone or unusable."""
         for request in requests:
-            if request.expert not in self.resident and self._requeue(request):
+            if self._chains.of_ended_editions([request]):
+                self.end(request, "edition_gone")
                 continue
             # A line without any experts collects pictures to train them with.
-            missing = "rules_changed" if self.catalog else "no_expert"
-            self.end(request, "expert_failed" if request.expert in self.resident else missing)
+            self.end(request, "expert_failed" if self._chains.has_experts(request) else "no_expert")
 
-    def replace_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
-        before = self.resident
-        self._take_catalog(catalog)
-        for expert in [expert for expert in before if expert not in self.resident]:
-            for request in self._parked.of(expert):
-                if not self._requeue(request):
-                    self.end(request, "rules_changed")
+    def take_editions(self) -> None:
+        """Know the experts of all editions that serve; end what waits here for one that serves no more."""
+        self.resident = {}
+        for served in reversed(self._serving.all()):
+            self.resident |= resident_in(served.catalog)
         self._refusals.clear()
+        for request in self._chains.of_ended_editions(self._parked.requests()):
+            self._parked.remove(request)
+            self.end(request, "edition_gone")
 
-    def _requeue(self, request: Request) -> bool:
-        again = self._chains.requeued(request.request_id)
-        if again is None:
-            return False
-        self._parked.forget(request.request_id)
-        self._go_on(again)
-        return True
+    @property
+    def catalog(self) -> Mapping[ExpertId, ExpertSpec]:
+        return self._serving.current.catalog
 
     def resident_of(self, spec: ExpertSpec) -> ExpertSpec:
         """Return what a slot holds while an expert answers; for a backbone's own entry what its heads have there."""
         if spec.classes:
             return spec.resident
         return next((held for held in self.resident.values() if held.sha256 == spec.sha256), spec)
-
-    def _take_catalog(self, catalog: Mapping[ExpertId, ExpertSpec]) -> None:
-        self.catalog = self._chains.catalog = dict(catalog)
-        self.resident = resident_in(catalog)
 
     def end(self, request: Request, reason: str) -> None:
         self._parked.forget(request.request_id)

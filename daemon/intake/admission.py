@@ -8,22 +8,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from os.path import commonprefix
 from typing import Literal, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
-from daemon.line.rulebook import Rulebook
-from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, TextRequest
+from daemon.line.serving import Serving
+from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, Refused, TextRequest
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.journal import Duplicate, WriteFailed
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision.structure import MAX_STEPS, check_structure
-from routing_rules.routes import Recipe, Routes
+from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
@@ -33,15 +32,16 @@ _FAILED_RETRY_MS = 500
 _LARGE_BYTES = 2**20
 _MANY_STEPS = 2000
 
-#: The writer's reply to an image: accepted, the earlier image with the same key, or the reason of a failure.
-Stored = Accepted | Duplicate | WriteFailed
+#: The writer's reply to an image: accepted, the earlier image with the same key, why its edition cannot route it, or
+#: the reason of a failure.
+Stored = Accepted | Duplicate | Refused | WriteFailed
 
 
 class Reader(Protocol):
     """Queries of intake to the results; called in the intake thread."""
 
     def find(self, source: str, image_id: str) -> KnownImage | None: ...
-    def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None: ...
+    def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None: ...
     def last_seq(self) -> int: ...
 
 
@@ -169,7 +169,7 @@ class Admission(Accounts):
     def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here
         self,
         limits: IntakeLimits,
-        rulebook: Rulebook,
+        serving: Serving,
         reader: Reader,
         writer: ArrivalWriter,
         backlog: Backlog,
@@ -188,7 +188,7 @@ class Admission(Accounts):
         super().__init__(limits, backlog, room)
         self._texts = texts
         self._on_stored = on_stored
-        self._rulebook = rulebook
+        self._serving = serving
         self._reader = reader
         self._writer = writer
         self._quarantine = quarantine
@@ -278,7 +278,7 @@ class Admission(Accounts):
             fields = {}
             if isinstance(result, Accepted):
                 self._on_stored(time.monotonic() - flight.since_s)
-                fields = {"attempt": result.attempt}
+                fields = {"attempt": result.attempt, "edition": result.edition}
             answers = [(flight.peer, answer("accepted", key.id, key.source, credit, **fields))]
             first, others = flight.content, flight.repeated
         else:
@@ -287,6 +287,9 @@ class Admission(Accounts):
                 reason = f"the {key.kind} could not be stored: {result.reason}"
                 again = answer("busy", key.id, key.source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
                 return [(peer, again) for peer, _ in everyone]
+            if isinstance(result, Refused):
+                no = answer("rejected", key.id, key.source, credit, code=result.code, reason=result.reason)
+                return [(peer, no) for peer, _ in everyone]
             answers, others = [], everyone
             first = result.payload_sha256 if isinstance(result, Duplicate) else result
         for peer, content in others:
@@ -307,7 +310,7 @@ class Admission(Accounts):
             server=self._server,
             max_payload_bytes=self.limits.max_payload_bytes,
             max_pixels=self.limits.max_pixels,
-            rules_version=self._rulebook.current.version,
+            rules_version=self._serving.current.routes.version,
             last_seq=self._reader.last_seq(),
             **self._identity,
         )
@@ -350,11 +353,6 @@ class Admission(Accounts):
             differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
-        board = message.board
-        if self.boards_wait and self._reader.open_rules(board.type, board.serial, board.attempt) is None:
-            return self.busy(
-                message, "another release is being put in force: new boards wait until it is", _FAILED_RETRY_MS
-            )
         arrival = _arrival(peer, message, payload, self._check_payload(message, payload, scan))
         flight = _InFlight(peer, arrival.payload_sha256, len(payload))
         return self._store(message, key, flight, partial(self._writer.write, arrival), post)
@@ -368,7 +366,7 @@ class Admission(Accounts):
             return self._repeat(peer, message, request, flight)
         if (known := texts.reader.find_text(key.source, key.id)) is not None:
             return self._duplicate(message, differs=known != request)
-        texts.check(message, self._rulebook.current)
+        texts.check(message, self._serving.current.routes)
         flight = _InFlight(peer, request, request.size_bytes)
         return self._store(message, key, flight, partial(texts.writer.write, request), post)
 
@@ -411,22 +409,17 @@ class Admission(Accounts):
         return None
 
     def _check_rules(self, message: Inspect) -> None:
-        routes = self._rules_of(message.board)
-        if message.board.type not in routes.recipes:
-            raise refusal(message, "unknown_board", f"the rules name no board type {message.board.type!a}")
-        if routes.first_step(message.board.type, message.component) is None:
-            reason = f"the recipe of board type {message.board.type!a} has no component {message.component!a}"
-            raise refusal(message, "unknown_component", reason)
-        recipe = routes.recipes[message.board.type]
-        if recipe.refuses(message.component, message.designator):
-            raise refusal(message, "unknown_component", _wrong_position(recipe, message))
+        """Refuse early what the board's edition cannot route; the transaction that takes the image decides."""
+        problem = self._routes_of(message.board).refusal(message.board.type, message.component, message.designator)
+        if problem is not None:
+            raise refusal(message, *problem)
 
-    def _rules_of(self, board: BoardRef) -> Routes:
-        if self._rulebook.is_alone:
-            return self._rulebook.current
-        version = self._reader.open_rules(board.type, board.serial, board.attempt)
-        routes = None if version is None else self._rulebook.get(version)
-        return routes or self._rulebook.current
+    def _routes_of(self, board: BoardRef) -> Routes:
+        if self._serving.is_alone:
+            return self._serving.current.routes
+        edition = self._reader.open_edition(board.type, board.serial, board.attempt)
+        served = None if edition is None else self._serving.get(edition)
+        return (served or self._serving.current).routes
 
     def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
         if not payload:
@@ -444,18 +437,6 @@ class Admission(Accounts):
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise refusal(message, "bad_image", reason)
         return scan.sha256
-
-
-def _wrong_position(recipe: Recipe, message: Inspect) -> str:
-    component, designator = message.component, message.designator
-    # Not by edit distance: it would take milliseconds of the intake thread for each wrong name.
-    near = max(recipe.positions[component].designators, key=lambda name: len(commonprefix([name, designator])))  # noqa: RUF071
-    there = recipe.component_at.get(designator)
-    instead = "is no position" if there is None else f"is the position of {there!a}, not"
-    return (
-        f"designator {designator!a} {instead} of component {component!a} in the recipe of board type "
-        f"{message.board.type!a}; the nearest of {component!a} is {near!a}"
-    )
 
 
 def _arrival(peer: Peer, message: Inspect, payload: bytes, sha256: str) -> Arrival:

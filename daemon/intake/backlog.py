@@ -260,7 +260,6 @@ class Accounts:
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}
         self._holding = threading.Lock()
-        self._boards_wait_until_s = 0.0
 
     @property
     def in_flight(self) -> int:
@@ -281,15 +280,6 @@ class Accounts:
         """End the `hold` with this cause. Any thread."""
         with self._holding:
             self._held = {key: reason for key, reason in self._held.items() if key != cause}
-
-    def hold_boards(self, for_s: float) -> None:
-        """For `for_s`, answer `busy` to images that would begin a board; 0 ends the hold. Any thread."""
-        self._boards_wait_until_s = time.monotonic() + for_s
-
-    @property
-    def boards_wait(self) -> bool:
-        """Return True while no new board begins."""
-        return time.monotonic() < self._boards_wait_until_s
 
     @property
     def held(self) -> tuple[str, ...]:

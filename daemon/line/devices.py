@@ -28,7 +28,7 @@ class Measurements:
     """Measurements of profiles: the performance matrix, and usage if it was counted."""
 
     matrix: tuple[Performance, ...] = ()
-    usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
+    usage: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config, Measurements, list[Problem | str]]:
@@ -37,7 +37,7 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
     profiles = _profiles(config, here, problems)
     devices: dict[str, Device] = {}
     rows: list[Performance] = []
-    usage: dict[ExpertId, float] = {}
+    usage: dict[str, float] = {}
     for name, device in config.devices.items():
         devices[name] = device
         profile = None if device.profile is None else profiles.get(device.profile)

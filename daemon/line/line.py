@@ -17,13 +17,16 @@ from daemon.errors import ConfigError
 from daemon.host.folders import folder_problem
 from daemon.line.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
 from daemon.line.profile import this_machine
+from daemon.line.served import Served, labels_of, stored
 from daemon.line.shared_devices import images_config, sharing_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.wire.endpoints import CurveKeys, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
 from experts.durable import texts_before_switch
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
 from experts.spec import ExpertId
-from routing_rules.compile import ExpertLabels, RulesError, compile_rules
+from routing_rules.compile import RulesError, compile_rules
 from routing_rules.load import Document, Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
 
@@ -38,13 +41,17 @@ _WRITTEN_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line whose parts fit together: the rules name only experts that the catalog has, with labels they have."""
+    """A line whose parts fit together: the rules name only experts that the catalog has, with labels they have.
+
+    Rules and experts are those of the edition in force; before the first one, those of the files that people edit.
+    """
 
     config: Config
     routes: Routes
     catalog: Catalog
     measured: Measurements
     warnings: Sequence[str] = ()
+    served: Served | None = None
 
 
 def load_line(
@@ -62,12 +69,25 @@ def load_line(
     if with_profiles:
         config, measured, problems = complete(path, config, this_machine())
     try:
-        routes, catalog = load_rules_and_catalog(config)
+        served = served_by(config)
+        routes, catalog = (served.routes, served.catalog) if served else load_rules_and_catalog(config)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
         raise ConfigError(problems)
-    return Line(config, routes, catalog, measured, profile_warnings(path, config, measured, catalog))
+    return Line(config, routes, catalog, measured, profile_warnings(path, config, measured, catalog), served)
+
+
+def served_by(config: Config) -> Served | None:
+    """Return the edition in force; None before the first one. Raises ConfigError."""
+    folder = EditionFolder(config.catalog)
+    try:
+        edition = folder.in_force()
+    except EditionError as error:
+        raise ConfigError([str(error)]) from None
+    except OSError as error:
+        raise ConfigError([f"{error.filename}: {error.strerror}"]) from None
+    return None if edition is None else stored(edition, folder)
 
 
 def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Routes, Catalog]:
@@ -163,12 +183,6 @@ def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
         advice = "their images get `unknown`; `coserve check CONFIG` says what is wrong with each file"
         structlog.get_logger("line").warning("weights_unusable", of=len(experts), first=experts[0], advice=advice)
     return experts
-
-
-def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
-    if catalog is None:
-        return None
-    return {spec.name: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
 
 
 def start_problems(line: Line, gpu_count: int) -> list[str]:

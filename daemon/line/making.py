@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
-from daemon.line.line import capacity_problems, reload_rules_and_catalog
+from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
 from daemon.line.served import Served, compiled
 from daemon.units import size_text
 from experts.catalog import CatalogEntry
@@ -99,7 +99,7 @@ def make_edition(
 
 def working_files(config: Config, note: str | None) -> Draft:
     """Read what people edit, when no file is being written. Raises ConfigError with every mistake."""
-    routes, catalog = reload_rules_and_catalog(config)
+    routes, catalog = load_rules_and_catalog(config, quiet_s=QUIET_S)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
     return Draft(routes.text, experts, "reload", note)
 

@@ -18,7 +18,7 @@ from daemon.config.settings import DEVICE_NAME
 from daemon.errors import ConfigError
 from daemon.policy.matrix import Performance
 from daemon.units import Bytes, Count, size_text
-from experts.spec import ArchitectureId, ExpertId
+from experts.spec import ArchitectureId
 from routing_rules.load import Problem, read_yaml, validate
 
 #: Memory of the same machine as two kernels report it differs by what each reserves for itself.
@@ -96,7 +96,7 @@ class Profile:
     machine: MachineIdentity
     rows: tuple[Performance, ...]
     devices: Mapping[str, DeviceEntry]
-    usage: Mapping[ExpertId, float] = field(default_factory=dict[ExpertId, float])
+    usage: Mapping[str, float] = field(default_factory=dict[str, float])
     machine_line: int = 1
 
     def rows_of(self, device: str) -> tuple[Performance, ...]:
@@ -126,7 +126,7 @@ def load_profile(path: Path) -> Profile:
         machine=file.machine,
         rows=tuple(rows),
         devices=file.devices,
-        usage={ExpertId(expert): share for expert, share in file.usage.items()},
+        usage=dict(file.usage),
         machine_line=document.where(("machine",), key=True)[0],
     )
 

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.errors import ConfigError
-from daemon.line.line import labels_of
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
 from experts.editions.edition import Edition
 from experts.editions.folder import EditionFolder
-from routing_rules.compile import RulesError, compile_rules
+from routing_rules.compile import ExpertLabels, RulesError, compile_rules
 from routing_rules.load import read_yaml_text
 from routing_rules.routes import Routes
 
@@ -57,3 +56,9 @@ def compiled(edition: Edition, experts: Mapping[str, CatalogEntry], root: Path) 
     if problems:
         raise ConfigError(problems)
     return Served(edition, routes, catalog)
+
+
+def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
+    if catalog is None:
+        return None
+    return {spec.name: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}

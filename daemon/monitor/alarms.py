@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from daemon.line.rulebook import Rulebook
+from daemon.line.serving import Serving
 from daemon.records import Published
 from daemon.storage.database.reader import ResultsReader
 from daemon.units import count_text, utc_text, wall_seconds
@@ -116,9 +116,9 @@ class AlarmWatch:
 class Alarms:
     """The thread. `rows` are the active alarms and `counts` how many of each rule, replaced as a whole."""
 
-    def __init__(self, rulebook: Rulebook, reader: ResultsReader, file: Path | None) -> None:
+    def __init__(self, serving: Serving, reader: ResultsReader, file: Path | None) -> None:
         """`file` gets the active alarms, for consumers."""
-        self._rulebook = rulebook
+        self._serving = serving
         self._reader = reader
         self._file = file
         self._seq, self._written = 0, b""
@@ -158,7 +158,7 @@ class Alarms:
 
     def _poll(self) -> None:
         before, self._watches = self._watches, {}  # after a poll that fails, the next one counts everything again
-        watches = {rule: before.get(rule) or AlarmWatch(rule) for rule in self._rulebook.current.alarms}
+        watches = {rule: before.get(rule) or AlarmWatch(rule) for rule in self._serving.current.routes.alarms}
         new, after = [watch for rule, watch in watches.items() if rule not in before], self._seq - _HISTORY
         while new and after < self._seq and not self._stopping.is_set():
             items = self._reader.results_since(max(0, after), _PAGE)["items"]

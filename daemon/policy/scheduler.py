@@ -232,6 +232,23 @@ class Scheduler:
         self._residency.limit_batch(self._residency.executors[executor].pool, expert, limit)
         self._discipline.rebuild()
 
+    def misfits(self, experts: Iterable[ExpertFacts]) -> list[str]:
+        """Return why `experts` would be refused: used by the rules, but too large for each pool beside its pins."""
+        names = {name_of(facts.expert) for facts in experts}
+        rooms = {
+            pool: self._residency.targets_bytes[pool]
+            - sum(self._residency.bytes_of(each) for each in ledger.pinned if name_of(each) not in names)
+            for pool, ledger in self._residency.ledgers.items()
+            if self._residency.pools[pool].processor != "ram"
+        }
+        most = max(rooms.values(), default=0)
+        return [
+            f"expert {name_of(facts.expert)} needs {facts.weights_bytes} bytes and the largest pool has room for"
+            f" {most}: raise a device's expert_memory, or unpin experts"
+            for facts in experts
+            if facts.usage > 0.0 and facts.weights_bytes > most
+        ]
+
     def replace_facts(self, experts: Iterable[ExpertFacts]) -> tuple[Request, ...]:
         """Replace the experts; return the requests of those that are gone or no longer fit anywhere.
 

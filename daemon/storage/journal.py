@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.records import Accepted, Arrival, JournalKey
+from daemon.records import Accepted, Arrival, JournalKey, Refused
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.wire.fair_queue import FairQueue
 from experts.durable import sync
@@ -302,7 +302,7 @@ class Duplicate:
     payload_sha256: str
 
 
-Reply = Callable[[Accepted | Duplicate | WriteFailed], None]
+Reply = Callable[[Accepted | Duplicate | Refused | WriteFailed], None]
 
 
 @dataclass(frozen=True, slots=True)

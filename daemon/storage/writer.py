@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeVar
 import structlog
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
-from daemon.line.rulebook import Rulebook
+from daemon.line.serving import Serving
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
 from daemon.storage.database.changes import ChangeNotes
+from daemon.storage.database.inspections import end_editions
 from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
@@ -75,10 +76,10 @@ class Writer:
     _reports: WriterReports
 
     def __init__(
-        self, store: Store, journal: Journal, rulebook: Rulebook, images: Path, *, disk_space: DiskSpace | None = None
+        self, store: Store, journal: Journal, serving: Serving, images: Path, *, disk_space: DiskSpace | None = None
     ) -> None:
         self._store = store
-        self._rulebook = rulebook
+        self._serving = serving
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: deque[ArrivalGroup] = deque()
         self._outcomes: deque[Outcome] = deque()
@@ -150,6 +151,10 @@ class Writer:
     def rules_in_force(self, routes: Routes) -> None:
         """Write the rules that boards open with from now on, unless they were in force before."""
         self._queue.put(routes)
+
+    def end_editions(self, numbers: list[int]) -> None:
+        """Note that editions serve no more, not after a restart either."""
+        self.run(lambda store: store.transact(end_editions, numbers))
 
     def note(self, notes: ChangeNotes) -> None:
         """Write what a person or the daemon changed, before all results and images that come later."""
@@ -384,12 +389,12 @@ class Writer:
         pairs = [(image.arrival, key) for image, key in new.values()]
         self._write_changes()
         self._cleanup.is_in_doubt = True
-        with self._rulebook.opening:
-            accepted = self._store.accept(pairs, self._rulebook.current)
+        with self._serving.opening:
+            answers = self._store.accept(pairs, self._serving)
         self._cleanup.is_in_doubt = False
         self.is_failing = False
-        self._call(self._reports.accepted, accepted)
-        for (image, _), answer in zip(new.values(), accepted, strict=True):
+        self._call(self._reports.accepted, [answer for answer in answers if isinstance(answer, Accepted)])
+        for (image, _), answer in zip(new.values(), answers, strict=True):
             self._call(image.reply, answer)
 
     def _call(self, callback: Callable[[T], None], value: T) -> None:

@@ -96,7 +96,7 @@ import os, sys, threading, time, types, structlog
 from pathlib import Path
 from tests.daemon.storage.database.store_parts import an_arrival, an_outcome, some_rules
 from daemon.storage.journal import Journal
-from daemon.line.rulebook import Rulebook
+from tests.editions import a_serving
 from daemon.storage.database.store import open_store
 from daemon.storage.writer import Writer
 from tests.faults.shim import switch_faults
@@ -105,7 +105,7 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 journal = Journal(Path('journal'))
 accepted, published = [], threading.Event()
 writer = Writer(
-    open_store('sqlite:///inspection.db', keep=()), journal, Rulebook(some_rules()), Path('images'),
+    open_store('sqlite:///inspection.db', keep=()), journal, a_serving(some_rules()), Path('images'),
 )
 recovery = writer.recover()
 reports = dict(accepted=accepted.extend, published=lambda _: published.set(), done=lambda _: None)

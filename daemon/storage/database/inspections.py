@@ -2,20 +2,32 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Select, delete, exists, select, update
 
-from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage, attributes_fit, attributes_text
+from daemon.line.served import Served
+from daemon.line.serving import Serving
+from daemon.records import (
+    Arrival,
+    ExpertVersion,
+    JournalKey,
+    Outcome,
+    Refused,
+    Stage,
+    attributes_fit,
+    attributes_text,
+)
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, ClosingReason, folded, positions_text
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
     detections,
+    editions,
     expert_settings,
     expert_versions,
     inspections,
@@ -27,7 +39,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.database.transaction import Transaction, among, run_prepared, update_rows
 from daemon.units import wall_seconds
-from routing_rules.routes import Recipe, Routes, Verdict
+from routing_rules.routes import Routes, Verdict
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
@@ -40,24 +52,32 @@ VersionOf = Callable[[str, str], ExpertVersion | None]
 _SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus", "run_id")
 _LISTS = ("failed", "missing", "review", "unknown")
-_CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", *_LISTS)
+_CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "run_id", *_LISTS)
 
 
 def accept_images(
-    tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes
-) -> list[tuple[Row, Row, str, int]]:
-    """Add rows for durable images; return both rows, the board type and the attempt of each, which may open."""
+    tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], serving: Serving
+) -> list[tuple[Row, Row, str, int] | Refused]:
+    """Add rows for durable images; return both rows, the board type and the attempt of each, which may open.
+
+    The edition in which its attempt began may refuse an image.
+    """
+    taken: list[tuple[Row, Row, str, int] | Refused] = []
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
-    attempts: list[int] = []
     described: dict[int, Row] = {}
     for arrival, key in group:
-        board_row, late = _assign(tx, arrival, routes, new_boards, described)
+        assigned = _assign(tx, arrival, serving, new_boards, described)
+        if isinstance(assigned, Refused):
+            taken.append(assigned)
+            continue
+        board_row, late = assigned
         image = rows.inspection_row(arrival, tx.next_inspection_id(), board_row, late=late, at=tx.at)
+        waiting = rows.pending_row(image["inspection_id"], key, arrival.pixels)
         new_images.append(image)
-        new_pending.append(rows.pending_row(image["inspection_id"], key, arrival.pixels))
-        attempts.append(board_row["attempt"])
+        new_pending.append(waiting)
+        taken.append((image, waiting, arrival.board.type, board_row["attempt"]))
         tx.segments[key.segment] += 1
     tx.add(boards, new_boards)
     for row in new_boards:
@@ -65,17 +85,22 @@ def accept_images(
     update_rows(tx.connection, boards, ("attributes",), list(described.values()))
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
-    types = (arrival.board.type for arrival, _ in group)
-    return list(zip(new_images, new_pending, types, attempts, strict=True))
+    return taken
 
 
 def _assign(
-    tx: Transaction, arrival: Arrival, routes: Routes, new_boards: list[Row], described: dict[int, Row]
-) -> tuple[Row, bool]:
+    tx: Transaction, arrival: Arrival, serving: Serving, new_boards: list[Row], described: dict[int, Row]
+) -> tuple[Row, bool] | Refused:
     board = tx.board(arrival.board.type, arrival.board.serial)
     choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
+    served: Served | None = serving.current
+    if not choice.opens:
+        _, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
+        served = serving.get(row["edition"])
+    if served is not None and (problem := served.routes.refusal(arrival.board.type, *arrival.place)):
+        return Refused(*problem)
     if choice.opens:
-        new_boards.append(_open(tx, board, arrival, routes, choice.number))
+        new_boards.append(_open(tx, board, arrival, serving.current, choice.number))
         if arrival.board.attempt is None and choice.number == _attempts_told(arrival.board.serial):
             tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
     attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
@@ -112,10 +137,10 @@ def _attempts_told(serial: str) -> int:
     return 20 if is_default else 1000
 
 
-def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
-    # It is empty if a reload removed the recipe while the image was on its way.
-    recipe = routes.recipes.get(arrival.board.type) or Recipe(arrival.board.type, {})
+def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, served: Served, number: int) -> Row:
+    routes, recipe = served.routes, served.routes.recipes[arrival.board.type]
     keep_rules(tx, routes)
+    tx.add_once(editions, {"edition": served.number}, lambda: rows.edition_row(served.edition))
     key = {"rules_version": routes.version, "board_type": arrival.board.type}
     values = {"time_limit_s": recipe.time_limit_s, "positions": positions_text(recipe)}
     tx.add_once(recipes, key, lambda: key | values)
@@ -130,7 +155,8 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         "expected": recipe.expected,
         "inspected": 0,
         "rules_version": routes.version,
-        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", *_LISTS, "attributes")),
+        "edition": served.number,
+        **dict.fromkeys(("completed_at", "verdict", "reason", "seq", "run_id", *_LISTS, "attributes")),
     }
     board.add(row, recipe)
     if recipe.time_limit_s is not None:
@@ -325,7 +351,7 @@ class ResultsBatch:
         closing = attempt.closing(reason)
         attempt.closed = True
         closing |= {name: json.dumps(closing[name], ensure_ascii=False) for name in _LISTS}
-        row |= {"completed_at": self._tx.at, "seq": self._tx.next_seq(), **closing}
+        row |= {"completed_at": self._tx.at, "seq": self._tx.next_seq(), "run_id": self._run_id, **closing}
         self._boards[attempt.board_id] = (attempt, row)
         self.written.published.append(rows.board_message(row))
 
@@ -365,11 +391,18 @@ def pending_images(task: str) -> Select[Any]:
     )
 
 
-def rules_in_use(connection: Connection) -> set[str]:
+def editions_in_use(connection: Connection) -> dict[int, str]:
+    """Return number and sha256 of the editions of open attempts and unjudged images, but those that were ended."""
     # Open attempts are those without `completed_at`, which has an index.
-    still_open = select(boards.c.rules_version).where(boards.c.completed_at.is_(None))
-    waiting = pending_images("judge").with_only_columns(inspections.c.rules_version).order_by(None)
-    return set(connection.execute(still_open.union(waiting)).scalars())
+    still_open = select(boards.c.edition).where(boards.c.completed_at.is_(None))
+    waiting = pending_images("judge").with_only_columns(inspections.c.edition).order_by(None)
+    numbers = set(connection.execute(still_open.union(waiting)).scalars())
+    known = select(editions.c.edition, editions.c.sha256).where(editions.c.ended_at.is_(None))
+    return {number: sha256 for number, sha256 in connection.execute(known) if number in numbers}
+
+
+def end_editions(tx: Transaction, numbers: Collection[int]) -> None:
+    tx.connection.execute(update(editions).where(editions.c.edition.in_(numbers)).values(ended_at=tx.at))
 
 
 _WAITING = pending_images("judge").where(among(inspections.c.inspection_id))

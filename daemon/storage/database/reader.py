@@ -9,12 +9,12 @@ from sqlalchemy import Connection, Table, bindparam, func, select
 from daemon.records import Published, TextRequest
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
-from daemon.storage.database.inspections import rules_in_use
 from daemon.storage.database.reviews import messages_after
 from daemon.storage.database.rows import KnownImage, board_message, generation_message, inspection_message
 from daemon.storage.database.schema import (
     boards,
     detections,
+    editions,
     generations,
     inspections,
     pending,
@@ -62,23 +62,19 @@ class ResultsReader:
             row = connection.execute(query.where(table.inspection_id == inspection_id)).first()
         return (None, False) if row is None else (row.image_path, row.task is not None)
 
-    def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
+    def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None:
         table = boards.c
-        query = select(table.rules_version, table.verdict).where(table.board_type == board_type, table.serial == serial)
+        query = select(table.edition, table.verdict).where(table.board_type == board_type, table.serial == serial)
         if attempt is not None:
             query = query.where(table.attempt == attempt)
         with self._engine.connect() as connection:
             row = connection.execute(query.order_by(table.attempt.desc()).limit(1)).one_or_none()
-        return None if row is None or row.verdict is not None else row.rules_version
+        return None if row is None or row.verdict is not None else row.edition
 
-    def open_boards(self) -> int:
+    def highest_edition(self) -> int:
+        """Return the highest number of an edition that any row names, 0 without one."""
         with self._engine.connect() as connection:
-            query = select(func.count()).select_from(boards).where(boards.c.verdict.is_(None))
-            return connection.execute(query).scalar_one()
-
-    def rules_in_use(self) -> set[str]:
-        with self._engine.connect() as connection:
-            return rules_in_use(connection)
+            return connection.execute(select(func.max(editions.c.edition))).scalar() or 0
 
     def last_seq(self) -> int:
         return self.end()[0]

@@ -39,6 +39,7 @@ from daemon.storage.database.schema import (
     expert_versions,
     inspections,
     reviews,
+    runs,
     stages,
 )
 from daemon.storage.database.transaction import Transaction
@@ -85,6 +86,8 @@ class Review:
     undo_of: int | None = None
     seq: int | None = None
     board_verdict: str | None = None
+    #: The run's epoch in which the image or attempt was finished: with its id it names one, for all time.
+    epoch: str | None = None
 
     @property
     def writer(self) -> str:
@@ -161,6 +164,7 @@ def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published |
         what = f"{wanted.subject} again" if newest else "it again"
         raise ReviewRefusedError("conflict", f"{seen}: look at {what}, then decide")
     row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "board_id": wanted.board_id, "at": tx.at}
+    row["epoch"] = subject["epoch"]
     if wanted.verdict is None:
         row |= _undoing(past, wanted, subject["verdict"], subject["defect"])
     else:
@@ -201,13 +205,15 @@ def _subject(connection: Connection, wanted: ReviewDecision) -> dict[str, Any]:
     image = inspections.c
     if wanted.board_id is None:
         query = (
-            select(image.component, image.designator, image.verdict, image.defect)
+            select(image.component, image.designator, image.verdict, image.defect, runs.c.epoch)
             .join_from(inspections, boards, image.board_id == boards.c.board_id)
+            .outerjoin(runs, runs.c.run_id == image.run_id)
             .where(image.inspection_id == wanted.inspection_id)
         )
     else:
         nothing = (null().label(name) for name in ("component", "designator", "defect"))
-        query = select(boards.c.verdict, *nothing).where(boards.c.board_id == wanted.board_id)
+        query = select(boards.c.verdict, runs.c.epoch, *nothing).where(boards.c.board_id == wanted.board_id)
+        query = query.outerjoin_from(boards, runs, runs.c.run_id == boards.c.run_id)
     query = query.add_columns(boards.c.board_id.label("of_board"), *_OF_BOARD)
     row = connection.execute(query).mappings().one_or_none()
     if row is None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
+from experts.editions.edition import Edition
 
 Row = dict[str, Any]
 #: A row as it was made here, or as the database gave it.
@@ -61,10 +62,10 @@ class WrittenResults:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The state that a restart resumes; `rules_texts` belong to pending images and open attempts."""
+    """The state that a restart resumes; `editions` are those of pending images and open attempts that did not end."""
 
     pending: list[Accepted]
-    rules_texts: dict[str, str]
+    editions: dict[int, str]
     last_seq: int
     last_batch_id: int
 
@@ -76,6 +77,7 @@ def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bo
         **dict(zip(_AS_SENT, _sent_of(arrival), strict=True)),
         "board_id": board["board_id"],
         "rules_version": board["rules_version"],
+        "edition": board["edition"],
         "accepted_at": at,
         "image_bytes": len(arrival.payload),
         "status": "accepted",
@@ -84,6 +86,12 @@ def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bo
         "lot": arrival.board.lot,
         "station": arrival.board.station,
     }
+
+
+def edition_row(edition: Edition) -> Row:
+    names = ("parent", "who", "why", "rules_version", "sha256", "note")
+    row: Row = {name: getattr(edition, name) for name in names}
+    return row | {"edition": edition.number, "created_at": utc_text(edition.created_at.timestamp()), "ended_at": None}
 
 
 def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
@@ -102,7 +110,7 @@ def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
 
 
 def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accepted_s: float | None = None) -> Accepted:
-    same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "rules_version")
+    same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "edition")
     return Accepted(
         **{name: row[name] for name in same},
         board_type=board_type,
@@ -174,6 +182,7 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
         "stages": [_stage(stage, [box for box in detections if box["step"] == stage["step"]]) for stage in stages],
         "latency_ms": row["latency_ms"],
         "rules_version": row["rules_version"],
+        "edition": row["edition"],
     }
     return Published(row["seq"], topic("inspection", row["board_type"], row["serial"]), body)
 
@@ -185,7 +194,7 @@ def board_message(row: AnyRow) -> Published:
         "board": _board(row),
         **{name: row[name] for name in ("verdict", "expected", "inspected")},
         **{name: json.loads(row[name] or "[]") for name in ("failed", "review", "unknown", "missing")},
-        **{name: row[name] for name in ("reason", "rules_version")},
+        **{name: row[name] for name in ("reason", "rules_version", "edition")},
     }
     return Published(row["seq"], topic("board", row["board_type"], row["serial"]), body)
 
@@ -194,7 +203,7 @@ def review_message(row: AnyRow) -> Published:
     """Render a row of `reviews` that has the columns of its board, and `component` and `designator` of its image."""
     body: Row = {"seq": row["seq"], **{name: row[name] for name in ("at", "review_id", "inspection_id")}}
     body |= {"board": _board(row), **{name: row[name] for name in ("component", "designator", "verdict", "defect")}}
-    body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict")}
+    body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict", "epoch")}
     return Published(row["seq"], topic("review", row["board_type"], row["serial"]), body)
 
 

@@ -63,6 +63,16 @@ recipes = Table(
     Column("positions", Text, nullable=False),
 )
 
+#: Editions in which attempts began; `ended_at`: it serves no more, not after a restart either.
+editions = Table(
+    "editions",
+    metadata,
+    Column("edition", Integer, primary_key=True),
+    Column("parent", Integer),
+    *_columns(Text, "created_at", "who", "why", "rules_version", "sha256"),
+    *_columns(Text, "note", "ended_at", nullable=True),
+)
+
 boards = Table(
     "boards",
     metadata,
@@ -79,6 +89,8 @@ boards = Table(
     Column("rules_version", Text, nullable=False),
     Column("seq", Integer, unique=True),
     *_columns(Text, "failed", "missing", "review", "unknown", "attributes", nullable=True),
+    Column("edition", Integer, ForeignKey("editions.edition"), nullable=False),
+    Column("run_id", Integer),
     UniqueConstraint("board_type", "serial", "attempt"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("reason IN ('complete', 'time_limit')", name="reason"),
@@ -109,6 +121,7 @@ inspections = Table(
     *_columns(Text, "lot", "station", nullable=True),
     Column("surplus", Integer),
     Column("run_id", Integer),
+    Column("edition", Integer, nullable=False),
     UniqueConstraint("source", "image_id"),
     CheckConstraint("status IN ('accepted', 'done')", name="status"),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
@@ -201,6 +214,7 @@ reviews = Table(
     Column("undo_of", Integer),
     Column("seq", Integer, unique=True),
     Column("board_verdict", Text),
+    Column("epoch", Text),
     CheckConstraint(f"verdict IN {_VERDICTS}", name="verdict"),
     CheckConstraint("inspection_id IS NOT NULL OR board_id IS NOT NULL", name="subject"),
     # Append-only: a deleted newest review must not give its number away.

@@ -12,7 +12,17 @@ import structlog
 from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.line.serving import Serving
+from daemon.records import (
+    Accepted,
+    AcceptedText,
+    Arrival,
+    ExpertSwitch,
+    JournalKey,
+    Outcome,
+    Published,
+    Refused,
+)
 from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
@@ -204,17 +214,14 @@ class Store:
         return known
 
     def recover(self) -> Recovery:
-        texts = schema.rules_versions.c
         with self.engine.connect() as connection:
             waiting = [
                 rows.accepted_image(row, row, row["board_type"], row["attempt"])
                 for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
             ]
-            versions = inspections.rules_in_use(connection)
-            all_rules = connection.execute(select(texts.rules_version, texts.text))
             return Recovery(
                 pending=waiting,
-                rules_texts={version: text for version, text in all_rules if version in versions},
+                editions=inspections.editions_in_use(connection),
                 last_seq=read_numbers(connection).seq,
                 last_batch_id=_last_batch_id(connection),
             )
@@ -224,13 +231,14 @@ class Store:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [rows.copy_request(dict(row)) for row in waiting]
 
-    def accept(self, group: Sequence[tuple[Arrival, JournalKey]], routes: Routes) -> list[Accepted]:
+    def accept(self, group: Sequence[tuple[Arrival, JournalKey]], serving: Serving) -> list[Accepted | Refused]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
-            new = inspections.accept_images(tx, group, routes)
+            new = inspections.accept_images(tx, group, serving)
         now_s = self._clock.monotonic_s()
-        accepted = [rows.accepted_image(*image, now_s) for image in new]
-        self._memory.accepted_s.update((image.inspection_id, now_s) for image in accepted)
+        accepted = [image if isinstance(image, Refused) else rows.accepted_image(*image, now_s) for image in new]
+        taken = [image for image in accepted if isinstance(image, Accepted)]
+        self._memory.accepted_s.update((image.inspection_id, now_s) for image in taken)
         return accepted
 
     def keep_rules(self, routes: Routes) -> None:

@@ -14,14 +14,13 @@ from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup
-from daemon.line.rulebook import Rulebook
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, device_of
 from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
 from experts.errors import ExpertError
-from experts.spec import Answer, ExpertSpec, resident_in
+from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer_each
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import SlotPool
@@ -32,6 +31,7 @@ from tests.bench.live.image_trace import BOARD_TYPE, LABELS
 from tests.bench.live.loading import Forward, ModelPool, accept_file, loader_of
 from tests.bench.live.sides import SideInput, SideResult, side_of
 from tests.bench.processes import peak_bytes
+from tests.editions import a_serving
 
 #: Limit of the initial fill, and of the threads' end.
 _PATIENCE_S = 300.0
@@ -73,10 +73,11 @@ class LiveEngine:
         costs = tuple(replace(row, max_batch=min(row.max_batch, max_batch)) for row in work.costs)
         if side.loading != "slots":  # other models are read from their files
             costs = tuple(replace(row, ram_s=None) for row in costs)
+        serving = a_serving(self._routes, {ExpertId(spec.name): spec for spec in self._specs.values()})
         self.drive = Drive(
             Makeup(facts, pool_facts, executor_facts, side.scheduler, Tuning(), costs),
-            Chains(Rulebook(self._routes).get, time.monotonic, time.time),
-            self._specs,
+            Chains(serving, time.monotonic, time.time),
+            serving,
             [
                 ExecutorThread(
                     each,
@@ -122,7 +123,7 @@ class LiveEngine:
                 component=self._work.trace.images[number].classifier,
                 accepted_wall_s=began_wall_s + self._work.trace.images[number].arrives_s,
                 deadline_ms=None if deadline_s is None else round(deadline_s * 1000),
-                rules_version=self._routes.version,
+                edition=1,
                 key=JournalKey(1, number, 0),
                 pixels=Pixels(),
             )

@@ -18,7 +18,7 @@ from daemon.dispatch.simulated import (
     SimulatedPool,
 )
 from daemon.dispatch.trace import Makeup
-from daemon.line.rulebook import Rulebook
+from daemon.line.serving import Serving
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -29,6 +29,7 @@ from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes
 from tests.daemon.dispatch.simulated_channels import SimulatedChannels
+from tests.editions import a_served, a_serving
 
 RULES = """
 boards:
@@ -75,7 +76,7 @@ def an_image(
     component: str = "B",
     deadline_ms: int | None = None,
     accepted_wall_s: float = 1000.0,
-    rules_version: str | None = None,
+    edition: int = 1,
 ) -> Accepted:
     return Accepted(
         inspection_id=number,
@@ -85,7 +86,7 @@ def an_image(
         component=component,
         accepted_wall_s=accepted_wall_s,
         deadline_ms=deadline_ms,
-        rules_version=rules_version or routes().version,
+        edition=edition,
         key=JournalKey(1, number, 10),
         pixels=Pixels(),
     )
@@ -120,12 +121,14 @@ class Line:
     pools: dict[PoolId, SimulatedPool]
     executors: dict[str, SimulatedExecutor]
     loaders: dict[PoolId, SimulatedLoader]
+    serving: Serving
     reported: list[Outcome] = field(default_factory=list)
     switches: list[ExpertSwitch] = field(default_factory=list)
     bad_images: list[tuple[Accepted, str]] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     ended_s: dict[int, float] = field(default_factory=dict)
     until_s: float | None = None
+    ended_editions: list[int] = field(default_factory=list)
 
     def turn(self) -> None:
         self.until_s = self.drive.turn()
@@ -151,6 +154,14 @@ class Line:
     def accept(self, *images: Accepted) -> None:
         self.drive.accept(images)
 
+    def put_in_force(self, catalog: Mapping[ExpertId, ExpertSpec], rules: Routes | None = None) -> int:
+        """Let images of another edition, whose number is returned, be accepted from now on."""
+        served = a_served(rules or self.serving.current.routes, catalog, self.serving.current.number + 1)
+        self.drive.take_editions_later(served)
+        self.turn()
+        self.serving.put_in_force(served, self.clock.now())
+        return served.number
+
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Send a control message; return its answer or raise ControlError."""
         answer: Future[dict[str, Any]] = self.drive.ask_later(kind, fields)
@@ -174,6 +185,9 @@ class Line:
 
     def sampled(self, sample: QueueSample) -> None: ...
 
+    def editions_ended(self, numbers: list[int]) -> None:
+        self.ended_editions += numbers
+
 
 def a_line(
     *,
@@ -185,7 +199,7 @@ def a_line(
     load_s: float = 0.1,
     tuning: Tuning | None = None,
     record: Path | None = None,
-    rulebook: Rulebook | None = None,
+    rules: Routes | None = None,
     max_batch: int = 4,
     activation_bytes: int | None = None,
     matrix: Sequence[Performance] = (),
@@ -206,18 +220,19 @@ def a_line(
         str(each.executor): SimulatedExecutor(each, pools[each.pool], clock, answer or says()) for each in used
     }
     loaders = {name: SimulatedLoader(name, pool, channels.route, pools) for name, pool in pools.items()}
-    rulebook, catalog = rulebook or Rulebook(routes()), a_catalog() if catalog is None else catalog
+    catalog = a_catalog() if catalog is None else catalog
+    serving = a_serving(rules or routes(), catalog)
     drive = Drive(
         Makeup(
-            expert_facts(catalog.values(), rulebook.current, usage or {}),
+            expert_facts(catalog.values(), serving.current.routes, usage or {}),
             facts,
             used,
             policy,
             tuning or Tuning(),
             tuple(matrix),
         ),
-        Chains(rulebook.get, clock.now, lambda: wall(clock.now())),
-        catalog,
+        Chains(serving, clock.now, lambda: wall(clock.now())),
+        serving,
         list(simulated.values()),
         list(loaders.values()),
         usage=usage,
@@ -225,7 +240,7 @@ def a_line(
         clock=clock.now,
         wall=lambda: wall(clock.now()),
     )
-    line = Line(drive, clock, pools, simulated, loaders)
+    line = Line(drive, clock, pools, simulated, loaders, serving)
     drive.start_devices(line)
     return line
 

@@ -12,7 +12,6 @@ from daemon.dispatch.executors import ExecutorThread
 from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup, replay
-from daemon.line.rulebook import Rulebook
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
@@ -24,6 +23,7 @@ from experts.vision.infer import infer_each
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.daemon.dispatch.simulated_line import reports_to
+from tests.editions import a_serving
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 
@@ -60,10 +60,11 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     journal, routes = Journal(tmp_path / "journal"), compile_rules(RULES)
     reports: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     switches: list[ExpertSwitch] = []
+    serving = a_serving(routes, specs)
     drive = Drive(
         Makeup(expert_facts(specs.values(), routes, {}), facts, executors, policy, Tuning()),
-        Chains(Rulebook(routes).get, time.monotonic, time.time),
-        specs,
+        Chains(serving, time.monotonic, time.time),
+        serving,
         [ExecutorThread(each, pools[each.pool].slot, journal.read, infer_each) for each in executors],
         [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
         record=tmp_path / "trace.jsonl",
@@ -71,10 +72,7 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     drive.start(reports_to(finished=reports.put, switched=switches.append))
     keys = journal.append([encoded(a_picture(seed=seed % 4)) for seed in range(12)])
     drive.accept(
-        [
-            Accepted(n, "cam", str(n), "main", "ABC"[n % 3], 0.0, None, routes.version, key, Pixels())
-            for n, key in enumerate(keys, 1)
-        ]
+        [Accepted(n, "cam", str(n), "main", "ABC"[n % 3], 0.0, None, 1, key, Pixels()) for n, key in enumerate(keys, 1)]
     )
     outcomes = [reports.get(timeout=60.0) for _ in keys]
     assert {outcome.inspection_id for outcome in outcomes} == set(range(1, 13))

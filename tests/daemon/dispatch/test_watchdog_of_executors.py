@@ -22,7 +22,6 @@ from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
 from daemon.dispatch.running_work import Watch
 from daemon.dispatch.trace import Makeup, replay
-from daemon.line.rulebook import Rulebook
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
@@ -31,6 +30,7 @@ from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image, reports_to, routes
+from tests.editions import a_serving
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 from tests.waiting import PATIENCE_S
@@ -141,7 +141,7 @@ def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_
     assert line.outcomes[50].reason == "expert_failed"
     assert len(hung) <= 3, "a failed expert is not tried again"
     heal(line)
-    line.drive.reload_later(a_catalog(), routes())
+    line.put_in_force(a_catalog())
     line.accept(an_image(51, "B", accepted_wall_s=3000.0))
     line.run(until_s=3000.0)
     assert line.outcomes[51].verdict == "pass"
@@ -242,7 +242,7 @@ def _let_everything_hang(line: Line, data: st.DataObject) -> None:
     line.accept(*a_mix(15), *a_mix(15, first=15, deadline_ms=60_000))
     line.run(until_s=300.0)
     heal(line)
-    line.drive.reload_later(a_catalog(), routes())
+    line.put_in_force(a_catalog())
     line.accept(*(an_image(100 + n, "B", deadline_ms=600_000, accepted_wall_s=1300.0) for n in range(4)))
     line.run(until_s=20_000.0)
     assert {n for n in line.outcomes if n >= 100} == {100, 101, 102, 103}
@@ -266,7 +266,7 @@ class HangingBench:
 boards: {{main: {{extras: allow, components: {{B: 1}}}}}}
 classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_below: 0.0}}}}
 """
-        version = routes(rules).version
+        serving = a_serving(routes(rules), {ExpertId(spec.name): spec})
         self._stands_at_s = time.monotonic()
         self._goes_since_s: float | None = None
         pool, name = SlotPool("cpu", spec.weights_bytes), PoolId("cpu")
@@ -281,8 +281,8 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
                 "coserve-plus",
                 Tuning(),
             ),
-            Chains(Rulebook(routes(rules)).get, self.now_s, time.time),
-            {spec.expert: spec},
+            Chains(serving, self.now_s, time.time),
+            serving,
             [
                 ExecutorThread(
                     facts, pool.slot, lambda _key: payload, self._run, clock=self.now_s, mark=self.marks.append
@@ -293,7 +293,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
             clock=self.now_s,
         )
         self.drive.start(reports_to(finished=self.outcomes.append))
-        self.drive.accept([an_image(1, rules_version=version)])
+        self.drive.accept([an_image(1)])
         assert self.begun.wait(60.0)
 
     def _run(self, slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, Outcome, Pixels, Published
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store, open_store
@@ -21,6 +20,7 @@ from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
 from routing_rules.routes import Routes
 from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
+from tests.editions import a_serving, next_edition
 from tests.waiting import until
 
 pytestmark = pytest.mark.not_fast("starts processes")
@@ -44,8 +44,8 @@ class Running:
     def __post_init__(self) -> None:
         self.store: Store = open_store(f"sqlite:///{self.folder}/inspection.db", **self.store_options)
         self.journal: Journal = a_journal(self.folder, self.segment_bytes)
-        self.rulebook = Rulebook(some_rules())
-        self.writer = Writer(self.store, self.journal, self.rulebook, self.folder / "images", **self.options)
+        self.serving = a_serving(some_rules())
+        self.writer = Writer(self.store, self.journal, self.serving, self.folder / "images", **self.options)
         self.recovery = self.writer.recover()
         self.writer.start(
             SimpleNamespace(accepted=self.accepted.extend, published=self.published.extend, done=self.done.extend)
@@ -209,7 +209,7 @@ def quick_rules(time_limit: str) -> Routes:
 
 def test_a_board_closes_by_itself_when_its_time_is_up(start):
     line = start()
-    line.rulebook.replace(quick_rules("150ms"))
+    next_edition(line.serving, quick_rules("150ms"))
     (image,) = line.send(an_arrival("a", type="quick"))
     until(lambda: line.published)
     assert line.published[0].body["reason"] == "time_limit"

@@ -15,7 +15,7 @@ import zmq
 from daemon.intake.admission import Admission, IntakeLimits, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
-from daemon.line.rulebook import Rulebook
+from daemon.line.serving import Serving
 from daemon.records import Accepted, Arrival, JournalKey
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.quarantine import Quarantine
@@ -23,6 +23,7 @@ from daemon.storage.writer import Duplicate, WriteFailed
 from daemon.wire.endpoints import CurveKeys, Gate
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
+from tests.editions import a_serving
 
 RULES = """
 boards:
@@ -77,7 +78,7 @@ class MemoryReader:
     def __init__(self, writer: MemoryWriter, items: list[dict[str, Any]] | None = None) -> None:
         self._writer = writer
         self.items = items or []
-        self.open_rules_version: str | None = None
+        self.open_edition_number: int | None = None
         self.going = threading.Event()
         self.going.set()
 
@@ -87,8 +88,8 @@ class MemoryReader:
                 return KnownImage(number, arrival.payload_sha256)
         return None
 
-    def open_rules(self, board_type: str, serial: str, attempt: int | None) -> str | None:
-        return self.open_rules_version
+    def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None:
+        return self.open_edition_number
 
     def last_seq(self) -> int:
         return self.items[-1]["seq"] if self.items else 0
@@ -111,14 +112,14 @@ def an_accepted(arrival: Arrival, inspection_id: int = 1) -> Accepted:
         component=arrival.component,
         accepted_wall_s=0.0,
         deadline_ms=arrival.deadline_ms,
-        rules_version="0" * 12,
+        edition=1,
         key=JournalKey(0, 0, len(arrival.payload)),
         pixels=arrival.pixels,
     )
 
 
-def a_rulebook(text: str = RULES) -> Rulebook:
-    return Rulebook(compile_rules(read_yaml_text(text, "rules.yaml"), "rules.yaml", None))
+def some_serving(text: str = RULES) -> Serving:
+    return a_serving(compile_rules(read_yaml_text(text, "rules.yaml"), "rules.yaml", None))
 
 
 def a_png(width: int = 2, height: int = 2) -> bytes:
@@ -159,7 +160,7 @@ class Line:
     quarantine: Path
     endpoints: list[str]
     counts: list[str]
-    rulebook: Rulebook
+    serving: Serving
 
     @property
     def ipc(self) -> str:
@@ -191,10 +192,10 @@ def a_line(
     load = Backlog(backlog or BacklogLimits(1000, 10**8, 1000, 10**8))
     writer = MemoryWriter(on_stored=lambda arrival: load.leave(arrival.source, len(arrival.payload)))
     reader = MemoryReader(writer, items)
-    rulebook = a_rulebook()
+    serving = some_serving()
     admission = Admission(
         IntakeLimits(credit, max_payload_bytes, 64_000_000, in_memory_bytes),
-        rulebook,
+        serving,
         reader,
         writer,
         load,
@@ -216,7 +217,7 @@ def a_line(
             gate.start()
         endpoints = [endpoint.replace("0.0.0.0", "127.0.0.1") for endpoint in intake.start()]  # noqa: S104
         parts = (intake, admission, writer, reader, load, folder / "quarantine")
-        yield Line(context, gate, *parts, endpoints, counts, rulebook)
+        yield Line(context, gate, *parts, endpoints, counts, serving)
     finally:
         writer.going.set()
         reader.going.set()

@@ -155,7 +155,7 @@ def test_a_picture_that_was_not_sent_is_named_when_pictures_are_compared(line: P
 def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int) -> None:
     """Repeats, extras, late images, named attempts, time limits and restarts, as the writer writes them."""
     chance, store, waiting = random.Random(seed), a_store(tmp_path), list[int]()
-    store.store.keep_rules(store.rulebook.current)
+    store.store.keep_rules(store.serving.current.routes)
     for number in range(400):
         step = chance.random()
         if step < 0.5:

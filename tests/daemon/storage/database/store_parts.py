@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.line.rulebook import Rulebook
+from daemon.line.serving import Serving
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store, open_store
@@ -17,6 +17,7 @@ from daemon.storage.journal import Journal
 from experts.spec import Detection, digest_of
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes, Verdict
+from tests.editions import a_serving
 
 START_S = 1_795_252_091.123  # 2026-11-21T09:08:11.123Z
 
@@ -129,13 +130,17 @@ class Line:
 
     folder: Path
     clock: MovingClock
-    rulebook: Rulebook
+    serving: Serving
     store: Store
     images: int = 0
 
     def accept(self, *arrivals: Arrival) -> list[Accepted]:
+        """Accept images that the editions of their boards can route."""
         pairs = [(arrival, JournalKey(1, 16 + n, len(arrival.payload))) for n, arrival in enumerate(arrivals)]
-        return self.store.accept(pairs, self.rulebook.current)
+        answers = self.store.accept(pairs, self.serving)
+        accepted = [answer for answer in answers if isinstance(answer, Accepted)]
+        assert len(accepted) == len(answers), answers
+        return accepted
 
     def judge(self, *outcomes: Outcome) -> list[Published]:
         return self.store.write(outcomes).published
@@ -172,7 +177,7 @@ class Line:
 def a_line(folder: Path, rules: Routes | None = None, **options: Any) -> Line:
     clock = MovingClock()
     store = open_store(f"sqlite:///{folder}/inspection.db", clock=clock.clock, **options)
-    return Line(folder, clock, Rulebook(rules or some_rules()), store)
+    return Line(folder, clock, a_serving(rules or some_rules()), store)
 
 
 def a_journal(folder: Path, segment_bytes: int = 2**20) -> Journal:

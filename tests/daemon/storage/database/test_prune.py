@@ -23,6 +23,7 @@ from tests.daemon.storage.database.store_parts import (
     an_outcome,
     some_rules,
 )
+from tests.editions import next_edition
 
 DAY_S = 86400.0
 
@@ -287,12 +288,12 @@ def test_seq_goes_on_behind_what_was_pruned_and_the_stream_says_where_it_begins(
 def test_rules_of_which_no_result_is_left_go_with_the_results(kit):
     def reload(number):
         rules = some_rules(RULES.replace("20s", f"{20 + number}s"))
-        kit.line.rulebook.replace(rules, ())
+        next_edition(kit.line.serving, rules)
         kit.line.store.keep_rules(rules)
         return rules.version
 
     known = "SELECT rules_version FROM rules_versions ORDER BY loaded_at"
-    pruned = kit.line.rulebook.current.version
+    pruned = kit.line.serving.current.routes.version
     kit.add(serial="OLD")
     unused = reload(1)
     still_open = reload(2)

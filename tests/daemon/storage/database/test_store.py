@@ -16,6 +16,7 @@ from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import boards
 from daemon.storage.database.store import open_store
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
+from tests.editions import next_edition
 
 
 def rows(line, query, *values):
@@ -32,7 +33,7 @@ def test_an_accepted_image_has_its_row_before_anybody_judges_it(line):
     assert row["accepted_at"] == "2026-11-21T09:08:11.123Z"
     assert (row["deadline_ms"], row["late"], row["image_bytes"]) == (500, 0, 8)
     assert accepted.accepted_wall_s == pytest.approx(line.clock.clock.wall_s(), abs=0.001)
-    assert accepted.rules_version == row["rules_version"] == line.rulebook.current.version
+    assert (row["rules_version"], row["edition"]) == (line.serving.current.routes.version, accepted.edition)
     (board,) = rows(line, "SELECT * FROM boards")
     expected = {
         "attempt": 1,
@@ -85,14 +86,14 @@ def test_downtime_counts_toward_a_boards_time_limit(line):
 
 
 def test_an_attempt_keeps_the_rules_it_opened_with(line):
-    old = line.rulebook.current
+    old = line.serving.current.routes
     line.inspect("R0402", "R1", serial="OLD")
     new = some_rules(
         "boards:\n  mainboard-a:\n    components: {R0402: 1}\nclassifiers:\n  '*': {expert: e, pass: [ok]}\n"
     )
-    line.rulebook.replace(new, ())
+    next_edition(line.serving, new)
     images = line.accept(an_arrival("x", "R0402", "R2", serial="OLD"), an_arrival("y", serial="NEW"))
-    assert [image.rules_version for image in images] == [old.version, new.version]
+    assert [image.edition for image in images] == [1, 2]
     closed = [m.body for m in line.judge(*(an_outcome(i.inspection_id) for i in images)) if m.topic.startswith("board")]
     assert [(body["board"]["serial"], body["expected"]) for body in closed] == [("NEW", 1)]
     line.reopen()
@@ -119,7 +120,7 @@ def test_a_restart_finds_what_waits_with_all_that_judging_needs(line):
 def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
     line = a_line(tmp_path, keep=("fail",))
     failed, passed = line.store.accept(
-        [(an_arrival("f"), JournalKey(1, 16, 8)), (an_arrival("p"), JournalKey(2, 16, 8))], line.rulebook.current
+        [(an_arrival("f"), JournalKey(1, 16, 8)), (an_arrival("p"), JournalKey(2, 16, 8))], line.serving
     )
     written = line.store.write([an_outcome(failed.inspection_id, "fail"), an_outcome(passed.inspection_id, "pass")])
     assert [copy.inspection_id for copy in written.copies] == [failed.inspection_id]
