@@ -1,4 +1,4 @@
-"""The modes on the trained fixture and held-out files: what docs/moe.md says of them, each figure printed.
+"""The modes on the trained fixture and held-out files: what docs/language-models.md says of them, each figure printed.
 
 make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_modes.py
 """
