@@ -1,4 +1,4 @@
-"""Devices and tasks as files (docs/simulating.md): read, checked, and refused with a sentence."""
+"""Devices and tasks as files (docs/architecture.md): read, checked, and refused with a sentence."""
 
 import gzip
 import json

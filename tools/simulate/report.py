@@ -1,4 +1,4 @@
-"""A simulated run as a row for people and programs (docs/simulating.md), and as a picture over time."""
+"""A simulated run as a row for people and programs (docs/architecture.md), and as a picture over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
