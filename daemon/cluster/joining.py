@@ -139,7 +139,7 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
     if settings.address is not None and (problem := unreachable(settings.address)):
         raise StartError(problem)
     if problem := token_problem(settings.token):
-        hint = "docs/several-pcs.md shows how to make one" if settings.address is None else "copy that of the head"
+        hint = "docs/plant.md shows how to make one" if settings.address is None else "copy that of the head"
         raise StartError(f"{problem}; {hint}")
     if problem := port_problem(settings):
         raise StartError(problem)

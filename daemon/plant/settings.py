@@ -1,4 +1,4 @@
-"""`plant.yaml`: the file that describes a plant's hub. docs/plant-hub.md says what each key means."""
+"""`plant.yaml`: the file that describes a plant's hub. docs/plant.md says what each key means."""
 
 import os
 import re

@@ -392,7 +392,7 @@ def worker(
     except (StartError, MissingExtraError) as error:
         fail(str(error), status=1)
     if token is None:
-        warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/several-pcs.md)"
+        warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/plant.md)"
         console.print(warning, style="yellow")
     os.execve(command[0], command, environment)  # noqa: S606  Ray's own command replaces this one, and ends on SIGTERM
 

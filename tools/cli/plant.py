@@ -280,4 +280,4 @@ def _source_of(place: str, token: Path | None) -> "Source":
 
 def _must_exist(plant: Path) -> None:
     if not plant.is_file():
-        fail(f"{plant} does not exist: docs/plant-hub.md has an example to begin with", status=2)
+        fail(f"{plant} does not exist: docs/plant.md has an example to begin with", status=2)

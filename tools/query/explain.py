@@ -22,7 +22,7 @@ from tools.terminal.open_line import opened, with_plant_times
 _REASONS = {
     "deadline": (
         "its time was over, or could not suffice, before its verdict was stored. Look at what made it wait"
-        " (the times of each step, `coserve queues`, sql-cookbook: the slowest hour), or have the camera give more time"
+        " (the times of each step, `coserve queues`, question 7 of docs/results.md), or have the camera give more time"
     ),
     "expert_failed": (
         "an expert could not be loaded, or ended with an error. `coserve experts` lists what failed, `coserve check`"

@@ -34,7 +34,7 @@ _REVIEWS_EVERY_S = 2.0
 
 #: What a person does about an error, by its code or, if there was no connection, a part of its text.
 _ADVICE = {
-    "42501": "give the role the rights that docs/plant-hub.md lists",
+    "42501": "give the role the rights that docs/plant.md lists",
     "42P01": "start the hub, `coserve plant run`: it makes the tables",
     "42703": "its tables are those of another CoServe: bring the hub to this version",
     "authentication failed": "check `password` and the role",

@@ -175,7 +175,7 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     monkeypatch.undo()
     before = old.read_bytes()
     version = r"schema 0\.2\.0; this one knows up to 0\.1\.0\): install CoServe 0\.2\.0 or newer again, or put back"
-    for copy in (f"{old}.before-0.2.0, as docs/upgrading.md says", r"the copy that it made, inspection\.db\.before-0"):
+    for copy in (f"{old}.before-0.2.0, as docs/service.md says", r"the copy that it made, inspection\.db\.before-0"):
         with pytest.raises(StoreError, match=f"{version} {copy}"):
             migrated(old)
         for path in copies_of(old):
@@ -191,7 +191,7 @@ def test_a_database_from_before_the_first_release_says_to_start_with_a_new_one(o
     with pytest.raises(StoreError, match=r"from before 0\.1\.0, which cannot be upgraded: start with a new one"):
         migrated(old)
     assert old.read_bytes() == before
-    assert "## Starting over" in (ROOT / "docs" / "retention.md").read_text(encoding="utf-8")
+    assert "## Starting over" in (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
 
 
 def the_way_back() -> str:
-    """The commands of docs/upgrading.md, "Going back"."""
-    text = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    """The commands of docs/service.md, "Going back"."""
+    text = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```sh\n(.*?)```", text.partition("## Going back")[2].partition("\n## ")[0], re.DOTALL)
     return textwrap.dedent(block)
 
@@ -221,7 +221,7 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     store.write([an_outcome(waits.inspection_id)])
     store.close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/upgrading"):
+    with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/service"):
         open_store(f"sqlite:///{old}")
     commands = the_way_back().replace("/var/lib/coserve", str(old.parent))
     subprocess.run(["bash", "-euc", commands], check=True)
