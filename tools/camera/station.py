@@ -67,7 +67,7 @@ def every_nth(count: int) -> Trigger:
     return lambda number, _now_s: number % count == 0
 
 
-def interval(seconds: float) -> Trigger:
+def interval_of(seconds: float) -> Trigger:
     """Trigger on one picture each `seconds`; after a pause there is no burst."""
     next_s = float("-inf")
 
