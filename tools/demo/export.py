@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve, write_catalog
-from experts.spec import ExpertId, ExpertSpec
-from experts.vision.infer import infer
-from experts.vision.preprocess import fit
+from experts.spec import Answer, ExpertId
 from experts.vision.slot import SlotPool
 from tools.camera.render import part_types
 from tools.demo.features import features_of, write_features
 from tools.demo.files import SOLDER_DETECTORS, Thresholds
+from tools.demo.judge import answers_of, loaded_pool
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
 from tools.training.backbone import stored_backbone, write_backbone
@@ -27,7 +26,6 @@ from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
 _STORE = "int8"
-_BATCH = 16
 #: Weight of a false call against an escape, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
 _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
@@ -102,12 +100,11 @@ class Observed:
 
 def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
     """Return the answers to each part, the detector's included whatever the head says."""
-    samples = list(samples)
-    heads = _answers(catalog, samples, lambda sample: sample.component)
-    library = part_types()
-    solder = _answers(catalog, samples, lambda sample: SOLDER_DETECTORS[library[sample.component].family])
+    pool, library, samples = loaded_pool(catalog), part_types(), list(samples)
+    heads = _answers(catalog, pool, samples, [sample.component for sample in samples])
+    detectors = [SOLDER_DETECTORS[library[sample.component].family] for sample in samples]
     observed: list[Observed] = []
-    for sample, head, boxes in zip(samples, heads, solder, strict=True):
+    for sample, head, boxes in zip(samples, heads, _answers(catalog, pool, samples, detectors), strict=True):
         surest: dict[str, float] = {}
         for box in boxes.detections:
             surest[box.label] = max(surest.get(box.label, 0.0), box.confidence)
@@ -115,24 +112,14 @@ def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
     return observed
 
 
-def _answers(catalog: Catalog, samples: Sequence[Sample], expert_of: Any) -> list[Any]:
-    answers: list[Any] = [None] * len(samples)
-    by_expert: dict[str, list[int]] = {}
-    for row, sample in enumerate(samples):
-        by_expert.setdefault(expert_of(sample), []).append(row)
-    pools: dict[ExpertId, SlotPool] = {}
-    for expert, rows in by_expert.items():
-        spec: ExpertSpec = catalog[ExpertId(expert)]
-        if spec.resident.expert not in pools:
-            pools[spec.resident.expert] = SlotPool("cpu", spec.resident.weights_bytes)
-            pools[spec.resident.expert].load(spec.resident)
-        slot = pools[spec.resident.expert].slot(spec.resident.expert)
-        for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
-            prepared = [fit(samples[row].pixels, spec.task, spec.input_size) for row in batch]
-            for row, answer in zip(batch, infer(slot, prepared, spec), strict=True):
-                answers[row] = answer
-    return answers
+def _answers(catalog: Catalog, pool: SlotPool, samples: Sequence[Sample], experts: Sequence[str]) -> list[Answer]:
+    """Return the answer to each sample of the expert named for it."""
+    answers: dict[int, Answer] = {}
+    for expert in dict.fromkeys(experts):
+        rows = [row for row, name in enumerate(experts) if name == expert]
+        answered = answers_of(pool, catalog[ExpertId(expert)], [samples[row].pixels for row in rows])
+        answers |= dict(zip(rows, answered, strict=True))
+    return [answers[row] for row in range(len(samples))]
 
 
 def choose_thresholds(observed: Sequence[Observed]) -> Thresholds:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.line import load_line
-from experts.spec import Answer, resident_in
-from experts.vision.slot import SlotPool
 from tools.camera.render import board_types, render_board
 from tools.camera.render.images import DEFECT_RATE
-from tools.demo.judge import OnAnswer, PartToJudge, judge_parts
+from tools.demo.judge import OnAnswer, PartToJudge, judge_parts, loaded_pool
 from tools.terminal.console import console, print_table
 from tools.training.held_out import wilson
 
@@ -74,22 +72,13 @@ class Figures:
         return {"rate": self.rate, **counts, "mistakes": self.mistakes()}
 
 
-def _ignore(_expert: str, _answer: Answer) -> None:
-    pass
-
-
 def measure(
-    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer = _ignore
+    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer | None = None
 ) -> list[Figures]:
     """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
     line = load_line(config)
-    resident = resident_in(line.catalog)
-    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in resident.values()))
-    for spec in resident.values():
-        pool.load(spec)
-    kinds, figures = list(board_types()), list[Figures]()
+    pool, kinds, figures = loaded_pool(line.catalog), list(board_types()), list[Figures]()
     for place, rate in enumerate(RATES):
-        of_rate = on_answer if place == 0 else _ignore
         judged: list[JudgedPart] = []
         for start in range(0, boards, _AT_ONCE):
             numbers = range(start, min(start + _AT_ONCE, boards))
@@ -99,7 +88,7 @@ def measure(
                 for part in render_board(kinds[number % len(kinds)], _seed(place, number), rate).placements
             ]
             parts = [PartToJudge(kinds[number % len(kinds)], part.component, part.pixels) for number, part in rendered]
-            verdicts = judge_parts(line.routes, line.catalog, pool.slot, parts, on_answer=of_rate)
+            verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else None)
             judged += [
                 JudgedPart(number, part.component, part.truth, verdict)
                 for (number, part), verdict in zip(rendered, verdicts, strict=True)

@@ -6,15 +6,12 @@ Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalo
 import json
 import multiprocessing
 import platform
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, MutableMapping
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import Empty, Queue
-from typing import Any
 
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -34,6 +31,7 @@ from tools.terminal.progress import Bars
 NAME, VERSION = "rendered-parts", 1
 #: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
 _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
+_COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
     """Make the experts in `folder/experts`, or go on making them, and print their figures; return that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "experts"
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bars:
+    with Bars(*_COLUMNS, console=console) as bars:
         _run_jobs(bars, folder, recipe)
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
@@ -86,8 +83,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
 
 def measure_line(folder: Path) -> None:
     """Print the figures of the line in `folder` on boards that no training saw."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bars:
+    with Bars(*_COLUMNS, console=console) as bars:
         task = bars.add_task("judging 400 boards", total=1.0)
         figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))
     measured_table(figures)
@@ -95,53 +91,37 @@ def measure_line(folder: Path) -> None:
 
 def _run_jobs(bars: Bars, folder: Path, recipe: Recipe) -> None:
     """Run two at a time, each on its own core: first the pictures, for which the first training waits."""
-    jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
-        "rendering pictures": (_render, (folder, recipe.files + recipe.held_out_files)),
-        **{
-            f"training {expert}": (_train, (expert, folder, recipe.files, recipe.steps_share))
-            for expert in (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
-        },
-    }
+    networks = (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
     with multiprocessing.get_context("spawn").Manager() as manager, two_processes() as pool:
-        shares: Queue[tuple[str, float]] = manager.Queue()
-        running: list[Future[None]] = [
-            pool.submit(job, *arguments, shares, title) for title, (job, arguments) in jobs.items()
-        ]
+        shares: MutableMapping[str, float] = manager.dict()
+        running = [pool.submit(_render, folder, recipe.files + recipe.held_out_files, shares, "rendering pictures")]
+        running += [pool.submit(_train, name, folder, recipe, shares, f"training {name}") for name in networks]
         tasks: dict[str, TaskID] = {}  # a job that waits for a core has no bar yet
-        while not all(job.done() for job in running) or not shares.empty():
-            with suppress(Empty):
-                title, share = shares.get(timeout=0.5)
-                if title not in tasks:
-                    tasks[title] = bars.add_task(title, total=1.0)
-                bars.update(tasks[title], completed=share)
+        is_over = False
+        while not is_over:
+            is_over = not wait(running, 0.5, FIRST_EXCEPTION).not_done
             for job in running:
                 if job.done():
                     job.result()
+            for title, share in shares.items():
+                if title not in tasks:
+                    tasks[title] = bars.add_task(title, total=1.0)
+                bars.update(tasks[title], completed=share)
 
 
-def _render(folder: Path, files: int, shares: "Queue[tuple[str, float]]", title: str) -> None:
+def _render(folder: Path, files: int, shares: MutableMapping[str, float], title: str) -> None:
     import cv2
 
     cv2.setNumThreads(1)
     for number in render_missing(folder / "pictures", files):
-        shares.put((title, (number + 1) / files))
+        shares[title] = (number + 1) / files
 
 
-def _train(
-    expert: str, folder: Path, files: int, steps_share: float, shares: "Queue[tuple[str, float]]", title: str
-) -> None:
+def _train(expert: str, folder: Path, recipe: Recipe, shares: MutableMapping[str, float], title: str) -> None:
     import cv2
 
     cv2.setNumThreads(1)
-    last_s = 0.0
-
-    def on_share(share: float) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s > 1 or share >= 1:
-            last_s = time.monotonic()
-            shares.put((title, share))
-
-    train_network(expert, folder, files, steps_share, on_share)
+    train_network(expert, folder, recipe.files, recipe.steps_share, lambda share: shares.update({title: share}))
 
 
 @contextmanager

@@ -225,24 +225,60 @@ def train_on(
     every_s: float = _CHECKPOINT_EVERY_S,
 ) -> None:
     """Train a network by its loss, or go on with it, and write a checkpoint at regular times and at the end."""
-    _Run(loss, lesson, checkpoint).finish(on_share, every_s)
+    torch.manual_seed(0)
+    model = loss.new_model().train()
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=lesson.learning_rate, betas=_BETAS, fused=True)
+    begin, spent_s = 0, 0.0
+    if checkpoint.exists():
+        state = _read(checkpoint)
+        model.load_state_dict(state["model"])
+        average.load_state_dict(state["average"])
+        optimiser.load_state_dict(state["optimiser"])
+        begin, spent_s = state["step"], state["spent_s"]
+    followed = zip(average.state_dict().values(), model.state_dict().values(), strict=True)
+    averages, trained = zip(*((kept, own) for kept, own in followed if kept.dtype.is_floating_point), strict=True)
+    saved_s = time.monotonic()
+    for step in range(begin, lesson.steps):
+        began_s = time.monotonic()
+        for group in optimiser.param_groups:
+            group["lr"] = lesson.rate_at(step)
+        lost = loss(model, step, np.random.default_rng([5, step]))
+        optimiser.zero_grad(set_to_none=True)
+        lost.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT)
+        optimiser.step()
+        done = step + 1
+        with torch.no_grad():
+            get_ema_multi_avg_fn(min(_EMA_DECAY, (1 + done) / (10 + done)))(averages, trained, done)
+        spent_s += time.monotonic() - began_s
+        if time.monotonic() - saved_s >= every_s or done == lesson.steps:
+            part = checkpoint.with_suffix(f".{os.getpid()}.part")
+            state = {"model": model.state_dict(), "average": average.state_dict()}
+            torch.save(state | {"optimiser": optimiser.state_dict(), "step": done, "spent_s": spent_s}, part)
+            part.replace(checkpoint)
+            saved_s = time.monotonic()
+        on_share(done / lesson.steps)
 
 
 def spent_s(expert: str, folder: Path) -> float:
     """Return the seconds that the training of `expert` has taken."""
-    return float(_checkpoint(expert, folder)["spent_s"])
+    return float(_read(folder / f"{expert}.checkpoint")["spent_s"])
 
 
 def averaged_network(expert: str, folder: Path) -> nn.Module:
     """Return the network `expert` as far as it is trained. Raises FileNotFoundError without a checkpoint."""
     loss = network_loss(expert, folder, 0)
     model = loss.new_model()
-    model.load_state_dict(_checkpoint(expert, folder)["average"])
+    model.load_state_dict(_read(folder / f"{expert}.checkpoint")["average"])
     return model.eval()
 
 
-def _checkpoint(expert: str, folder: Path) -> dict[str, Any]:
-    return torch.load(folder / f"{expert}.checkpoint", map_location="cpu", weights_only=True)
+def _read(checkpoint: Path) -> dict[str, Any]:
+    return torch.load(checkpoint, map_location="cpu", weights_only=True)
 
 
 def _lesson(expert: str) -> Lesson:
@@ -257,64 +293,3 @@ def network_loss(expert: str, folder: Path, files: int, lesson: Lesson | None = 
     detector = next(d for d in DETECTORS if d.expert == expert)
     wanted = lambda s: bool(s.marks) and detector.covers(library[s.component])  # noqa: E731
     return SolderLoss(Pictures(folder / "pictures", files, wanted), detector, lesson)
-
-
-class _Run:
-    """The state of a training: the network, its average, the optimiser, the step."""
-
-    def __init__(self, loss: PartLoss | SolderLoss, lesson: Lesson, checkpoint: Path) -> None:
-        torch.manual_seed(0)
-        self._loss, self._lesson, self._checkpoint = loss, lesson, checkpoint
-        self.model = loss.new_model().train()
-        self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
-        matrices = [p for p in self.model.parameters() if p.ndim > 1]
-        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimiser = torch.optim.AdamW(groups, lr=lesson.learning_rate, betas=_BETAS, fused=True)
-        followed = zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True)
-        self._followed = [pair for pair in followed if pair[0].dtype.is_floating_point]
-        self.step, self.recent_loss, self.spent_s = 0, 0.0, 0.0
-        if checkpoint.exists():
-            self._load()
-
-    def finish(self, on_share: OnShare, every_s: float) -> None:
-        """Train until the lesson is over."""
-        saved_s = time.monotonic()
-        while self.step < self._lesson.steps:
-            begin_s = time.monotonic()
-            self._train_once()
-            self.spent_s += time.monotonic() - begin_s
-            if time.monotonic() - saved_s >= every_s or self.step == self._lesson.steps:
-                self._save()
-                saved_s = time.monotonic()
-            on_share(self.step / self._lesson.steps)
-
-    def _train_once(self) -> None:
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._lesson.rate_at(self.step)
-        loss = self._loss(self.model, self.step, np.random.default_rng([5, self.step]))
-        self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
-        self._optimiser.step()
-        self.step += 1
-        self.recent_loss += (float(loss.detach()) - self.recent_loss) * max(0.02, 1 / self.step)
-        keep = min(_EMA_DECAY, (1 + self.step) / (10 + self.step))
-        averages, trained = zip(*self._followed, strict=True)
-        with torch.no_grad():
-            get_ema_multi_avg_fn(keep)(averages, trained, self.step)
-
-    def _save(self) -> None:
-        part = self._checkpoint.with_suffix(f".{os.getpid()}.part")
-        state = {"model": self.model.state_dict(), "average": self.average.state_dict()}
-        torch.save(
-            state | {"optimiser": self._optimiser.state_dict(), "step": self.step, "spent_s": self.spent_s}, part
-        )
-        part.replace(self._checkpoint)
-
-    def _load(self) -> None:
-        state = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state["average"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self.step, self.spent_s = state["step"], state.get("spent_s", 0.0)
