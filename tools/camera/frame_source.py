@@ -17,7 +17,7 @@ _MAX_PAUSE_S = 5.0
 _FAILED_READS = 3
 
 
-class SourceError(Exception):
+class SourceError(OSError):
     """A source gives no pictures; the text says why and what to do."""
 
 

@@ -51,7 +51,7 @@ class BoardLayout(BaseModel):
     parts: dict[str, LayoutPart] = Field(min_length=1)
 
 
-class PictureError(Exception):
+class PictureError(ValueError):
     """No images can be made of a picture; the text says what was expected."""
 
 

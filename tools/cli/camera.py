@@ -55,6 +55,9 @@ _END_S, _STOP_S = 60.0, 10.0
 _PATIENCE_S = 10.0
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
+#: Errors whose sentence says what a person can do.
+_ERRORS = (CoserveError, ConfigError, OSError, ValueError)
+_say: Callable[[str], None] = errors.print
 
 
 def _option(metavar: str, help_text: str, *, panel: str = _PICTURES, **more: Any) -> Any:
@@ -146,7 +149,7 @@ def camera(
     if [every is not None, interval is not None, on_enter, serials_from == "-"].count(True) != 1:
         fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
     endpoint, board_layout, stop = options.endpoint(), _load_layout(layout), threading.Event()
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         trigger, names = _choose(options, serial, serials, serials_from, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
     _station(options, endpoint, frames, board_layout, trigger, names, stop)
@@ -216,7 +219,7 @@ class _LineOptions:
             from tools.camera.layout import TrainingFolder
 
             training = TrainingFolder(self.save)
-            with _failing(status=1):
+            with exit_on(*_ERRORS, status=1):
                 for image in images:
                     training.publish(
                         image.image_id, image.payload, board=image.board, component=image.component, **image.more
@@ -225,7 +228,7 @@ class _LineOptions:
         endpoint = self.endpoint()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with (
-            _failing(status=1),
+            exit_on(*_ERRORS, status=1),
             Bars(*columns, console=errors) as bar,
             Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
         ):
@@ -286,7 +289,7 @@ def _render(
     if video is None:
         total = rendered.count_parts(boards)
         options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         layout, serials = rendered.write_video(video, boards, seed, prefix)
     console.print(f"{video}: {count_text(boards, 'board')}; layout {layout}, serials {serials}")
     raise SystemExit(0)
@@ -316,7 +319,7 @@ def _watch(options: _LineOptions, folder: Path, layout: "BoardLayout | None", mo
     pictures = PictureFiles(layout, options.lot)
     endpoint, curve = options.endpoint(), options.curve()
     stop = threading.Event()
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
         publisher = FolderPublisher(endpoint, options.source, watched, pictures, _say, stop, curve)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
@@ -337,12 +340,11 @@ def _station(
     serials: Iterator[str],
     stop: threading.Event,
 ) -> NoReturn:
-    from tools.camera.frame_source import SourceError
     from tools.camera.layout import TrainingFolder
     from tools.camera.station import Station
 
     spool = options.folder() / "spool"
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         saving = None if options.save is None else TrainingFolder(options.save)
         publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=options.curve())
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
@@ -352,7 +354,7 @@ def _station(
     with _set_by_signals(stop):
         try:
             at_station.run()
-        except (SourceError, OSError) as error:
+        except OSError as error:
             problem = str(error)
         source.close()
         if isinstance(publisher, TrainingFolder):
@@ -390,7 +392,7 @@ def _load_layout(file: Path) -> "BoardLayout":
 
     if not file.is_file():
         fail(f"no layout {file}: docs/cameras.md shows one", status=2)
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         return load_layout(file)
 
 
@@ -401,18 +403,6 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
     if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
         fail(f"--size {text}: expected WIDTHxHEIGHT, for example 1920x1080", status=2)
     return int(width), int(height)
-
-
-@contextmanager
-def _failing(status: int) -> Iterator[None]:
-    """Leave with `status` and the sentence of an error that a person can fix."""
-    from tools.camera.frame_source import SourceError
-    from tools.camera.layout import PictureError
-
-    try:
-        yield
-    except (CoserveError, ConfigError, OSError, PictureError, SourceError, ValueError) as error:
-        fail(str(error), status)
 
 
 @contextmanager
@@ -430,10 +420,6 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    errors.print(text)
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]

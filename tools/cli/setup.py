@@ -99,7 +99,6 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
     from daemon.check import check_line
     from daemon.host.machine import own_address
     from daemon.line.line import load_catalog
-    from tools.setup.answers import gpus_here, too_much_memory
     from tools.setup.line_files import CATALOG, PORT, TOKEN
 
     config = folder / "coserve.yaml"
@@ -107,7 +106,6 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
     missing = [expert for expert in experts if expert not in (catalog or {})]
     problems, _ = check_line(config)
     others = [problem for problem in problems if not any(f"no expert `{expert}`" in problem for expert in missing)]
-    others += [f"{config}: {problem}" for problem in too_much_memory(answers.memory, gpus_here())]
     words = [f"train all training --out {folder / 'experts'}"] if missing else []
     commands = [as_typed(line) for line in (*words, *(f"{word} {config}" for word in ("check", "doctor", "run")))]
     if as_json:

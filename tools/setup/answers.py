@@ -166,17 +166,6 @@ def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
     return {"cpu": _rounded(min(ram.total / 2, ram.available * 3 / 4))}
 
 
-def too_much_memory(memory: Mapping[str, int], gpus: Sequence[Gpu]) -> list[str]:
-    """Return a warning for each device of `memory` that has less here: the line may be made for another PC."""
-    sizes = {"cpu": psutil.virtual_memory().total} | {f"cuda:{n}": gpu.total_bytes for n, gpu in enumerate(gpus)}
-    return [
-        f"devices.{device}.expert_memory is {size(budget)}, and {device} of this PC has {size(sizes[device])}:"
-        " write less than that, or run it on a PC that has more"
-        for device, budget in memory.items()
-        if budget > sizes.get(device, budget)
-    ]
-
-
 def ram() -> str:
     """Return this PC's memory, and how much is free."""
     memory = psutil.virtual_memory()

@@ -59,10 +59,7 @@ _NETWORK = frozenset(
     | {"smb3", "smbfs"}
 )
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-#: Bytes that a probe writes; the disk must have `_PROBE_ROOM` times as much free.
-_PROBE_BYTES, _PROBE_ROOM = 16 * 2**20, 8
-_SYNCS, _SYNCS_WITHIN_S = 20, 2.0
-_SLOW_SYNC_S, _SLOW_WRITE, _SLOW_READ = 0.03, 30e6, 100e6
+_SYNCS, _SYNCS_WITHIN_S, _SLOW_SYNC_S = 20, 2.0, 0.03
 _FEW_INODES = 1000
 
 
@@ -346,10 +343,7 @@ def disks(machine: Machine) -> Iterator[Finding]:
         if stats.f_favail < _FEW_INODES and stats.f_files:
             so = f"{names}: {stats.f_favail} files can still be made"
             yield wrong("inodes", so, "remove small files, or keep fewer images (retention)")
-        if free < _PROBE_ROOM * _PROBE_BYTES:
-            yield warn("disk speed", f"{folder} has too little room to measure its disk", "make room")
-        else:
-            yield from _speed(machine.user, names, folder)
+        yield from _speed(machine.user, names, folder)
 
 
 def _file_system(names: str, folder: Path, *, is_needed: bool) -> Finding:
@@ -378,44 +372,23 @@ def _room(config: Config, so: str, free: int, total: int) -> Finding:
 
 
 def _speed(user: pwd.struct_passwd, names: str, folder: Path) -> Iterator[Finding]:
-    """Measure sequential writing and reading, and the fdatasync that each group of images waits for."""
+    """Measure the small durable write that each group of images waits for; `coserve profile` measures loads."""
+    syncs_s: list[float] = []
     try:
-        with acting_as(user), tempfile.TemporaryFile(dir=folder, prefix=".coserve-doctor-") as probe:
-            written, read, sync_s = _probe(probe.fileno())
+        with acting_as(user), tempfile.TemporaryFile(dir=folder, prefix=".coserve-doctor-", buffering=0) as probe:
+            while len(syncs_s) < _SYNCS and sum(syncs_s) < _SYNCS_WITHIN_S:
+                began_s = time.perf_counter()
+                probe.write(bytes(4096))
+                os.fdatasync(probe.fileno())
+                syncs_s.append(time.perf_counter() - began_s)
     except OSError:
         return  # `permissions` reports what may not be written
-    so = (
-        f"{names}: writes {size_text(written)}/s, reads {size_text(read)}/s,"
-        f" makes a small write durable in {sync_s * 1e3:.1f} ms"
-    )
-    if sync_s > _SLOW_SYNC_S or written < _SLOW_WRITE:
+    sync_s = statistics.median(syncs_s)
+    so = f"{names}: makes a small write durable in {sync_s * 1e3:.1f} ms"
+    if sync_s > _SLOW_SYNC_S:
         yield warn("disk speed", so, "every group of images waits for that: an SSD with its write cache on is faster")
-    elif read < _SLOW_READ:
-        yield warn("disk speed", so, "every switch of an expert reads its weights: keep the catalog on an SSD")
     else:
         yield ok("disk speed", so)
-
-
-def _probe(fd: int) -> tuple[float, float, float]:
-    """Return bytes a second written durably, and read from the disk; seconds of one small durable write (median)."""
-    block = os.urandom(2**20)
-    began_s = time.perf_counter()
-    for _ in range(_PROBE_BYTES // len(block)):
-        os.write(fd, block)
-    os.fsync(fd)
-    wrote_s = time.perf_counter() - began_s
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    began_s = time.perf_counter()
-    for offset in range(0, _PROBE_BYTES, len(block)):
-        os.pread(fd, len(block), offset)
-    read_s = time.perf_counter() - began_s
-    syncs_s: list[float] = []
-    while len(syncs_s) < _SYNCS and sum(syncs_s) < _SYNCS_WITHIN_S:
-        began_s = time.perf_counter()
-        os.write(fd, bytes(4096))
-        os.fdatasync(fd)
-        syncs_s.append(time.perf_counter() - began_s)
-    return _PROBE_BYTES / wrote_s, _PROBE_BYTES / read_s, statistics.median(syncs_s)
 
 
 def permissions(machine: Machine) -> Iterator[Finding]:
@@ -460,11 +433,7 @@ def _remedy(path: Path, mode: int) -> str | None:
     rights = mode & ~os.X_OK if present.is_file() else mode
     if os.access(present, rights, effective_ids=True):
         return None
-    with suppress(OSError, KeyError):
-        state = present.stat()
-        mode_text, name = stat.filemode(state.st_mode), pwd.getpwuid(state.st_uid).pw_name
-        return f"{present} is {mode_text} of {name}: chown or chmod it"
-    return f"chown or chmod {present}"
+    return f"chown or chmod {present}, which is {stat.filemode(present.stat().st_mode)}"
 
 
 def ports(machine: Machine) -> Iterator[Finding]:
