@@ -1,6 +1,6 @@
 """Make experts: `coserve train` on your images, `learn` from people's decisions, `import` of networks you have."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -350,7 +350,11 @@ def train_detector(
             store=store,
             on_progress=lambda progress: on_share(progress.share),
         )
-    _warn_of_few({"images": report.held_out_images}, "those of val are held out")
+    if report.held_out_images < _ENOUGH_HELD_OUT:
+        errors.print(
+            f"too few pictures held out to know how good it is: images {report.held_out_images}, and fewer than"
+            f" {_ENOUGH_HELD_OUT} say little (those of val are held out)",
+        )
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
         return
@@ -377,23 +381,8 @@ def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
     """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
     from tools.training import TrainingError
 
-    with share_bar(f"training {name}") as (bar, task):
-        try:
-            yield lambda share: bar.update(task, completed=share)
-        except TrainingError as error:
-            bar.stop()
-            fail(str(error), status=1)
-
-
-def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
-    """Warn on stderr of too few held-out pictures to judge by; the expert is written all the same."""
-    few = ", ".join(f"{name} {count}" for name, count in held_out.items() if count < _ENOUGH_HELD_OUT)
-    if few:
-        errors.print(
-            f"too few pictures held out to know how good it is: {few}, and fewer than {_ENOUGH_HELD_OUT} say little"
-            f" ({where_from})",
-            markup=False,
-        )
+    with exit_on(TrainingError), share_bar(f"training {name}") as (bar, task):
+        yield lambda share: bar.update(task, completed=share)
 
 
 def learn(

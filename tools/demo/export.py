@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve, write_catalog
+from daemon.line.line import load_catalog
+from experts.catalog import Catalog, CatalogEntry, write_catalog
 from experts.spec import Answer, ExpertId
 from experts.vision.slot import SlotPool
 from tools.camera.render import part_types
@@ -74,16 +75,9 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
         )
         entries[detector.expert] = report.entry | {"confidence_floor": 0.1}
     write_catalog(out / "catalog.yaml", entries)
-    return read_catalog(out)
-
-
-def read_catalog(out: Path) -> Catalog:
-    """Return the catalog of experts that `export_experts` wrote."""
-    import yaml
-
-    file = CatalogFile.model_validate(yaml.safe_load((out / "catalog.yaml").read_text("utf-8")))
-    catalog, problems = resolve(file, out)
-    assert not problems, problems
+    catalog, *problems = load_catalog(out / "catalog.yaml")
+    assert catalog is not None, problems
+    assert not any(problems), problems
     return catalog
 
 
@@ -162,7 +156,7 @@ def divide(good: Sequence[float], bad: Sequence[float]) -> float:
 
 
 def write_thresholds(out: Path, thresholds: Thresholds) -> None:
-    text = json.dumps(thresholds.as_json(), indent=2)
+    text = json.dumps(asdict(thresholds), indent=2)
     (out / "thresholds.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -21,6 +21,7 @@ from torch.utils import _pytree
 
 from experts.vision.preprocess import to_square
 from tools.camera.render import PartType, part_types
+from tools.demo.files import SOLDER_DETECTORS
 from tools.demo.pictures import Sample, read_files
 from tools.training import fit
 from tools.training.detector_loop import collate, new_detector
@@ -68,7 +69,6 @@ class Lesson:
 class SharedDetector:
     """A detector that many component types share, and its training."""
 
-    families: tuple[str, ...]
     labels: tuple[str, ...]
     lesson: Lesson
 
@@ -81,18 +81,16 @@ class SharedDetector:
         return self.lesson.size
 
     def covers(self, part: PartType) -> bool:
-        return part.family in self.families
+        return SOLDER_DETECTORS[part.family] == self.expert
 
 
 CLASSIFIERS = Lesson(BACKBONE, size=96, first_size=64, first_steps=2000, steps=4000, batch=32)
 DETECTORS = (
     SharedDetector(
-        ("chip", "led", "electrolytic"),
         ("insufficient", "bridge"),
         Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=1500, batch=16),
     ),
     SharedDetector(
-        ("sot23", "soic", "qfp", "connector"),
         ("insufficient", "lifted_lead", "bridge"),
         Lesson("solder-leaded", size=160, first_size=128, first_steps=2500, steps=5000, batch=16),
     ),

@@ -23,14 +23,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from daemon.check import check_line
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.host.folders import FOLDER_LOCK, owner
 from daemon.host.machine import handle_shares, raise_handle_limit
-from daemon.line.line import load_catalog, load_rules_and_catalog, settings_problems, weights_folders
-from daemon.storage.claims import claim_problems
 from daemon.storage.database.connections import sqlite_path
-from daemon.storage.disk_space import DiskSpace, storage_problems
+from daemon.storage.disk_space import DiskSpace
 from daemon.storage.disk_space import places as written_places
 from daemon.units import size_text
 from daemon.wire.keys import open_to
@@ -93,7 +92,6 @@ class Machine:
 
     path: Path | None
     config: Config | None
-    mistakes: tuple[str, ...]
     is_service: bool
     user: pwd.struct_passwd
     daemon_pid: int | None
@@ -111,13 +109,11 @@ class Machine:
 
 def machine_of(path: Path | None, user: str | None = None) -> Machine:
     """Collect what the checks need of this PC and of the line at `path`. KeyError if `user` does not exist."""
-    config, mistakes, pid = None, (), None
+    config, pid = None, None
     if path is not None:
-        try:
+        with suppress(ConfigError):  # `configuration` reports it
             config = load_config(path)
             pid, _ = owner(config.journal / FOLDER_LOCK)
-        except ConfigError as error:
-            mistakes = tuple(map(str, error.problems))
     unit = Places(Path("/")).unit
     is_service = path is not None and unit.is_file() and started_config(unit.read_text("utf-8")) == path.resolve()
     runs_line = pwd.getpwuid(os.geteuid()) if user is None else pwd.getpwnam(user)
@@ -125,7 +121,7 @@ def machine_of(path: Path | None, user: str | None = None) -> Machine:
         with suppress(KeyError):  # `permissions` reports it
             runs_line = pwd.getpwnam("coserve")
     daemon_pid = pid if pid and psutil.pid_exists(pid) else None
-    return Machine(path, config, mistakes, is_service, runs_line, daemon_pid, find_driver())
+    return Machine(path, config, is_service, runs_line, daemon_pid, find_driver())
 
 
 @contextmanager
@@ -147,22 +143,13 @@ def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
 
 
 def configuration(machine: Machine) -> Iterator[Finding]:
-    """Find mistakes in coserve.yaml, rules and catalog, and missing weights; `coserve check` reads the weights too."""
+    """Find what `coserve check` finds, except for damage within weights files, which takes long to read."""
     path = machine.path
     if path is None:
         remedy = f"{as_typed('init')}, or name its coserve.yaml"
         yield warn("configuration", "no line is named and none is here", remedy)
         return
-    mistakes = list(machine.mistakes)
-    if machine.config is not None:
-        mistakes += settings_problems(machine.config)
-        mistakes += storage_problems(machine.config) or claim_problems(path, machine.config)
-        try:
-            load_rules_and_catalog(machine.config)
-            _, _, unusable = load_catalog(machine.config.catalog, weights_folders(machine.config))
-            mistakes += map(str, unusable)
-        except ConfigError as error:
-            mistakes += map(str, error.problems)
+    mistakes, _ = check_line(path, reads_weights=False)
     for problem in mistakes[:_SHOWN]:
         first = "train or import it (coserve train, coserve import)" if "no expert `" in problem else "correct it"
         yield wrong("configuration", problem, f"{first}, then: {as_typed(f'check {path}')}")

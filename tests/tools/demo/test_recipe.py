@@ -9,12 +9,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from daemon.line.line import load_catalog
 from experts.weights import file_sha256
 from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
-from tools.demo.export import Observed, choose_thresholds, divide, read_catalog
+from tools.demo.export import Observed, choose_thresholds, divide
 from tools.demo.features import FILE, ROWS, write_features
 from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.measure import Figures, JudgedPart
@@ -159,7 +160,8 @@ def test_wilsons_interval_is_that_of_the_textbook():
 def test_a_thousandth_of_the_recipe_makes_experts_that_judge_boards(tmp_path: Path):
     small = Recipe(files=1, held_out_files=1, steps_share=0.0005, calibration_boards=4, measured_boards=4)
     out = train(tmp_path, small)
-    catalog = read_catalog(out)
+    catalog, *_ = load_catalog(out / "catalog.yaml")
+    assert catalog is not None
     assert len(catalog) == 19
     assert {spec.resident.stored_as for spec in catalog.values()} == {"int8"}
     assert set(read_thresholds(out).review_below) == set(part_types())
