@@ -45,9 +45,8 @@ from tools.terminal.option_values import Commands, shift_option, since_option, t
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
-    from tools.camera.frame_source import FrameSource
     from tools.camera.layout import BoardLayout, TrainingFolder
-    from tools.camera.station import ScannedLines, Trigger
+    from tools.camera.station import FrameSource, ScannedLines, Trigger
 
 #: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
 _END_S, _STOP_S = 60.0, 10.0
@@ -375,7 +374,7 @@ def _station(
 def _open_source(
     video: Path | None, device: str | None, size: tuple[int, int] | None, fps: float | None, stop: threading.Event
 ) -> "FrameSource":
-    from tools.camera.frame_source import CameraDevice, VideoFile, v4l2
+    from tools.camera.station import CameraDevice, VideoFile, v4l2
 
     if video is not None:
         return VideoFile(video)

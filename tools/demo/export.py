@@ -1,28 +1,31 @@
 """Writes the demo's trained networks as int8 experts, fits heads on what the stored backbone gives, sets thresholds."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
 from daemon.line.line import load_catalog
 from experts.catalog import Catalog, CatalogEntry, write_catalog
+from experts.durable import replace_durably
 from experts.spec import Answer, ExpertId
-from experts.vision.slot import SlotPool
+from experts.vision.infer import normalise
+from experts.vision.preprocess import to_square
+from experts.vision.slot import Slot, SlotPool
 from tools.camera.render import part_types
-from tools.demo.features import features_of, write_features
 from tools.demo.files import SOLDER_DETECTORS, Thresholds
 from tools.demo.judge import answers_of, loaded_pool
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
 from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
-from tools.training.fit import calibrate
-from tools.training.head import fit_linear, write_head
+from tools.training.fit import Variation, calibrate
+from tools.training.head import coreset, fit_linear, write_head
 from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
@@ -162,3 +165,47 @@ def write_thresholds(out: Path, thresholds: Thresholds) -> None:
 
 def _targets(samples: Sequence[Sample]) -> torch.Tensor:
     return torch.tensor([part_types()[s.component].labels.index(s.placement_label) for s in samples], dtype=torch.int64)
+
+
+FILE = "features.safetensors"
+ROWS = 96
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+#: Features of the backbone's last layer.
+_FEATURES = 512
+_BATCH = 16
+
+
+def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
+    """Return the features (N, 512) of pictures as they are; with `rng`, of varied copies."""
+    rows: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for start in range(0, len(samples), _BATCH):
+            part = samples[start : start + _BATCH]
+            squares = np.stack([to_square(s.pixels, "classify", slot.spec.input_size) for s in part])
+            if rng is not None:
+                lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
+                squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
+            pixels, layout = torch.from_numpy(squares), slot.layout
+            inputs = normalise(pixels, slot.spec, layout.dtype, channels_last=layout.channels_last)
+            rows.append(slot.module(inputs)[:, :_FEATURES].clone())
+    return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
+
+
+def write_features(
+    out: Path, backbone: str, learned: Mapping[str, torch.Tensor], good: Mapping[str, torch.Tensor]
+) -> None:
+    """Write `out/features.safetensors`, by which a line can tell a picture that is unlike all that were trained on.
+
+    For each component `NAME.rows`, (96, 512) float16: a coreset of the features of its training pictures, defects
+    included; and `NAME.distances`, float32: how far good pictures that no training saw are from the nearest row, at the
+    quantiles that the file's metadata names. `learned` and `good` are features (N, 512) of these pictures by component;
+    `backbone` is the sha256 of the weights that gave them.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, features in learned.items():
+        rows = features[coreset(features[None], min(ROWS, len(features)))[0]].half()
+        distances = torch.cdist(good[name], rows.float()).amin(1)
+        tensors[f"{name}.rows"] = rows
+        tensors[f"{name}.distances"] = distances.quantile(torch.tensor(QUANTILES)) if len(distances) else distances
+    metadata = {"backbone": backbone, "quantiles": json.dumps(QUANTILES)}
+    replace_durably(out / FILE, save(tensors, metadata))
