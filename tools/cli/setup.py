@@ -27,7 +27,7 @@ from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, MeasuredProfile
-    from tools.setup.answers import Answers
+    from tools.setup.line_files import Answers
     from tools.simulate.engine import Simulation
     from tools.simulate.report import Row
 
@@ -68,25 +68,13 @@ def init(
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
     from routing_rules.load import read_yaml_text
-    from tools.setup import answers as parsing
-    from tools.setup.line_files import rules_text, write_line
+    from tools.setup.line_files import AnswerError, answers_of, rules_text, write_line
 
-    asking = parsing.Asking(is_silent=yes or as_json)
     try:
-        answers = parsing.Answers(
-            parsing.ask_for_boards(asking, board, images),
-            asking.ask(
-                "2/5 Where images and results lie", "data", parsing.parse_folder, None if data is None else str(data)
-            ),
-            parsing.ask_for_memory(asking, memory),
-            asking.ask(
-                "4/5 Dashboard: no, here (this PC), network (with a token)", "here", parsing.parse_dashboard, dashboard
-            ),
-            asking.ask("5/5 How long images of failed boards stay: 90d, 1y, ever", "90d", parsing.parse_keep, keep),
-        )
+        answers = answers_of(board, images, data, memory, dashboard, keep, is_silent=yes or as_json)
         routes = compile_rules(read_yaml_text(rules_text(answers.boards), "rules.yaml", refuse_hidden=True))
         written_files = write_line(folder, answers)
-    except parsing.AnswerError as error:
+    except AnswerError as error:
         fail(str(error), status=2)
     except RulesError as error:
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
