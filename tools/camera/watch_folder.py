@@ -263,7 +263,7 @@ class FolderPublisher:
 
     def _publish(self, file: DroppedFile) -> None:
         try:
-            images = self._pictures.images_by_content(PurePosixPath(file.name), file.content)
+            images = self._pictures.images(PurePosixPath(file.name), file.content, is_by_content=True)
         except PictureError as error:
             self.files.unfit += 1
             file.content = b""

@@ -462,8 +462,8 @@ def _bind_error(host: str, port: int) -> int | None:
 
 def _program_at(port: int) -> str:
     """Name the program that listens on this port."""
-    listening = [each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-    pid = next((each.pid for each in listening if each.laddr[1] == port), None)
+    connections = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+    pid = {each.laddr.port: each.pid for each in connections if each.laddr}.get(port)
     if pid is None:
         return "another user's program (root sees which)"
     with suppress(psutil.Error):
