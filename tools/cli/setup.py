@@ -68,14 +68,12 @@ def init(
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
     from routing_rules.load import read_yaml_text
-    from tools.setup.line_files import AnswerError, answers_of, rules_text, write_line
+    from tools.setup.line_files import answers_of, rules_text, write_line
 
     try:
         answers = answers_of(board, images, data, memory, dashboard, keep, is_silent=yes or as_json)
         routes = compile_rules(read_yaml_text(rules_text(answers.boards), "rules.yaml", refuse_hidden=True))
         written_files = write_line(folder, answers)
-    except AnswerError as error:
-        fail(str(error), status=2)
     except RulesError as error:
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
     except OSError as error:
@@ -246,11 +244,9 @@ def profile(
     except ValueError as error:
         fail(f"--memory: {error}", status=2)
     effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else ProfileEffort(max_batch=max_batch)
-    try:
+    with exit_on(ConfigError, ValueError, status=2):
         line = load_line(config, with_profiles=False)
         samples = read_samples(images) if images is not None else drawn_samples()
-    except (ConfigError, ValueError) as error:
-        fail(str(error), status=2)
     if problems := device_problems(line.config, TorchDevices({}).gpu_count()):
         fail("\n".join(problems), status=2)
     wish = Wish(samples, memory_bytes, effort)
@@ -405,14 +401,12 @@ def _of_files(
     from tools.simulate.files import FileError, read_device, read_task
     from tools.simulate.world import machine_of, task_of, with_deadlines, with_heads
 
-    try:
+    with exit_on(FileError, ValueError, status=2):
         device, task = read_device(device_path), task_of(read_task(task_path))
         if heads is not None:
             task = with_heads(task, heads)
         # One bound for every policy: all processors and all memory, even if a policy uses less.
         bound = task_bound(machine_of(device, task, "coserve-plus"), task)
-    except (FileError, ValueError) as error:
-        fail(str(error), status=2)
     if deadline_s is not None:
         task = with_deadlines(task, deadline_s)
 

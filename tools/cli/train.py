@@ -80,10 +80,8 @@ def import_expert(
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
     target = ImportTarget(architecture, input_size, out, labels, expert, form)
-    try:
+    with exit_on(ImportRefusedError):
         report = import_file(file, target, images=images, trust=trust)
-    except ImportRefusedError as error:
-        fail(str(error), status=1)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
@@ -267,11 +265,9 @@ def train_all(
     plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
-    try:
+    with exit_on(TrainingError):
         folders = type_folders(folder)
         is_new = load_backbone(out / "catalog.yaml", backbone) is None
-    except TrainingError as error:
-        fail(str(error), status=1)
     if is_new:
         of_backbone = BackbonePlan(
             input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads

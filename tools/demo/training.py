@@ -4,7 +4,6 @@ A training writes a checkpoint every few minutes and goes on from it. Every step
 its own, so that a training that was interrupted gives what an uninterrupted one gives.
 """
 
-import copy
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree
 
 from experts.vision.preprocess import to_square
@@ -24,7 +22,7 @@ from tools.camera.render import PartType, part_types
 from tools.demo.files import SOLDER_DETECTORS
 from tools.demo.pictures import Sample, read_files
 from tools.training import fit
-from tools.training.detector_loop import collate, new_detector
+from tools.training.detector_loop import Descent, collate, new_detector
 
 CLASSIFIER, DETECTOR = "resnet18", "yolov8n"
 BACKBONE = "parts"
@@ -33,7 +31,6 @@ _FIRST_FILES, _STEPS_PER_FILE = 6, 40
 #: Share of the loss that tells all labels of all components apart; the rest only those of the picture's component.
 _OTHERS_SHARE = 0.15
 _WARM_UP_STEPS, _CLOSING_SHARE = 200, 0.35
-_WEIGHT_DECAY, _BETAS, _MAX_GRADIENT = 0.02, (0.9, 0.99), 10.0
 _EMA_DECAY = 0.998
 _CHECKPOINT_EVERY_S = 150.0
 
@@ -224,40 +221,22 @@ def train_on(
 ) -> None:
     """Train a network by its loss, or go on with it, and write a checkpoint at regular times and at the end."""
     torch.manual_seed(0)
-    model = loss.new_model().train()
-    average = copy.deepcopy(model).eval().requires_grad_(False)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=lesson.learning_rate, betas=_BETAS, fused=True)
-    begin, spent_s = 0, 0.0
+    descent, begin, spent_s = Descent(loss.new_model(), _EMA_DECAY), 0, 0.0
+    parts = {"model": descent.model, "average": descent.average, "optimiser": descent.optimiser}
     if checkpoint.exists():
         state = _read(checkpoint)
-        model.load_state_dict(state["model"])
-        average.load_state_dict(state["average"])
-        optimiser.load_state_dict(state["optimiser"])
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         begin, spent_s = state["step"], state["spent_s"]
-    followed = zip(average.state_dict().values(), model.state_dict().values(), strict=True)
-    averages, trained = zip(*((kept, own) for kept, own in followed if kept.dtype.is_floating_point), strict=True)
     saved_s = time.monotonic()
     for step in range(begin, lesson.steps):
-        began_s = time.monotonic()
-        for group in optimiser.param_groups:
-            group["lr"] = lesson.rate_at(step)
-        lost = loss(model, step, np.random.default_rng([5, step]))
-        optimiser.zero_grad(set_to_none=True)
-        lost.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT)
-        optimiser.step()
-        done = step + 1
-        with torch.no_grad():
-            get_ema_multi_avg_fn(min(_EMA_DECAY, (1 + done) / (10 + done)))(averages, trained, done)
+        began_s, done = time.monotonic(), step + 1
+        descent.step(loss(descent.model, step, np.random.default_rng([5, step])), lesson.rate_at(step), done)
         spent_s += time.monotonic() - began_s
         if time.monotonic() - saved_s >= every_s or done == lesson.steps:
-            part = checkpoint.with_suffix(f".{os.getpid()}.part")
-            state = {"model": model.state_dict(), "average": average.state_dict()}
-            torch.save(state | {"optimiser": optimiser.state_dict(), "step": done, "spent_s": spent_s}, part)
-            part.replace(checkpoint)
+            file = checkpoint.with_suffix(f".{os.getpid()}.part")
+            torch.save({name: p.state_dict() for name, p in parts.items()} | {"step": done, "spent_s": spent_s}, file)
+            file.replace(checkpoint)
             saved_s = time.monotonic()
         on_share(done / lesson.steps)
 

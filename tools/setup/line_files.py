@@ -20,7 +20,7 @@ from daemon.units import parse_bytes, parse_seconds, printable
 from routing_rules.document import read_yaml_text
 from routing_rules.schema import MAX_NAME, is_name
 from tools.setup.gpu import Gpu, find_driver
-from tools.terminal.console import as_typed, fail
+from tools.terminal.console import CommandError, as_typed, fail
 
 #: One board type: component types with a quantity, or with their designators.
 Components = dict[str, int | list[str]]
@@ -36,8 +36,10 @@ _FREE_SHARE = 10
 _FREE_BYTES = 10 * 10**9
 
 
-class AnswerError(ValueError):
+class AnswerError(CommandError):
     """An unusable answer; the text says what is expected."""
+
+    status = 2
 
 
 @dataclass(frozen=True, slots=True)
