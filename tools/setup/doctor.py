@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import pwd
-import resource
 import socket
 import stat
 import statistics
@@ -50,7 +49,6 @@ _LIBRARIES_S = 60.0
 #: What the daemon takes beside experts and images: Python, torch, buffers.
 _BASE_BYTES = 10**9
 _FILES = 4096
-_FUTURE_S = 60.0
 #: adjtimex(2): the answer of an unsynchronised clock, and room for its `struct timex`.
 _TIME_ERROR, _TIMEX_BYTES = 5, 512
 _NETWORK = frozenset(
@@ -59,7 +57,6 @@ _NETWORK = frozenset(
 )
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _SYNCS, _SYNCS_WITHIN_S, _SLOW_SYNC_S = 20, 2.0, 0.03
-_FEW_INODES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +291,7 @@ def _asked_ram(config: Config) -> int:
 
 
 def limits(machine: Machine) -> Iterator[Finding]:
-    """Check the limits of this shell on files and connections; the service's unit sets its own."""
+    """Check the limit of this shell on open files; the service's unit sets its own."""
     if machine.is_service:
         return
     handles = raise_handle_limit()
@@ -305,8 +302,6 @@ def limits(machine: Machine) -> Iterator[Finding]:
         yield warn("limits", f"this shell allows {so}", remedy)
     else:
         yield ok("limits", so)
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-        yield wrong("limits", "this shell limits file size", "ulimit -f unlimited, or start as a service")
 
 
 def disks(machine: Machine) -> Iterator[Finding]:
@@ -327,9 +322,6 @@ def disks(machine: Machine) -> Iterator[Finding]:
         free, total = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
         if problem is None:
             yield _room(machine.config, f"{names}: {size_text(free)} of {size_text(total)} free", free, total)
-        if stats.f_favail < _FEW_INODES and stats.f_files:
-            so = f"{names}: {stats.f_favail} files can still be made"
-            yield wrong("inodes", so, "remove small files, or keep fewer images (retention)")
         yield from _speed(machine.user, names, folder)
 
 
@@ -471,8 +463,8 @@ def _program_at(port: int) -> str:
     return f"process {pid}"
 
 
-def clock(machine: Machine) -> Iterator[Finding]:
-    """Check that a time server sets the clock, and that no file of the line is newer than now."""
+def clock(_machine: Machine) -> Iterator[Finding]:
+    """Check that a time server sets the clock."""
     now, asked = datetime.now(UTC), ctypes.create_string_buffer(_TIMEX_BYTES)
     so = f"it is {now:%Y-%m-%d %H:%M:%S} UTC"
     answer = ctypes.CDLL(None).adjtimex(asked)  # zeros change nothing
@@ -483,15 +475,6 @@ def clock(machine: Machine) -> Iterator[Finding]:
         yield warn("clock", f"{so}, and no time server holds the clock", remedy)
     else:
         yield ok("clock", f"{so}, held by a time server")
-    files: list[Path | None] = [Path(__file__), machine.path]
-    if machine.config is not None:
-        files += [machine.config.rules, machine.config.catalog, sqlite_path(machine.config.database)]
-    for file in filter(None, files):
-        with suppress(OSError):
-            if (written_s := file.stat().st_mtime) > now.timestamp() + _FUTURE_S:
-                so = f"{file} is from {datetime.fromtimestamp(written_s, UTC):%Y-%m-%d %H:%M:%S} UTC, still to come"
-                remedy = "the clock was set back, or was wrong then: set it right before the line runs on"
-                yield wrong("clock", so, remedy)
 
 
 CHECKS: Sequence[Callable[[Machine], Iterable[Finding]]] = (
