@@ -107,9 +107,8 @@ def _path(folder: Path, number: int) -> Path:
 
 def _save(stream: IO[bytes], samples: list[Sample]) -> None:
     # Boxes in single precision: trainings have always read them so.
-    rows = [
-        (s.component, s.truth, len(s.pixels), [(m.label, np.float32(m.box).tolist()) for m in s.marks]) for s in samples
-    ]
+    marks = [[(mark.label, np.array(mark.box, np.float32).tolist()) for mark in sample.marks] for sample in samples]
+    rows = [(each.component, each.truth, len(each.pixels), own) for each, own in zip(samples, marks, strict=True)]
     np.savez(stream, rows=json.dumps(rows), pixels=np.concatenate([sample.pixels.ravel() for sample in samples]))
 
 

@@ -217,7 +217,7 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
     """Write the network's bytes and their header to `place`, and return them as an expert."""
     metadata = header_of(job.architecture, job.classes, job.input_size, dtype, head, job.form.origin)
     try:
-        built = build_layout(metadata["layout"])
+        built = build_layout(LayoutId(metadata["layout"]))
         blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
