@@ -5,6 +5,7 @@ and totals but not every constant: ratios between policies mean something, secon
 """
 
 import json
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +58,7 @@ def bench_paper(
                 [[policy, *(_cell(rows[policy, each]) for each in WORLDS)] for policy in PRESETS],
             )
             figures["rows"] += [
-                {"device": device, "task": name, "loading": loading} | row for (_, loading), row in rows.items()
+                {"device": device, "task": name, "loading": loading} | asdict(row) for (_, loading), row in rows.items()
             ]
     console.print("constants were fitted near the paper's totals: read ratios, not seconds")
     if json_file is not None:
@@ -86,4 +87,4 @@ def simulated(device: str, task_name: str, loading: Loading, policy: str) -> "Ro
 
 
 def _cell(row: "Row") -> str:
-    return "{images_per_s:.1f} · {loads} · {share_of_bound:.0%}".format_map(row)
+    return f"{row.images_per_s:.1f} · {row.loads} · {row.share_of_bound:.0%}"

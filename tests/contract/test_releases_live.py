@@ -178,7 +178,7 @@ def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one
         "Store.fetch": "import daemon.registry.store as s\nwhole = s._pieces\ndef cut_off(file, start):\n"
         "    yield next(whole(file, start))[:100_000]\n    os.kill(os.getpid(), 9)\ns._pieces = cut_off",
         "replace_entries": "import experts.versions as v; v.replace_entries = lambda *_: os.kill(os.getpid(), 9)",
-        "LineReleases.note": "import tools.registry.pull as r;"
+        "LineReleases.note": "import tools.registry.line_releases as r;"
         " r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)",
     }[moment]
     killed(places, patch)
@@ -207,7 +207,7 @@ def test_a_timers_pull_takes_what_is_new_and_signed_here_and_nothing_else(places
     assert "line/1 is in force:" in pull(places, "--newest")
     switch(open_line(places["a"]), "P", None)
     push(places)
-    killed(places, "import tools.registry.pull as r; r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)")
+    killed(places, "import tools.registry.line_releases as r; r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)")
     second = state_of(places["b"])
     assert second != first
     shutil.move(places["stick"] / "manifests" / "line" / "3.json", places["stick"] / "3.json")
@@ -222,7 +222,7 @@ def test_a_timers_pull_takes_what_is_new_and_signed_here_and_nothing_else(places
 
 
 def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dict[str, Path]):
-    from tools.registry.pull import LineReleases
+    from tools.registry.line_releases import LineReleases
 
     push(places)
     before = state_of(places["b"])

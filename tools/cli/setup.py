@@ -361,14 +361,15 @@ def simulate(
         fail("both --device and --task are needed", status=2)
     else:
         simulated = _of_files(device, task, loading, deadline, heads, keep_spans=keep_spans)
-    from tools.simulate.report import table
+    from tools.simulate.report import cells, columns
 
     rows = _run_policies(list(dict.fromkeys(policy or simulated.policies)), simulated, timeline, until)
     live = simulated.live
     if as_json:
-        print_json([row | ({"live": live} if live else {}) for row in rows])
+        print_json([asdict(row) | ({"live": live} if live else {}) for row in rows])
         return
-    print_table(f"{simulated.title}; waits to the first batch", *table(rows))
+    names = columns(rows)
+    print_table(f"{simulated.title}; waits to the first batch", names, [cells(row, names) for row in rows])
     if live:
         console.print(
             f"recorded live under {live['policy']}: {live['images_per_s']:.2f} images/s ({live['answered']} answered in"

@@ -18,8 +18,8 @@ from experts.vision.infer import normalise
 from experts.vision.preprocess import to_square
 from experts.vision.slot import Slot, SlotPool
 from tools.camera.render import part_types
+from tools.demo.files import SOLDER_DETECTORS, Thresholds
 from tools.demo.judge import answers_of, loaded_pool
-from tools.demo.line import SOLDER_DETECTORS, Thresholds
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
 from tools.training.backbone import stored_backbone, write_backbone

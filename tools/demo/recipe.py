@@ -22,8 +22,8 @@ from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
 from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
+from tools.demo.files import write_configuration, write_rules
 from tools.demo.judge import OnAnswer, PartToJudge, judge_parts, loaded_pool
-from tools.demo.line import write_configuration, write_rules
 from tools.demo.pictures import Sample, read_files, render_missing, samples_of
 from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train_network
 from tools.experts.measure import write_confidences

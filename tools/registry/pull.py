@@ -7,129 +7,23 @@ while no board is open, so that no board has verdicts of two releases.
 
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, decode, refusal, signer_of
-from daemon.registry.signing import PublicKey, key_id, read_public_key
-from daemon.registry.store import Source, Store, locked
+from daemon.registry.store import Source
 from daemon.wire.control import ControlError
-from daemon.wire.keys import KeyFileError
 from experts.catalog import CatalogEntry
-from experts.durable import make_folders, replace_text, switching
-from experts.versions import current_user, now
+from experts.durable import replace_text, switching
+from experts.versions import current_user
 from experts.weights import file_sha256
 from tools.experts.change import entry_problems
 from tools.experts.line import ExpertsLine
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """The release of one name that a line has, since when, by whom, and who signed it.
-
-    `seen` has the sha256 of each manifest that the line has had, by number: it never takes two releases of one number.
-    """
-
-    number: int
-    at: str
-    by: str
-    signer: str
-    seen: dict[str, str]
-
-
-_NOTES = TypeAdapter(dict[str, InForce])
-
-
-class LineReleases:
-    """A line's own record, `releases/` beside the catalog: accepted signers, past releases, fetched files."""
-
-    def __init__(self, line: ExpertsLine) -> None:
-        self._line = line
-        self.store = Store(line.config.catalog.parent / "releases")
-        self._notes = self.store.folder / "in_force.json"
-
-    @contextmanager
-    def pulling(self) -> Iterator[None]:
-        """Hold the right to pull, for one process at a time. Raises ReleaseError."""
-        make_folders(self.store.folder, self._line.config.catalog.parent)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.store.folder, waits=False))
-            except BlockingIOError:
-                raise ReleaseError("another pull is under way on this line: pull again when it is over") from None
-            yield
-
-    def signers(self) -> dict[Path, PublicKey]:
-        """Return the keys that `plant.signers` names, by their files. Raises ReleaseError."""
-        try:
-            return {file: read_public_key(file) for file in self._line.config.plant.signers}
-        except OSError as error:
-            what = f"{error.filename} cannot be read: {error.strerror}"
-            raise ReleaseError(f"{self._line.path}: plant.signers: {what}") from None
-        except KeyFileError as error:
-            raise ReleaseError(f"{self._line.path}: plant.signers: {error}") from None
-
-    def revoked(self, told: Collection[str] = ()) -> list[Path]:
-        """Return the key files of signers revoked here before, or by a hub or stick now (`told`: ids of keys).
-
-        The latter are noted here, so that their releases are refused from any source. Raises ReleaseError.
-        """
-        ids = {file: key_id(key) for file, key in self.signers().items()}
-        folder = self.store.folder / "revoked"
-        for file, key in ids.items():
-            place = folder / f"{key.replace(' ', '-')}.sign"  # its id: a new key may have the old one's name
-            if key in told and not place.exists():
-                make_folders(folder, self._line.config.catalog.parent)
-                replace_text(place, file.read_text(encoding="ascii"), like=self._line.config.catalog)
-        try:
-            known = self.store.revoked()
-        except (KeyFileError, OSError) as error:
-            raise ReleaseError(str(error)) from None
-        return [file for file, key in ids.items() if key in known]
-
-    def in_force(self) -> dict[str, InForce]:
-        """Return the newest release of each name put in force here. Raises ReleaseError."""
-        try:
-            return _NOTES.validate_json(self._notes.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except ValidationError as error:
-            raise ReleaseError(
-                f"{self._notes} cannot be read ({error.errors()[0]['msg']}): restore it from a backup of this line"
-            ) from None
-
-    def unsettled(self, name: str) -> Path:
-        """Return the marker that exists from when a pull begins to change the line until `note`, even if it is killed.
-
-        If it was left behind, only another pull settles which release is in force.
-        """
-        return self.store.folder / f"{name}.unsettled"
-
-    def note(self, name: str, number: int, signer: str, sha256: str) -> None:
-        """Note durably that a release is in force; `sha256` is that of its manifest."""
-        notes = self.in_force()
-        seen = (notes[name].seen if name in notes else {}) | {str(number): sha256}
-        notes[name] = InForce(number, now(), current_user(), signer, seen)
-        text = _NOTES.dump_json(notes, indent=1).decode() + "\n"
-        replace_text(self._notes, text, like=self._line.config.catalog)
-        self.unsettled(name).unlink(missing_ok=True)
-
-    def weights(self) -> dict[str, Path]:
-        """Return the line's weights and backbones by the sha256 that they should have."""
-        folder, files = self._line.versions.folder, dict[str, Path]()
-        for expert in self._line.versions.read().values():
-            for entry in expert.entries.values():
-                files[entry.sha256] = folder / entry.file
-                if entry.backbone is not None:
-                    files[entry.backbone.sha256] = folder / entry.backbone.file
-        return files
-
+from tools.registry.line_releases import LineReleases
 
 #: Each check for open boards holds new ones back for this long, and no longer if this process is killed.
 _HOLD_S = 5.0

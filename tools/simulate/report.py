@@ -1,67 +1,94 @@
 """A simulated run as a row for people and programs (docs/simulating.md), and as a picture over time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tools.simulate.engine import TaskOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`wait`: from arrival to the start of the first expert's batch. `loads`: into pools that compute, after the fill.
+
+    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because their
+    deadline could not be met; `late`: answered after it.
+    """
+
+    policy: str
+    images_per_s: float
+    makespan_s: float
+    loads: int
+    disk_loads: int
+    wanted_evictions: int
+    p50_wait_s: float
+    p95_wait_s: float
+    max_wait_s: float
+    share_of_bound: float
+    bound_s: float
+    p50_latency_s: float
+    p95_latency_s: float
+    p99_latency_s: float
+    unknown: int
+    late: int
+    #: What crossed the network to other PCs after the initial fill, and the first loads of experts among it.
+    network_bytes: int
+    network_loads: int
+
 
 #: Fewer lanes and spans than this stay legible.
 _MAX_SPANS = 20_000
 _LABELLED_SPANS = 120
 
-#: The columns that fit a terminal, and how they show a row; programs get all figures.
-_COLUMNS = {
-    "policy": "{policy}",
-    "images/s": "{images_per_s:.2f}",
-    "loads": "{loads}",
-    "disk": "{disk_loads}",
-    "p50 s": "{p50_wait_s:.1f}",
-    "p95 s": "{p95_wait_s:.1f}",
-    "max s": "{max_wait_s:.1f}",
-    "net GB": "{gigabytes:.2f}",
-    "bound": "{share_of_bound:.0%}",
-}
-_WAITS = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-_LATENCIES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-
-Row = dict[str, Any]
+#: The columns that fit a terminal; programs get all figures.
+COLUMNS = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "max s", "bound")
 
 
 def row_of(outcome: TaskOutcome, bound_s: float) -> Row:
-    """Return a run's figures. `bound_s`: seconds below which no policy can finish this task on this machine.
+    """`bound_s`: seconds below which no policy can finish this task on this machine."""
+    waits, latencies = outcome.waits_s, outcome.latencies_s
+    makespan_s = outcome.makespan_s
+    return Row(
+        policy=outcome.policy,
+        images_per_s=round(outcome.images / makespan_s, 3) if makespan_s else 0.0,
+        makespan_s=round(makespan_s, 3),
+        loads=outcome.loads,
+        disk_loads=outcome.disk_loads,
+        wanted_evictions=outcome.wanted_evictions,
+        p50_wait_s=round(quantile(waits, 0.5), 3),
+        p95_wait_s=round(quantile(waits, 0.95), 3),
+        max_wait_s=round(quantile(waits, 1.0), 3),
+        share_of_bound=round(bound_s / makespan_s, 4) if makespan_s else 0.0,
+        bound_s=round(bound_s, 3),
+        p50_latency_s=round(quantile(latencies, 0.5), 3),
+        p95_latency_s=round(quantile(latencies, 0.95), 3),
+        p99_latency_s=round(quantile(latencies, 0.99), 3),
+        unknown=outcome.expired,
+        late=outcome.late,
+        network_bytes=outcome.network_bytes,
+        network_loads=outcome.network_loads,
+    )
 
-    Wait: from arrival to the start of the first expert's batch. `loads`: into pools that compute, after the fill.
-    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because their
-    deadline could not be met; `late`: answered after it. `network_…`: what crossed the network to other PCs after the
-    initial fill, and the first loads of experts among it.
-    """
-    waits, latencies, makespan_s = outcome.waits_s, outcome.latencies_s, outcome.makespan_s
-    return {
-        "policy": outcome.policy,
-        "images_per_s": round(outcome.images / makespan_s, 3) if makespan_s else 0.0,
-        "makespan_s": round(makespan_s, 3),
-        "loads": outcome.loads,
-        "disk_loads": outcome.disk_loads,
-        "wanted_evictions": outcome.wanted_evictions,
-        **{f"{name}_wait_s": round(quantile(waits, share), 3) for name, share in _WAITS.items()},
-        "share_of_bound": round(bound_s / makespan_s, 4) if makespan_s else 0.0,
-        "bound_s": round(bound_s, 3),
-        **{f"{name}_latency_s": round(quantile(latencies, share), 3) for name, share in _LATENCIES.items()},
-        "unknown": outcome.expired,
-        "late": outcome.late,
-        "network_bytes": outcome.network_bytes,
-        "network_loads": outcome.network_loads,
+
+def columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return a table's columns; if anything crossed the network, its bytes replace the longest wait."""
+    crossed = any(row.network_bytes for row in rows)
+    return tuple("net GB" if crossed and name == "max s" else name for name in COLUMNS)
+
+
+def cells(row: Row, names: Sequence[str] = COLUMNS) -> tuple[str, ...]:
+    texts = {
+        "policy": row.policy,
+        "images/s": f"{row.images_per_s:.2f}",
+        "loads": str(row.loads),
+        "disk": str(row.disk_loads),
+        "p50 s": f"{row.p50_wait_s:.1f}",
+        "p95 s": f"{row.p95_wait_s:.1f}",
+        "max s": f"{row.max_wait_s:.1f}",
+        "bound": f"{row.share_of_bound:.0%}",
+        "net GB": f"{row.network_bytes / 1e9:.2f}",
     }
-
-
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return columns and cells for a terminal; if anything crossed the network, its bytes replace the longest wait."""
-    dropped = "max s" if any(row["network_bytes"] for row in rows) else "net GB"
-    columns = {name: cell for name, cell in _COLUMNS.items() if name != dropped}
-    return list(columns), [
-        [cell.format(**row, gigabytes=row["network_bytes"] / 1e9) for cell in columns.values()] for row in rows
-    ]
+    return tuple(texts[name] for name in names)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -215,12 +215,23 @@ def _thinner(store: str, dtype: str) -> str:
 
 def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
-    metadata = header_of(job.architecture, job.classes, job.input_size, dtype, head, job.form.origin)
+    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, _MEMORY_FORMAT, head)
     try:
-        built = build_layout(LayoutId(metadata["layout"]))
+        built = build_layout(layout)
         blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
+    metadata = {
+        "architecture": job.architecture.name,
+        "classes": json.dumps(list(job.classes)),
+        "input_size": str(job.input_size),
+        "normalisation": job.architecture.normalisation,
+        "dtype": dtype,
+        "memory_format": _MEMORY_FORMAT,
+        "head": head,
+        "layout": layout,
+        "origin": job.form.origin,
+    }
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
@@ -235,34 +246,11 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
         mean=mean,
         std=std,
         sha256=sha256,
-        layout=LayoutId(metadata["layout"]),
+        layout=LayoutId(layout),
         weights_bytes=built.region_bytes,
         stored_as=stored_as,
         stored_bytes=built.form(stored_as).region_bytes if stored_as else 0,
     )
-
-
-def header_of(
-    architecture: Architecture,
-    classes: Sequence[str],
-    input_size: int,
-    dtype: str,
-    head: str,
-    origin: str,
-    memory_format: str = _MEMORY_FORMAT,
-) -> dict[str, str]:
-    """Return the header of an expert's file; a backbone has no classes."""
-    return {
-        "architecture": architecture.name,
-        "classes": json.dumps(list(classes)),
-        "input_size": str(input_size),
-        "normalisation": architecture.normalisation,
-        "dtype": dtype,
-        "memory_format": memory_format,
-        "head": head,
-        "layout": layout_id(architecture, len(classes), input_size, dtype, memory_format, head),
-        "origin": origin,
-    }
 
 
 def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:

@@ -1,5 +1,6 @@
 """Trains heads on a backbone's features: scores per label, or a bank of what good pictures look like."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,10 @@ import torch
 from torch.nn import functional
 
 from experts.catalog import CatalogEntry
-from experts.vision.architectures import ARCHITECTURES
+from experts.vision.architectures import ARCHITECTURES, layout_id
 from experts.vision.heads import patches_of
 from experts.weights import Block, write_weights
 from tools.training import TrainingError
-from tools.training.expert_file import header_of
 
 #: Weight decay of a linear head, on features divided by their spread and the root of their number.
 _DECAY = 1e-3
@@ -102,8 +102,17 @@ def write_head(
 ) -> dict[str, Any]:
     """Write `out/EXPERT.safetensors`, and return the catalog's entry."""
     architecture, size = ARCHITECTURES[backbone.architecture], backbone.input_size
-    metadata = header_of(architecture, classes, size, "float32", kind, origin, "contiguous")
-    metadata["backbone"] = backbone.sha256
+    form = {"dtype": "float32", "memory_format": "contiguous", "head": kind}
+    metadata = {
+        "architecture": backbone.architecture,
+        "classes": json.dumps(list(classes)),
+        "input_size": str(size),
+        "normalisation": architecture.normalisation,
+        **form,
+        "layout": layout_id(architecture, len(classes), size, *form.values()),
+        "origin": origin,
+        "backbone": backbone.sha256,
+    }
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise TrainingError(f"{expert}: the training gave weights that are not finite numbers; use other pictures")
     blocks = [
