@@ -1,6 +1,6 @@
 """Make experts: `coserve train` on your images, `learn` from people's decisions, `import` of networks you have."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -80,8 +80,10 @@ def import_expert(
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
     target = ImportTarget(architecture, input_size, out, labels, expert, form)
-    with exit_on(ImportRefusedError):
+    try:
         report = import_file(file, target, images=images, trust=trust)
+    except ImportRefusedError as error:
+        fail(str(error), status=1)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
@@ -265,9 +267,11 @@ def train_all(
     plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
-    with exit_on(TrainingError):
+    try:
         folders = type_folders(folder)
         is_new = load_backbone(out / "catalog.yaml", backbone) is None
+    except TrainingError as error:
+        fail(str(error), status=1)
     if is_new:
         of_backbone = BackbonePlan(
             input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads
@@ -346,11 +350,7 @@ def train_detector(
             store=store,
             on_progress=lambda progress: on_share(progress.share),
         )
-    if report.held_out_images < _ENOUGH_HELD_OUT:
-        errors.print(
-            f"too few pictures held out to know how good it is: images {report.held_out_images}, and fewer than"
-            f" {_ENOUGH_HELD_OUT} say little (those of val are held out)",
-        )
+    _warn_of_few({"images": report.held_out_images}, "those of val are held out")
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
         return
@@ -377,8 +377,23 @@ def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
     """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
     from tools.training import TrainingError
 
-    with exit_on(TrainingError), share_bar(f"training {name}") as (bar, task):
-        yield lambda share: bar.update(task, completed=share)
+    with share_bar(f"training {name}") as (bar, task):
+        try:
+            yield lambda share: bar.update(task, completed=share)
+        except TrainingError as error:
+            bar.stop()
+            fail(str(error), status=1)
+
+
+def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
+    """Warn on stderr of too few held-out pictures to judge by; the expert is written all the same."""
+    few = ", ".join(f"{name} {count}" for name, count in held_out.items() if count < _ENOUGH_HELD_OUT)
+    if few:
+        errors.print(
+            f"too few pictures held out to know how good it is: {few}, and fewer than {_ENOUGH_HELD_OUT} say little"
+            f" ({where_from})",
+            markup=False,
+        )
 
 
 def learn(
