@@ -70,7 +70,7 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
             averaged_network(detector.expert, folder),
             DETECTOR,
             detector.labels,
-            detector.input_size,
+            detector.size,
             out,
             expert=detector.expert,
             images=pictures[:64],

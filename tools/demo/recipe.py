@@ -253,14 +253,15 @@ def _calibration_samples(boards: int) -> Iterator[Sample]:
 
 def write_provenance(folder: Path, out: Path, recipe: Recipe, figures: list[Figures]) -> None:
     """Write how the experts came about and what they are worth, and the sha256 of each file."""
-    lessons = (CLASSIFIERS, *(detector.lesson for detector in DETECTORS))
+    lessons = (CLASSIFIERS, *DETECTORS)
+    lengths = [{key: value for key, value in asdict(lesson).items() if key != "labels"} for lesson in lessons]
     files = sorted(path for path in out.iterdir() if path.name != "provenance.json")
     document = {
         "recipe": NAME,
         "version": VERSION,
         "command": "coserve demo --train",
         "seed": 0,
-        "parameters": asdict(recipe) | {"lessons": [asdict(lesson) for lesson in lessons]},
+        "parameters": asdict(recipe) | {"lessons": lengths},
         "hours": {lesson.expert: round(spent_s(lesson.expert, folder) / 3600, 2) for lesson in lessons},
         "processor": _processor(),
         "figures": [each.as_json() for each in figures],

@@ -39,7 +39,10 @@ OnShare = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The length of a training: steps of `batch` pictures, the first ones of `first_size` pixels, then of `size`."""
+    """The length of a training: steps of `batch` pictures, the first ones of `first_size` pixels, then of `size`.
+
+    `labels` are those of a solder detector, which many component types share.
+    """
 
     expert: str
     size: int
@@ -48,10 +51,14 @@ class Lesson:
     steps: int
     batch: int
     learning_rate: float = 2e-3
+    labels: tuple[str, ...] = ()
 
     def shortened(self, share: float) -> "Lesson":
         steps, first = max(2, round(self.steps * share)), round(self.first_steps * share)
         return replace(self, steps=steps, first_steps=first)
+
+    def covers(self, part: PartType) -> bool:
+        return SOLDER_DETECTORS[part.family] == self.expert
 
     def size_at(self, step: int) -> int:
         return self.first_size if step < self.first_steps else self.size
@@ -62,36 +69,13 @@ class Lesson:
         return self.learning_rate * min(1.0, (step + 1) / _WARM_UP_STEPS) * min(1.0, max(closing, 0.01))
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDetector:
-    """A detector that many component types share, and its training."""
-
-    labels: tuple[str, ...]
-    lesson: Lesson
-
-    @property
-    def expert(self) -> str:
-        return self.lesson.expert
-
-    @property
-    def input_size(self) -> int:
-        return self.lesson.size
-
-    def covers(self, part: PartType) -> bool:
-        return SOLDER_DETECTORS[part.family] == self.expert
-
-
 CLASSIFIERS = Lesson(BACKBONE, size=96, first_size=64, first_steps=2000, steps=4000, batch=32)
+_CHIP, _LEADED = ("insufficient", "bridge"), ("insufficient", "lifted_lead", "bridge")
 DETECTORS = (
-    SharedDetector(
-        ("insufficient", "bridge"),
-        Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=1500, batch=16),
-    ),
-    SharedDetector(
-        ("insufficient", "lifted_lead", "bridge"),
-        Lesson("solder-leaded", size=160, first_size=128, first_steps=2500, steps=5000, batch=16),
-    ),
+    Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=1500, batch=16, labels=_CHIP),
+    Lesson("solder-leaded", size=160, first_size=128, first_steps=2500, steps=5000, batch=16, labels=_LEADED),
 )
+_LESSONS = {lesson.expert: lesson for lesson in (CLASSIFIERS, *DETECTORS)}
 
 
 class Pictures:
@@ -154,14 +138,13 @@ class SolderLoss:
 
     _GOOD_SHARE = 0.35
 
-    def __init__(self, pictures: Pictures, detector: SharedDetector, lesson: Lesson) -> None:
-        self._pictures, self._detector, self._lesson = pictures, detector, lesson
+    def __init__(self, pictures: Pictures, labels: tuple[str, ...], lesson: Lesson) -> None:
+        self._pictures, self._labels, self._lesson = pictures, labels, lesson
         self._good: list[Sample] = []
         self._bad: list[list[Sample]] = []
 
     def new_model(self) -> nn.Module:
-        labels = self._detector.labels
-        return new_detector(DETECTOR, labels)
+        return new_detector(DETECTOR, self._labels)
 
     def __call__(self, model: nn.Module, step: int, rng: np.random.Generator) -> torch.Tensor:
         self.read(step)
@@ -177,7 +160,7 @@ class SolderLoss:
         if self._pictures.at(step):
             samples = self._pictures.samples
             self._good = [s for s in samples if s.truth == "ok"]
-            bad = [[s for s in samples if s.truth == label] for label in self._detector.labels]
+            bad = [[s for s in samples if s.truth == label] for label in self._labels]
             self._bad = [pictures for pictures in bad if pictures]
 
     def picture(self, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +179,7 @@ class SolderLoss:
         return np.clip(lit, 0, 255).astype(np.uint8), boxes
 
     def _boxes(self, sample: Sample, size: int) -> np.ndarray:
-        gain, labels = size / sample.pixels.shape[0], self._detector.labels
+        gain, labels = size / sample.pixels.shape[0], self._labels
         rows = [(*(v * gain for v in m.box), labels.index(m.label)) for m in sample.marks if m.label in labels]
         boxes = np.array(rows, np.float32).reshape(-1, 5)
         boxes[:, :4] = np.clip(boxes[:, :4], 0, size)
@@ -208,7 +191,7 @@ def train_network(
 ) -> None:
     """Train the network `expert` on `folder/pictures`, or go on with it, up to its last checkpoint."""
     torch.set_num_threads(1)
-    lesson = _lesson(expert).shortened(steps_share)
+    lesson = _LESSONS[expert].shortened(steps_share)
     train_on(network_loss(expert, folder, files, lesson), lesson, folder / f"{expert}.checkpoint", on_share)
 
 
@@ -258,15 +241,10 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     return torch.load(checkpoint, map_location="cpu", weights_only=True)
 
 
-def _lesson(expert: str) -> Lesson:
-    return CLASSIFIERS if expert == BACKBONE else next(d.lesson for d in DETECTORS if d.expert == expert)
-
-
 def network_loss(expert: str, folder: Path, files: int, lesson: Lesson | None = None) -> PartLoss | SolderLoss:
     """Return the loss that trains the network `expert` on `files` files of `folder/pictures`."""
-    library, lesson = part_types(), lesson or _lesson(expert)
+    library, own = part_types(), _LESSONS[expert]
     if expert == BACKBONE:
-        return PartLoss(Pictures(folder / "pictures", files, lambda _: True), lesson)
-    detector = next(d for d in DETECTORS if d.expert == expert)
-    wanted = lambda s: bool(s.marks) and detector.covers(library[s.component])  # noqa: E731
-    return SolderLoss(Pictures(folder / "pictures", files, wanted), detector, lesson)
+        return PartLoss(Pictures(folder / "pictures", files, lambda _: True), lesson or own)
+    wanted = lambda s: bool(s.marks) and own.covers(library[s.component])  # noqa: E731
+    return SolderLoss(Pictures(folder / "pictures", files, wanted), own.labels, lesson or own)

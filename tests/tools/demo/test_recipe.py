@@ -47,11 +47,11 @@ def test_pictures_for_a_detector_carry_boxes_of_its_labels_inside_them(pictures:
     assert isinstance(loss, SolderLoss)
     loss.read(0)
     for _ in range(40):
-        pixels, boxes = loss.picture(detector.input_size, rng)
+        pixels, boxes = loss.picture(detector.size, rng)
         counts.append(len(boxes))
-        assert pixels.shape == (detector.input_size, detector.input_size, 3)
+        assert pixels.shape == (detector.size, detector.size, 3)
         assert (boxes[:, :4] >= 0).all()
-        assert (boxes[:, :4] <= detector.input_size).all()
+        assert (boxes[:, :4] <= detector.size).all()
         assert (boxes[:, 2:4] > boxes[:, :2]).all()
         assert set(boxes[:, 4].astype(int)) <= set(range(len(detector.labels)))
     assert min(counts) == 0, "good parts are among the pictures"
