@@ -566,7 +566,7 @@ BREAKS = (
         "tools/client/coserve_client/spool.py",
         "        if owner != source:\n",
         "        if False:\n",
-        (f"{_SPOOL}::test_a_spool_of_another_source_is_refused_also_where_its_label_is_gone",),
+        (f"{_SPOOL}::test_a_spool_of_another_source_is_refused",),
     ),
     Break(
         "A position file is complete or the previous one",

@@ -18,6 +18,7 @@ from tools.terminal.console import (
     ConfigOption,
     ConfigPath,
     console,
+    exit_on,
     fail,
     print_json,
     print_table,
@@ -387,10 +388,8 @@ def worker(
         name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
         folder.absolute(),
     )  # fmt: skip
-    try:
+    with exit_on(StartError, MissingExtraError):
         command, environment = join_command(settings)
-    except (StartError, MissingExtraError) as error:
-        fail(str(error), status=1)
     if token is None:
         warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/plant.md)"
         console.print(warning, style="yellow")

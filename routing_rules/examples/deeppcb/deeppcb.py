@@ -22,8 +22,7 @@ from daemon.line.line import load_line
 from experts.catalog import CatalogFile, resolve
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import decode
-from experts.vision.slot import SlotPool
-from tools.demo.judge import PartToJudge, judge_parts
+from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
 from tools.experts.measure import answers_of, images_in
 from tools.terminal.console import print_table
 from tools.training.backbone import BackbonePlan, read_entries, train_backbone
@@ -134,12 +133,9 @@ def write_text(file: Path, text: str) -> None:
 def measure(data: Path, line: Path) -> None:
     """Print how good the line of `line/coserve.yaml` is on the tiles of val.txt, which nothing was trained on."""
     loaded = load_line(line / "coserve.yaml")
-    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in loaded.catalog.values()))
-    for spec in loaded.catalog.values():
-        pool.load(spec)
     files = sorted((data / "boards").rglob("*.png"))
     parts = [PartToJudge(BOARD_TYPE, COMPONENT, decode(file.read_bytes(), "image")) for file in files]
-    verdicts = judge_parts(loaded.routes, loaded.catalog, pool.slot, parts)
+    verdicts = judge_parts(loaded.routes, loaded.catalog, loaded_pool(loaded.catalog), parts)
     counts = Counter((file.parent.name.endswith("-repaired"), each) for file, each in zip(files, verdicts, strict=True))
     columns = ("pass", "review", "fail")
     rows = [
