@@ -314,17 +314,11 @@ class App:
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
-        def writer_turn(then: Callable[[], None]) -> None:
-            self._writer.run(lambda _store: then())
-
-        def drive_turn(then: Callable[[], None]) -> None:
-            self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())
-
         return [
             ("intake", self._intake.call),
             ("journal", self._writer.call_journal),
-            ("writer", writer_turn),
-            ("drive", drive_turn),
+            ("writer", lambda then: self._writer.run(lambda _store: then())),
+            ("drive", lambda then: self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())),
             ("publish", self._results.call),
         ]
 

@@ -75,7 +75,7 @@ class WorkTimeline:
 class _Pair:
     """Counts by minute, oldest first, and the newest reason."""
 
-    minutes: deque[list[int]] = field(default_factory=deque[list[int]])
+    minutes: deque[list[int]] = field(default_factory=lambda: deque[list[int]](maxlen=int(_HOUR_S / _MINUTE_S)))
     reason: str = ""
     at_s: float = 0.0
 
@@ -96,12 +96,9 @@ class Rejections:
             key = (source or "", code)
             pair = self._pairs[key] = self._pairs.pop(key, None) or _Pair()
             pair.reason, pair.at_s = reason, now_s
-            if pair.minutes and pair.minutes[-1][0] == minute:
-                pair.minutes[-1][1] += 1
-            else:
-                pair.minutes.append([minute, 1])
-            while len(pair.minutes) > _HOUR_S / _MINUTE_S:
-                pair.minutes.popleft()
+            if not pair.minutes or pair.minutes[-1][0] != minute:
+                pair.minutes.append([minute, 0])
+            pair.minutes[-1][1] += 1
             while len(self._pairs) > _MAX_PAIRS:
                 del self._pairs[next(iter(self._pairs))]
 
