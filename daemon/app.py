@@ -50,7 +50,7 @@ from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import EpochRecord, open_store
+from daemon.storage.database.store import EpochRecord, Store
 from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
@@ -164,7 +164,7 @@ class App:
         self._journal = Journal(config.journal, segment_bytes(config.journal, config.retention.segment))
         self._database_files = DatabaseFiles(sqlite_path(config.database))
         self._database_files.put_foreign_log_aside()
-        self._store = open_store(
+        self._store = Store(
             config.database,
             keep=config.retention.keep,
             good_examples=config.retention.good_examples,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
+from typing import Any, cast
 
 from routing_rules.document import Document, KeyPath, Problem, meant, nearest
 from routing_rules.routes import MAX_REMEMBERED
@@ -97,7 +98,7 @@ def _check_designators(findings: Findings) -> None:
         components = ("boards", board_type, "components")
         for component in document.keys(components):
             listed = document.value((*components, component))
-            for index, designator in enumerate(listed if isinstance(listed, list) else ()):
+            for index, designator in enumerate(cast("list[Any]", listed) if isinstance(listed, list) else ()):
                 path = (*components, component, index)
                 if isinstance(designator, str) and designator in first:
                     place = first[designator]

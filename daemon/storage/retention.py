@@ -25,7 +25,7 @@ from daemon.storage.database.connections import StoreError, open_for_reading, sq
 from daemon.storage.database.prune import AgeLimit, KeptImage
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import age_marks
-from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
 from daemon.storage.database_watch import DatabaseFiles
@@ -100,7 +100,7 @@ class RunningAges:
         before = utc_text(max(0.0, min(self._clock.wall_s(), *clocks_s) - age_s))
         return AgeLimit(before, day_old[-1].seq)
 
-    def _marks(self) -> Sequence[Row[Any]]:
+    def _marks(self) -> Sequence[Row[*tuple[Any, ...]]]:
         with self._engine.connect() as connection:
             return connection.execute(select(age_marks).order_by(age_marks.c.running_s)).all()
 
@@ -218,7 +218,7 @@ class Pruner:
         min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
         return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
 
-    def _forget(self, boards: Sequence[Row[Any]], old: AgeLimit) -> bool:
+    def _forget(self, boards: Sequence[Row[*tuple[Any, ...]]], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
         pruned = self._run_task(lambda store: store.forget_boards(ids, old))
         remove_images(self._images, pruned.image_paths)
@@ -454,7 +454,7 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     if not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
     engine = open_for_reading(url)
-    with closing(open_store(url)) as store:
+    with closing(Store(url)) as store:
         pruner = Pruner(
             *(engine, images, settings, DiskSpace({"images": images}, settings.reserve)),
             run_task=lambda task: task(store),
@@ -473,9 +473,9 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     return pruner.counts
 
 
-def _groups(boards: Sequence[Row[Any]]) -> list[list[Row[Any]]]:
+def _groups(boards: Sequence[Row[*tuple[Any, ...]]]) -> list[list[Row[*tuple[Any, ...]]]]:
     """Group boards by transaction: together few rows, or one board alone."""
-    groups: list[list[Row[Any]]] = []
+    groups: list[list[Row[*tuple[Any, ...]]]] = []
     rows = _ROWS_PER_TURN
     for board in boards:
         if rows + board.rows > _ROWS_PER_TURN:

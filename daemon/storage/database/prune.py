@@ -134,7 +134,7 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
-def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> Sequence[Row[Any]]:
+def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> Sequence[Row[*tuple[Any, ...]]]:
     """Return `board_id` and `completed_at` of closed attempts whose rows may go, and how many `rows` each has."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)

@@ -9,7 +9,7 @@ from secrets import token_hex
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
@@ -39,40 +39,6 @@ T = TypeVar("T")
 KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
 _RECORD_MODE = 0o640
 _RECORD_BYTES = 120
-
-
-def open_store(  # noqa: PLR0913  app.py names each setting
-    url: str,
-    *,
-    keep: Collection[Verdict] = KEEP,
-    good_examples: int = 0,
-    sample: float = 0.0,
-    expert_version: VersionOf = lambda _expert, _version: None,
-    clock: Clock | None = None,
-    busy_timeout_ms: int = 2000,
-    tell: Callable[[str], None] = lambda _: None,
-    record: "EpochRecord | None" = None,
-) -> "Store":
-    """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
-
-    `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait for
-    another program's lock; `tell` gets the progress of a long change; `record` knows the results that the line gave
-    out, and with it an older or another database gets a new epoch.
-    """
-    try:
-        engine = open_for_writing(url, busy_timeout_ms)
-    except OSError as error:
-        raise StoreError(f"cannot make the database at {url}: {error}") from error
-    try:
-        migrate(engine, tell)
-        return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record, sample)
-    except SQLAlchemyError as error:
-        engine.dispose()
-        raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
-    except BaseException:
-        engine.dispose()
-        raise
 
 
 class EpochRecord:
@@ -146,38 +112,63 @@ class EpochRecord:
 class Store:
     """The results database for the one thread that writes to it. Memory follows a transaction once it is durable."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  app.py names each setting
         self,
-        engine: Engine,
-        keep: frozenset[Verdict],
-        good_examples: int,
-        expert_version: VersionOf,
-        clock: Clock,
-        record: EpochRecord | None = None,
+        url: str,
+        *,
+        keep: Collection[Verdict] = KEEP,
+        good_examples: int = 0,
         sample: float = 0.0,
+        expert_version: VersionOf = lambda _expert, _version: None,
+        clock: Clock | None = None,
+        busy_timeout_ms: int = 2000,
+        tell: Callable[[str], None] = lambda _: None,
+        record: EpochRecord | None = None,
     ) -> None:
-        #: For upkeep between two transactions, in the writer's thread (upkeep.py).
-        self.engine = engine
-        self._keep = keep
+        """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
+
+        `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
+        stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait
+        for another program's lock; `tell` gets the progress of a long change; `record` knows the results that the line
+        gave out, and with it an older or another database gets a new epoch.
+        """
+        self._keep = frozenset(keep)
         self._expert_version = expert_version
-        self._clock = clock
+        self._clock = clock or Clock()
         self._boards = BoardCache()
         self._memory = WriterMemory()
         self._in_force = ""
         self._record = record
         self._run_id: int | None = None
+        #: 12 hex digits that name this history of results.
+        self.epoch = ""
+        try:
+            #: For upkeep between two transactions, in the writer's thread (upkeep.py).
+            self.engine = open_for_writing(url, busy_timeout_ms)
+        except OSError as error:
+            raise StoreError(f"cannot make the database at {url}: {error}") from error
+        try:
+            migrate(self.engine, tell)
+            self._begin(0 if "pass" in keep else good_examples, sample)
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot use the database at {self.engine.url.render_as_string()}: {error}") from error
+        finally:
+            if not self.epoch:
+                self.engine.dispose()
+
+    def _begin(self, good_examples: int, sample: float) -> None:
         segment = schema.pending.c.segment
         with self._transaction() as tx:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
             tx.due_added = _open_time_limits(tx)
-            self._examples = GoodExamples(tx.connection, 0 if "pass" in keep else good_examples, sample)
-            #: 12 hex digits that name this history of results.
-            self.epoch, is_new = _settle_epoch(tx, record)
-        if record is not None and is_new:
-            record.begin(self.epoch, tx.numbers.seq)
-        elif record is not None:
-            record.resume()
+            self._examples = GoodExamples(tx.connection, good_examples, sample)
+            epoch, is_new = _settle_epoch(tx, self._record)
+        self.epoch = epoch
+        if self._record is not None and is_new:
+            self._record.begin(epoch, tx.numbers.seq)
+        elif self._record is not None:
+            self._record.resume()
 
     @property
     def segments_in_use(self) -> set[int]:
