@@ -401,7 +401,7 @@ class Operations:
         return {"last_error": text, "last_error_at": utc_text(at_s) if text else None}
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self.writer, fields, self.writer.publish)
+        written = write_review(self.writer, fields)
         self.metrics.reviewed(str(written["verdict"]))
         return written
 

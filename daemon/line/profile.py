@@ -6,6 +6,7 @@ Its rows are the performance matrix; its recommendations fill gaps in `coserve.y
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.config.settings import DEVICE_NAME
 from daemon.errors import ConfigError
+from daemon.host.temperature import nvidia_gpus
 from daemon.policy.matrix import Performance
 from daemon.units import Bytes, Count, size_text
 from experts.spec import ArchitectureId, ExpertId
@@ -148,17 +150,9 @@ def _cpu_model() -> str:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
+    with suppress(pynvml.NVMLError), nvidia_gpus() as numbers:
+        return tuple(str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in numbers)
+    return ()
 
 
 def _listed(names: tuple[str, ...]) -> str:

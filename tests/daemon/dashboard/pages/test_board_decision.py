@@ -33,7 +33,8 @@ def storing(web: Web) -> Iterator[None]:
                 done.set_exception(error)
             return done
 
-        return write_review(SimpleNamespace(run=run), fields, list)
+        writer: Any = SimpleNamespace(run=run, publish=list)
+        return write_review(writer, fields)
 
     (web.folder / "run").mkdir(exist_ok=True)
     context: zmq.Context[Any] = zmq.Context()
