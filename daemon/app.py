@@ -29,7 +29,7 @@ from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
-from daemon.language.models import LanguageModels, OpenModelWith
+from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems, warn_of_weights
@@ -101,7 +101,6 @@ class App:
         tell: Callable[[str], None] = lambda _: None,
         *,
         devices: Devices | None = None,
-        open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
         """`tell` gets the progress of a schema change; `note` is why it starts; `devices` are this PC's by default."""
@@ -131,7 +130,7 @@ class App:
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
-        self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
+        self._language = LanguageModels(config, self._drive, list(self._pools.values()), _served_model)
         self._admission = Admission(
             intake_limits(config.limits),
             self._rulebook,

@@ -53,7 +53,7 @@ class EpochRecord:
     and the record names the time of its last change (ctime, in whole seconds, as some disks keep it), which no copy
     has. A wrong guess gives a new epoch too many: consumers read again what they have read.
 
-    Call `why_other` first; `begin` after a new epoch is durable, or `resume`; then `note`.
+    Call `why_other` first; `begin` after a new epoch is durable; then `note`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,17 +87,13 @@ class EpochRecord:
             replace_durably(self._file, self._line(last_seq), _RECORD_MODE)
         except OSError as error:
             structlog.get_logger("database").warning("epoch_not_recorded", file=str(self._file), error=str(error))
-        self.resume()
-
-    def resume(self) -> None:
-        with suppress(OSError):
-            self._fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
 
     def note(self, last_seq: int) -> None:
         """Write the last `seq` that was given out: in the writer's thread, before it is published."""
-        if self._fd is not None:
-            with suppress(OSError):
-                os.pwrite(self._fd, self._line(last_seq), 0)
+        with suppress(OSError):
+            if self._fd is None:
+                self._fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(self._fd, self._line(last_seq), 0)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -167,8 +163,6 @@ class Store:
         self.epoch = epoch
         if self._record is not None and is_new:
             self._record.begin(epoch, tx.numbers.seq)
-        elif self._record is not None:
-            self._record.resume()
 
     @property
     def segments_in_use(self) -> set[int]:
