@@ -292,9 +292,12 @@ class RetentionThread:
         self._full_since_s = 0.0
         self._is_full_logged = False
         self._stopping = threading.Event()
-        self._requested = threading.Event()
-        self._is_pruning = False
-        self._prune_images = _PeriodicTask(self._pruner.prune_images, 0.0, _IMAGES_S)
+        now_s = self._clock.monotonic_s()
+        self._round = (
+            _PeriodicTask(self._pruner.prune_images, now_s, _IMAGES_S),
+            _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
+        )
         self._tasks: list[_PeriodicTask] = []
         self._log = structlog.get_logger("retention")
         self._thread = threading.Thread(target=self._run, name="retention")
@@ -317,9 +320,9 @@ class RetentionThread:
 
     def prune(self, *, begin: bool) -> dict[str, Any]:
         """Begin a round (unless one runs), and return the totals of all rounds since the start."""
-        if begin:
-            self._requested.set()
-        is_pruning = self._is_pruning or self._requested.is_set()
+        for task in self._round if begin else ():
+            task.at_s = 0.0  # until it has run
+        is_pruning = any(task.at_s == 0.0 for task in self._round)
         last_at = None if self._pruned_at_s is None else utc_text(self._pruned_at_s)
         return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.counts)}
 
@@ -330,24 +333,13 @@ class RetentionThread:
             _PeriodicTask(self._watch_space, now_s, 0.0, is_urgent=True),
             _PeriodicTask(self._watch_files, now_s, _FILES_S, is_urgent=True),
             _PeriodicTask(self._checkpoint, now_s + _CHECKPOINT_S, _CHECKPOINT_S, is_urgent=True),
-            _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
-            self._prune_images,
-            _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            *self._round,
             _PeriodicTask(self._ages.note, now_s + _MARK_S, _MARK_S),
             _PeriodicTask(self._vacuum, now_s + _CHECKPOINT_S, _CHECKPOINT_S),
             _PeriodicTask(partial(self._run_upkeep, upkeep.OPTIMIZE), now_s + _FIRST_OPTIMIZE_S, _DAY_S),
         ]
         while self._rest(_TICK_S):
-            if self._requested.is_set():
-                self._prune_now()
             self._run_due(are_urgent=False)
-
-    def _prune_now(self) -> None:
-        self._is_pruning = True
-        self._requested.clear()
-        for task in (self._pruner.prune_images, self._pruner.prune_results, self._pruner.sweep):
-            self._try(task)
-        self._is_pruning = False
 
     def _run_due(self, *, are_urgent: bool) -> None:
         for task in self._tasks:
@@ -392,7 +384,7 @@ class RetentionThread:
         if problem is not None:
             if self.problem is None:
                 self._full_since_s = self._clock.monotonic_s()
-                self._prune_images.at_s = 0.0
+                self._round[0].at_s = 0.0
             self._hold("disk", problem)
             self._log_full(problem)
         elif self.problem is not None:
