@@ -36,8 +36,7 @@ from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_prob
 from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.alarms import Alarms
-from daemon.monitor.gauges import Gauges
-from daemon.monitor.metrics import Metrics
+from daemon.monitor.metrics import Gauges, Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.operations import Operations

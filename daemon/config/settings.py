@@ -403,17 +403,15 @@ class StartSettings:
         self._at_start = load_config(path)
 
     def changed(self) -> tuple[list[str], list[str]]:
-        """Return the changed keys, and why the file cannot be read: one of the two is empty."""
+        """Return the changed keys, and why the file cannot be read: one of the two is empty.
+
+        Keys are paths such as `devices.cpu.executors` in file order; an added or removed section is its name.
+        """
         try:
             now = load_config(self._path)
         except ConfigError as error:
             return [], str(error).splitlines()
-        return changed_keys(self._at_start, now), []
-
-
-def changed_keys(before: Config, now: Config) -> list[str]:
-    """Return paths such as `devices.cpu.executors` in file order; an added or removed section by its name."""
-    return list(_differences(before.model_dump(), now.model_dump(), ()))
+        return list(_differences(self._at_start.model_dump(), now.model_dump(), ())), []
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[str]:

@@ -204,19 +204,21 @@ class Pruner:
             images := self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, old))
         ):
             return images[:_IMAGES_PER_TURN]
-        excess = prune.excess_bytes(total_bytes, self._settings.images_bytes, *self._free())
+        excess = self._excess_bytes(total_bytes)
         if not excess:
             return []
         examples = self._settings.good_examples
         oldest = self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, None, examples))
         return prune.images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
-    def _free(self) -> tuple[int | None, int | None]:
-        space = self._disk_space.space("images")
-        if space is None or self._settings.free is None:
-            return None, None
-        min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
-        return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
+    def _excess_bytes(self, kept_bytes: int) -> int:
+        """Return the bytes to prune: beyond what images may have, or for the floor of free space."""
+        most, floor, space = self._settings.images_bytes, self._settings.free, self._disk_space.space("images")
+        excess = 0 if most is None else max(0, kept_bytes - most)
+        if space is None or floor is None:
+            return excess
+        least = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
+        return max(excess, max(min(floor, space.total_bytes // 2), least) - space.free_bytes)
 
     def _forget(self, boards: Sequence[Row[*tuple[Any, ...]]], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]

@@ -112,13 +112,6 @@ def rank(image: KeptImage) -> int:
     return 1 if image.verdict == "unknown" else 0
 
 
-def excess_bytes(kept: int, max_kept: int | None, free: int | None, min_free: int | None) -> int:
-    """Return the bytes to prune: `kept` beyond `max_kept`, or `min_free` beyond `free`; None sets no limit."""
-    over = kept - max_kept if max_kept is not None else 0
-    lacking = min_free - free if min_free is not None and free is not None else 0
-    return max(0, over, lacking)
-
-
 def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
     """Return images until `excess` bytes are covered, in pruning order."""
     pruned: list[KeptImage] = []
