@@ -469,15 +469,15 @@ class App:
 
     def batch_done(self, batch: BatchDone) -> None:
         self._metrics.batch_done(batch)
-        self._timeline.batch(batch)
+        self._timeline.batches.append(batch)
 
     def switched(self, switch: ExpertSwitch) -> None:
         self._metrics.switched(switch)
-        self._timeline.load(switch)
+        self._timeline.loads.append(switch)
         self._writer.switch(switch)
 
     def sampled(self, sample: QueueSample) -> None:
-        self._timeline.sample(sample)
+        self._timeline.samples.append(sample)
 
     def texts_accepted(self, texts: list[AcceptedText]) -> None:
         self._metrics.texts_accepted(len(texts))

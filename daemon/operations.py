@@ -257,7 +257,9 @@ class Operations:
             "reload": lambda fields: self.reload(*_author(fields)),
             "keys": self._keys,
             "drain": self._noted("drain", self._drain),
-            "prune": self._noted("prune", self._prune),
+            "prune": self._noted(
+                "prune", lambda fields: self.retention.prune(begin=_flag(fields, "begin", default=True))
+            ),
             "versions": lambda _: self._bring_versions(),
             "hold_boards": self._hold_boards,
             "review": self._review,
@@ -484,9 +486,6 @@ class Operations:
         """Drain because the daemon ends when its backlog is finished."""
         self._draining = True
         self.admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
-
-    def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return self.retention.prune(begin=_flag(fields, "begin", default=True))
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._draining = not _flag(fields, "off", default=False)
