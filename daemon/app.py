@@ -48,6 +48,7 @@ from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outc
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.generations import unfinished_texts
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import EpochRecord, Store
 from daemon.storage.database_watch import DatabaseFiles
@@ -190,7 +191,7 @@ class App:
     def _recover(self) -> None:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
-        self._texts_to_make = self._store.texts_to_make()
+        self._texts_to_make = self._store.transact(unfinished_texts)
         for text in self._recovery.rules_texts.values():
             kept = compile_kept_rules(text, self._catalogs.current)
             if kept is not None:

@@ -385,7 +385,6 @@ class Operations:
         drive_error, drive_at_s = self.drive.last_error
         lasting = (
             next(iter(self.admission.held), None),
-            self.retention.problem,
             self.writer.last_error if self.writer.is_failing else None,
             drive_error if self.drive.is_failing else None,
             self.language.trouble(),

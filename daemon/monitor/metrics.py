@@ -188,7 +188,7 @@ class Gauges(Collector):
         except Exception:  # noqa: BLE001 - counters are reported all the same
             self._log.exception("gauges_failed")
             return
-        for part in (_line, _scheduler, _disks, _beside, _models):
+        for part in (_line, _scheduler, _beside, _models):
             yield from part(facts)
 
     def describe(self) -> Iterable[Metric]:
@@ -232,14 +232,11 @@ def _scheduler(facts: Facts) -> Iterator[Metric]:
     )
 
 
-def _disks(facts: Facts) -> Iterator[Metric]:
+def _beside(facts: Facts) -> Iterator[Metric]:
     free = {place: space.free_bytes for place, space in facts["disks"].items()}
     total = {place: space.total_bytes for place, space in facts["disks"].items()}
     yield _gauge("disk_free_bytes", "Free on the disk where this lies", free, "place")
     yield _gauge("disk_size_bytes", "Size of the disk where this lies", total, "place")
-
-
-def _beside(facts: Facts) -> Iterator[Metric]:
     up = {str(child["name"]): float(child["state"] == "running") for child in facts["children"]}
     yield _gauge("child_up", "1 for a process beside the line that runs", up, "child")
     restarts = CounterMetricFamily("coserve_child_restarts", "Starts after the first", labels=("child",))

@@ -79,7 +79,7 @@ def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenRes
     return written
 
 
-def unfinished_texts(connection: Connection) -> list[AcceptedText]:
+def unfinished_texts(tx: Transaction) -> list[AcceptedText]:
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
-    rows = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
+    rows = tx.connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
     return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in rows]

@@ -12,8 +12,8 @@ import structlog
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.records import Accepted, AcceptedText, Arrival, ExpertSwitch, JournalKey, Outcome, Published
-from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
+from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
 from daemon.storage.database.inspections import GoodExamples, VersionOf
@@ -239,10 +239,6 @@ class Store:
         """Call `change`, such as a function of generations.py or prune.py, in one transaction."""
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
-
-    def texts_to_make(self) -> list[AcceptedText]:
-        with self.engine.connect() as connection:
-            return generations.unfinished_texts(connection)
 
     def review(
         self, decision: reviews.ReviewDecision, publish: Callable[[list[Published]], None] = lambda _: None
