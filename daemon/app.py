@@ -141,7 +141,7 @@ class App:
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
             texts=TextIntake(self._language.prompts, self._reader, self._texts),
-            on_stored=self._metrics.observe_acceptance,
+            on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
         )
         self._retention = RetentionThread(

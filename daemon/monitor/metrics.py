@@ -61,7 +61,7 @@ class Metrics:
         self._accepted = self._counter("images_accepted", "Images made durable")
         self._answers = self._counter("intake_answers", "Answers to publishers", "type")
         self._rejects = self._counter("intake_rejects", "Messages that will never be accepted", "code")
-        self._acceptance = self._histogram(
+        self.acceptance = self._histogram(
             "acceptance_seconds", "From an image's admission at intake to its acceptance, which is durable"
         )
         self._verdicts = self._counter("verdicts", "Images with a durable verdict", "verdict", "reason")
@@ -112,9 +112,6 @@ class Metrics:
         self._answer_of(kind).inc()
         if code is not None:
             self._rejects.labels(code).inc()
-
-    def observe_acceptance(self, seconds: float) -> None:
-        self._acceptance.observe(seconds)
 
     def finished(self, outcome: Outcome) -> None:
         for step, stage in enumerate(outcome.stages):
