@@ -1,11 +1,13 @@
 """The composition root: every driver is made, wired, started and stopped here, and nowhere else."""
 
+import socket
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import zmq
@@ -21,23 +23,22 @@ from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError
-from daemon.host.children import Children
+from daemon.host.children import Children, ChildSpec
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
+from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
 from daemon.intake.intake import Intake
-from daemon.language.models import LanguageModels, OpenModelWith
+from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, compile_kept_rules, curve_keys, settings_problems, start_problems, warn_of_weights
 from daemon.line.rulebook import Catalogs, Rulebook
 from daemon.line.shared_devices import images_config
 from daemon.monitor.alarms import Alarms
-from daemon.monitor.gauges import Gauges
-from daemon.monitor.metrics import Metrics
+from daemon.monitor.metrics import Gauges, Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
-from daemon.monitor.web_pages import WebPages
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -47,120 +48,52 @@ from daemon.records import Accepted, AcceptedText, BatchDone, ExpertSwitch, Outc
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.generations import unfinished_texts
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import EpochRecord, open_store
-from daemon.storage.database_watch import DatabaseFiles, DatabaseWatch
+from daemon.storage.database.store import EpochRecord, Store
+from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
-from daemon.storage.quarantine import BadImages, Quarantine
-from daemon.storage.results_stream import GeneratedToken, ResultsStream
+from daemon.storage.quarantine import Quarantine
+from daemon.storage.results_stream import ResultsStream
 from daemon.storage.retention import RetentionThread
 from daemon.storage.suspect_images import DecodeMarks, examine
 from daemon.storage.writer import Writer
 from daemon.units import count_text
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Access, Gate
+from daemon.wire.keys import TokenError, read_token
 from daemon.wire.messages import Answer
-from daemon.wire.sockets import end_context
+from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.versions import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
 
+PAGES = "dashboard"
+#: Longest pause before a restart: a page that kills the process must not silence `/metrics` and `/healthz` for long.
+_PAGES_BACK_OFF_S = 2.0
 _BAD_IMAGES_S = 1.0
 #: Interval at which a stop checks whether the backlog is finished, and the least time for the last batches.
 _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def as_start_error(make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Call `make`; StartError if the operating system or the database refuses."""
+@contextmanager
+def _start_errors() -> Iterator[None]:
+    """StartError if the operating system or the database refuses."""
     try:
-        return make(*arguments, **named)
+        yield
     except StoreError as error:
         raise StartError(str(error)) from None
     except OSError as error:
-        raise StartError(f"{error.filename or arguments[0]}: {error.strerror or error}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
-    """Routes each driver's reports, on its own thread: first to the counters, then to the driver that acts."""
-
-    metrics: Metrics
-    timeline: WorkTimeline
-    backlog: Backlog
-    drive: Drive
-    writer: Writer
-    bad_images: BadImages
-    texts: TextRows
-    language: LanguageModels
-    results: ResultsStream
-    alarms: Alarms
-
-    # From the writer
-
-    def accepted(self, images: list[Accepted]) -> None:
-        self.metrics.accepted(images)
-        self.drive.accept(images)
-
-    def published(self, messages: list[Published]) -> None:
-        self.metrics.published(messages)
-        self.results.publish(messages)
-        self.alarms.published(messages)
-
-    def done(self, images: list[tuple[str, int]]) -> None:
-        self._leave_backlog(images)
-        self.metrics.completed(len(images))
-
-    # From the drive
-
-    def finished(self, outcome: Outcome) -> None:
-        self.metrics.finished(outcome)
-        self.writer.finish(outcome)
-
-    def bad_image(self, image: Accepted, reason: str) -> None:
-        self.bad_images.keep(image, reason)
-
-    def batch_done(self, batch: BatchDone) -> None:
-        self.metrics.batch_done(batch)
-        self.timeline.batch(batch)
-
-    def switched(self, switch: ExpertSwitch) -> None:
-        self.metrics.switched(switch)
-        self.timeline.load(switch)
-        self.writer.switch(switch)
-
-    def sampled(self, sample: QueueSample) -> None:
-        self.timeline.sample(sample)
-
-    # From language models and the rows of their texts
-
-    def texts_accepted(self, texts: list[AcceptedText]) -> None:
-        self.metrics.texts_accepted(len(texts))
-        self.language.generate(texts)
-
-    def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        self.results.publish_token(GeneratedToken(text.request.source, text.request.request_id, index, piece))
-
-    def text_finished(self, outcome: TextOutcome) -> None:
-        self.metrics.text_finished(outcome)
-        self.texts.finish(outcome)
-
-    def texts_done(self, texts: list[tuple[str, int]]) -> None:
-        self._leave_backlog(texts)
-
-    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
-        for source, size_bytes in finished:
-            self.backlog.leave(source, size_bytes)
+        raise StartError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
 
 
 class App:
     """One running line. The constructor takes locks and opens files, `start` binds sockets, `stop` undoes both."""
 
+    @_start_errors()
     def __init__(
         self,
         line: Line,
@@ -168,7 +101,6 @@ class App:
         tell: Callable[[str], None] = lambda _: None,
         *,
         devices: Devices | None = None,
-        open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
         """`tell` gets the progress of a schema change; `note` is why it starts; `devices` are this PC's by default."""
@@ -183,7 +115,7 @@ class App:
         _raise_problems(path, start_problems(line, devices.gpu_count()))
         for warning in line.warnings:
             self._log.warning("profile_incomplete", problem=warning)
-        self._locks = as_start_error(claim, path, config)
+        self._locks = claim(path, config)
         self._catalogs = Catalogs(line.catalog)
         self._rulebook = Rulebook(line.routes)
         self._metrics = Metrics(self._catalogs.architecture_of)
@@ -198,7 +130,7 @@ class App:
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
-        self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
+        self._language = LanguageModels(config, self._drive, list(self._pools.values()), _served_model)
         self._admission = Admission(
             intake_limits(config.limits),
             self._rulebook,
@@ -209,13 +141,11 @@ class App:
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
             texts=TextIntake(self._language.prompts, self._reader, self._texts),
-            on_stored=self._metrics.observe_acceptance,
+            on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
         )
-        self._database_watch = DatabaseWatch(self._database_files, self._admission.hold, self._admission.resume)
-        self._retention = as_start_error(
-            RetentionThread,
-            *(config.database, config.images, config.retention, self._disk_space),
+        self._retention = RetentionThread(
+            *(config.database, config.images, config.retention, self._disk_space, self._database_files),
             writer=self._writer,
             hold=self._admission.hold,
             resume=self._admission.resume,
@@ -226,27 +156,14 @@ class App:
         self._alarms = Alarms(self._rulebook, self._reader, config.alarms if config.consumers else None)
         self._make_sockets(config)
         self._make_operations(config)
-        self._reports = Reports(
-            metrics=self._metrics,
-            timeline=self._timeline,
-            backlog=self._backlog,
-            drive=self._drive,
-            writer=self._writer,
-            bad_images=self._bad_images,
-            texts=self._texts,
-            language=self._language,
-            results=self._results,
-            alarms=self._alarms,
-        )
         self._metrics.registry.register(Gauges(self.operations.facts))
 
     def _open_storage(self, config: Config, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
-        self._journal = as_start_error(Journal, config.journal, segment_bytes(config.journal, config.retention.segment))
+        self._journal = Journal(config.journal, segment_bytes(config.journal, config.retention.segment))
         self._database_files = DatabaseFiles(sqlite_path(config.database))
         self._database_files.put_foreign_log_aside()
-        self._store = as_start_error(
-            open_store,
+        self._store = Store(
             config.database,
             keep=config.retention.keep,
             good_examples=config.retention.good_examples,
@@ -258,7 +175,10 @@ class App:
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
-        self._bad_images = BadImages(self._quarantine, self._journal.read)
+        # A thread of its own copies accepted images that decoding found bad out of the journal.
+        self._bad_images: Worker[tuple[Accepted, str]] = Worker(
+            "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
+        )
         self._writer = Writer(self._store, self._journal, self._rulebook, config.images, disk_space=self._disk_space)
         self._texts = TextRows(self._writer)
 
@@ -271,7 +191,7 @@ class App:
     def _recover(self) -> None:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
-        self._texts_to_make = self._store.texts_to_make()
+        self._texts_to_make = self._store.transact(unfinished_texts)
         for text in self._recovery.rules_texts.values():
             kept = compile_kept_rules(text, self._catalogs.current)
             if kept is not None:
@@ -285,7 +205,7 @@ class App:
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
         """Divide the devices as the policy needs: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
-        self._pools = pools = {each.pool: as_start_error(devices.pool, each) for each in facts}
+        self._pools = pools = {each.pool: devices.pool(each) for each in facts}
         channels = Channels()
         makeup = Makeup(
             experts=expert_facts(self._catalogs.current.values(), self._rulebook.current, measured.usage),
@@ -295,8 +215,7 @@ class App:
             tuning=Tuning(max_wait_s=config.limits.max_wait),
             matrix=measured.matrix,
         )
-        return as_start_error(
-            Drive,
+        return Drive(
             makeup,
             Chains(self._rulebook.get, time.monotonic, time.time, self._shadows.offer),
             self._catalogs.current,
@@ -329,7 +248,7 @@ class App:
             config.endpoints.results,
             self._recovery.last_seq,
             keys,
-            self._handles.results,
+            self._handles["results"],
             self._identity,
         )
         self._intake = Intake(
@@ -340,14 +259,22 @@ class App:
             keys,
             self._count_answer,
             self._gate.is_allowed if self._gate else None,
-            self._handles.intake,
+            self._handles["intake"],
         )
-        http, token = config.endpoints.http, config.security.http_token
-        self._http = WebPages(self._path, http, token, self._children.hang_up) if http is not None else None
-        self._http_url = ""
-        self._access = Access(
-            self._gate, (self._intake.rebind, self._results.rebind), self._http.reload if self._http else list
-        )
+        #: Bound here and served by a process: clients wait for a restart of it instead of being refused.
+        self._http: socket.socket | None = None
+        self._access = Access(self._gate, (self._intake.rebind, self._results.rebind), self._reload_token)
+
+    def _reload_token(self) -> list[str]:
+        """Have the pages read their token again; return its problems."""
+        token = self._config.security.http_token
+        if self._http is not None and token is not None:
+            try:
+                read_token(token)
+            except TokenError as error:
+                return [f"security.http_token: {error}"]
+            self._children.hang_up(PAGES)
+        return []
 
     def _count_answer(self, answer: Answer) -> None:
         self._metrics.answered(answer.kind, answer.code)
@@ -382,21 +309,15 @@ class App:
             prefetch=self._cluster.prefetch if self._cluster else lambda _before, _after: None,
         )
         self._control = ControlServer(
-            self._context, config.endpoints.control, self.operations.handlers(), self._handles.control
+            self._context, config.endpoints.control, self.operations.handlers(), self._handles["control"]
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
-        def writer_turn(then: Callable[[], None]) -> None:
-            self._writer.run(lambda _store: then())
-
-        def drive_turn(then: Callable[[], None]) -> None:
-            self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())
-
         return [
             ("intake", self._intake.call),
             ("journal", self._writer.call_journal),
-            ("writer", writer_turn),
-            ("drive", drive_turn),
+            ("writer", lambda then: self._writer.run(lambda _store: then())),
+            ("drive", lambda then: self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())),
             ("publish", self._results.call),
         ]
 
@@ -413,29 +334,25 @@ class App:
                 self._gate.start()
             self._results.start(self.operations.heartbeat)
             self._control.start()
-            self._writer.start(self._reports)
-            self._texts.start(self._reports)
+            self._writer.start(self)
+            self._texts.start(self)
             self._writer.rules_in_force(self._rulebook.current)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._catalogs.current)
             self._bad_images.start()
             self._alarms.start(self._recovery.last_seq)
             self._retention.start()
-            self._database_watch.start()
             self._accept_again()
-            if self._http:
-                self._http_url = self._http.start()
-                self._log.info("http_bound", url=self._http_url)
+            pages = self._bind_pages()
             self._intake.start()
-            pages = [self._http.child()] if self._http else []
             consumers = self._deliveries.children(self._recovery.last_seq)
             cluster = self._cluster.children() if self._cluster else []
             self._children.start(cluster + pages + consumers)  # after intake: nothing of theirs holds images up
             self._shadows.read()
             if self._cluster:
                 self._cluster.start(self._drive)
-            self._drive.start(self._reports)
-            self._language.start(self._reports)
+            self._drive.start(self)
+            self._language.start(self)
             self._language.generate(self._texts_to_make)
         except BaseException as error:
             self._close()
@@ -445,13 +362,25 @@ class App:
         pending = len(self._recovery.pending) + len(self._texts_to_make)
         self._log.info("started", pending=pending, policy=self._config.policy)
 
+    def _bind_pages(self) -> list[ChildSpec]:
+        """Bind `endpoints.http`; return the process that serves it (daemon/dashboard), if there is one."""
+        endpoint = self._config.endpoints.http
+        if endpoint is None:
+            return []
+        self._http = bind_http(endpoint, has_token=self._config.security.http_token is not None)
+        self._log.info("http_bound", url=url_of(self._http))
+        fd = self._http.fileno()
+        argv = (sys.executable, "-m", "daemon.dashboard", str(self._path.resolve()), "--fd", str(fd))
+        lost = "the pages, /healthz, /readyz and /metrics do not answer"
+        return [ChildSpec(PAGES, argv, pass_fds=(fd,), beats=True, longest_back_off_s=_PAGES_BACK_OFF_S, lost=lost)]
+
     def _accept_again(self) -> None:
         """Queue the images of the last run; those that crashed it become `unknown`."""
         poison = {image.inspection_id: reason for image, reason in self._poison}
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
-            self._bad_images.keep(image, reason)
-            self._reports.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+            self._bad_images.put((image, reason))
+            self.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -497,7 +426,7 @@ class App:
             self._store.end_run(current_user())
         except (SQLAlchemyError, OSError) as error:
             self._log.warning("stop_not_noted", error=str(getattr(error, "orig", error)))
-        self._database_watch.stop(tell)
+        self._database_files.copy_if_lost(tell)
         self._alarms.stop()
         self._results.stop()
         self._children.stop()
@@ -505,7 +434,7 @@ class App:
             self._cluster.stop()
         self._control.stop()
         if self._http:
-            self._http.stop()
+            self._http.close()
         self._deliveries.close()
         if self._gate:
             self._gate.stop()
@@ -517,9 +446,61 @@ class App:
             self._log.warning("context_left_behind", why="libzmq waits for subscribers that are gone")
         self._locks.close()
 
+    # Reports of the drivers, each on its own thread: first to the counters, then to the driver that acts
+
+    def accepted(self, images: list[Accepted]) -> None:
+        self._metrics.accepted(images)
+        self._drive.accept(images)
+
+    def published(self, messages: list[Published]) -> None:
+        self._metrics.published(messages)
+        self._results.publish(messages)
+        self._alarms.published(messages)
+
+    def done(self, images: list[tuple[str, int]]) -> None:
+        self._leave_backlog(images)
+        self._metrics.completed(len(images))
+
+    def finished(self, outcome: Outcome) -> None:
+        self._metrics.finished(outcome)
+        self._writer.finish(outcome)
+
+    def bad_image(self, image: Accepted, reason: str) -> None:
+        self._bad_images.put((image, reason))
+
+    def batch_done(self, batch: BatchDone) -> None:
+        self._metrics.batch_done(batch)
+        self._timeline.batches.append(batch)
+
+    def switched(self, switch: ExpertSwitch) -> None:
+        self._metrics.switched(switch)
+        self._timeline.loads.append(switch)
+        self._writer.switch(switch)
+
+    def sampled(self, sample: QueueSample) -> None:
+        self._timeline.samples.append(sample)
+
+    def texts_accepted(self, texts: list[AcceptedText]) -> None:
+        self._metrics.texts_accepted(len(texts))
+        self._language.generate(texts)
+
+    def token(self, text: AcceptedText, index: int, piece: str) -> None:
+        self._results.publish_token(text.request, index, piece)
+
+    def text_finished(self, outcome: TextOutcome) -> None:
+        self._metrics.text_finished(outcome)
+        self._texts.finish(outcome)
+
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        self._leave_backlog(texts)
+
+    def _leave_backlog(self, finished: list[tuple[str, int]]) -> None:
+        for source, size_bytes in finished:
+            self._backlog.leave(source, size_bytes)
+
     def describe(self) -> str:
         config = self._config
-        pages = f" pages {reachable(self._http_url)}," if self._http else ""
+        pages = f" pages {reachable(url_of(self._http))}," if self._http else ""
         return (
             f"{count_text(len(self._rulebook.current.recipes), 'board type')},"
             f" {count_text(len(self._catalogs.current), 'expert')},"

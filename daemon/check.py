@@ -79,12 +79,13 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
 
 def _in_order(problems: list[str]) -> list[str]:
     files: dict[str, int] = {}
-    keys: list[tuple[int, int, int]] = []
-    for problem in problems:
+
+    def place(problem: str) -> tuple[int, int, int]:
         match = _PLACE.match(problem)
         file, line, column = match.groups() if match else ("", "0", "0")
-        keys.append((files.setdefault(file, len(files)), int(line), int(column)))
-    return [problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda each: each[0])]
+        return files.setdefault(file, len(files)), int(line), int(column)
+
+    return sorted(problems, key=place)
 
 
 def _gpu_count(config: Config) -> int:

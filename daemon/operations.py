@@ -23,10 +23,9 @@ from daemon.host.temperature import Thermometer
 from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
-from daemon.line.line import reload_rules_and_catalog, warn_of_weights
+from daemon.line.line import QUIET_S, load_rules_and_catalog, warn_of_weights
 from daemon.line.rulebook import Catalogs, Rulebook, changed_experts
 from daemon.monitor.alarms import Alarms
-from daemon.monitor.gauges import ScrapeFacts
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
@@ -206,31 +205,37 @@ class Operations:
         """Return whether the line is alive and ready, each with a sentence, and what it rejected."""
         return {**health(self.vitals()), "rejected": self.rejections.rows()}
 
-    def facts(self) -> ScrapeFacts:
+    def facts(self) -> dict[str, Any]:
         """Return the values of a scrape. Those of the scheduler may be seconds old while it is busy or hangs."""
         fresh = self.drive.ask_later("status", {})
         wait([fresh], _FRESH_WITHIN_S)
-        vitals, children, last_seq = self.vitals(), self.children.status(), self._or_none(self.reader.last_seq)
-        return ScrapeFacts(
-            version=version("coserve"),
-            policy=self.config.policy,
-            rules_version=self.rulebook.current.version,
-            state=vitals.state,
-            is_ready=health(vitals)["ready"]["ok"],
-            held_s=vitals.held_by[1] if vitals.held_by else 0.0,
-            backlog_images=self.backlog.images,
-            backlog_bytes=self.backlog.bytes,
-            last_seq=last_seq,
-            wal_bytes=self.retention.wal_bytes,
-            disks=self.retention.disks,
-            scheduler=self.drive.last_status,
-            children=children,
-            consumers=() if last_seq is None else self.deliveries.status(last_seq, children),
-            models=self.language.status(),
-            shadows=self.shadows.status(),
-            temperatures=self._thermometer.read(),
-            alarms=self.alarms.counts,
-        )
+        vitals = self.vitals()
+        return {
+            **self._line_now(),
+            "policy": self.config.policy,
+            "is_ready": health(vitals)["ready"]["ok"],
+            "held_s": vitals.held_by[1] if vitals.held_by else 0.0,
+            "backlog_bytes": self.backlog.bytes,
+            "wal_bytes": self.retention.wal_bytes,
+            "disks": self.retention.disks,
+            "scheduler": self.drive.last_status,
+            "temperatures": self._thermometer.read(),
+            "alarm_counts": self.alarms.counts,
+        }
+
+    def _line_now(self) -> dict[str, Any]:
+        children, last_seq = self.children.status(), self._or_none(self.reader.last_seq)
+        return {
+            "version": version("coserve"),
+            "state": self.state,
+            "backlog": self.backlog.images,
+            "rules_version": self.rulebook.current.version,
+            "last_seq": last_seq,
+            "children": children,
+            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
+            "models": self.language.status(),
+            "shadows": self.shadows.status(),
+        }
 
     def _or_none(self, read: Callable[[], T]) -> T | None:
         """Return what the database says, None while it does not answer: the rest goes on all the same."""
@@ -252,7 +257,9 @@ class Operations:
             "reload": lambda fields: self.reload(*_author(fields)),
             "keys": self._keys,
             "drain": self._noted("drain", self._drain),
-            "prune": self._noted("prune", self._prune),
+            "prune": self._noted(
+                "prune", lambda fields: self.retention.prune(begin=_flag(fields, "begin", default=True))
+            ),
             "versions": lambda _: self._bring_versions(),
             "hold_boards": self._hold_boards,
             "review": self._review,
@@ -360,29 +367,17 @@ class Operations:
         known = self.drive.ask("status", {})
         for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
-        children, last_seq = self.children.status(), self._or_none(self.reader.last_seq)
         completed = self.metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
-        where_there_are_some = {
-            "children": children,
-            "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
-            "models": self.language.status() if self.config.models else [],
-            "alarms": self.alarms.rows,
-            "shadows": self.shadows.status(),
-        }
+        now = {**self._line_now(), "alarms": self.alarms.rows}
         return {
             **known,
             **self.identity,
-            "version": version("coserve"),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
-            "state": self.state,
             "accepted": self.metrics.accepted_count,
             "completed": completed,
-            "backlog": self.backlog.images,
             "images_per_s": self._rate(completed),
-            "rules_version": self.rulebook.current.version,
-            "last_seq": last_seq,
             **self._last_error(),
-            **{name: rows for name, rows in where_there_are_some.items() if rows},
+            **{name: value for name, value in now.items() if value or not isinstance(value, list)},
         }
 
     def _last_error(self) -> dict[str, str | None]:
@@ -390,7 +385,6 @@ class Operations:
         drive_error, drive_at_s = self.drive.last_error
         lasting = (
             next(iter(self.admission.held), None),
-            self.retention.problem,
             self.writer.last_error if self.writer.is_failing else None,
             drive_error if self.drive.is_failing else None,
             self.language.trouble(),
@@ -408,7 +402,7 @@ class Operations:
         return {"last_error": text, "last_error_at": utc_text(at_s) if text else None}
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self.writer, fields, self.writer.publish)
+        written = write_review(self.writer, fields)
         self.metrics.reviewed(str(written["verdict"]))
         return written
 
@@ -444,7 +438,7 @@ class Operations:
         """Read rules and catalog again; ControlError with every mistake, and then the old ones stay in force."""
         with self._reloading:
             try:
-                routes, catalog = reload_rules_and_catalog(self.config)
+                routes, catalog = load_rules_and_catalog(self.config, quiet_s=QUIET_S)
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
             in_use = self._or_none(self.reader.rules_in_use)
@@ -491,9 +485,6 @@ class Operations:
         """Drain because the daemon ends when its backlog is finished."""
         self._draining = True
         self.admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
-
-    def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return self.retention.prune(begin=_flag(fields, "begin", default=True))
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._draining = not _flag(fields, "off", default=False)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -85,31 +85,14 @@ class Document:
                 return place.line, place.column
         return at
 
-    def keys(self, path: KeyPath) -> list[str]:
-        """Return the keys of the mapping at `path` as written; none if it is not a mapping."""
-        return [key for key in self._children(path) if isinstance(key, str)]
-
-    def indexes(self, path: KeyPath) -> list[int]:
-        """Return the indexes of the list at `path`; none if it is not a list."""
-        return [index for index in self._children(path) if isinstance(index, int)]
-
     def value(self, path: KeyPath) -> Any:
         """Return the value at `path`, or None."""
-        value = self.data
-        for part in path:
-            try:
-                value = value[part]
-            except (KeyError, IndexError, TypeError):
-                return None
-        return value
+        return value_at(self.data, path)
 
-    def _children(self, path: KeyPath) -> list[str | int]:
-        place = self.root
-        for part in path:
-            if part not in place.children:
-                return []
-            place = place.children[part][2]
-        return list(place.children)
+    def keys(self, path: KeyPath) -> list[str]:
+        """Return the keys of the mapping at `path`; none if it is not a mapping."""
+        value = self.value(path)
+        return list(cast("dict[str, Any]", value)) if isinstance(value, dict) else []
 
     def written(self, path: KeyPath) -> str:
         """Return the plain scalar at `path` as written: `0402`, where the data has 402; "" for anything else."""
@@ -130,6 +113,15 @@ class Document:
         return next(
             (self.outside[part] for end in range(len(path), 0, -1) if (part := path[:end]) in self.outside), None
         )
+
+
+def value_at(data: Any, path: KeyPath) -> Any:
+    for part in path:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
 
 
 def read_yaml(path: Path) -> Document:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_orig
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from routing_rules.document import Document, KeyPath, Problem, meant, nearest, read_yaml, read_yaml_text
+from routing_rules.document import Document, KeyPath, Problem, meant, nearest, read_yaml, read_yaml_text, value_at
 
 __all__ = ["Document", "KeyPath", "Problem", "nearest", "read_yaml", "read_yaml_text", "salvage", "validate"]
 
@@ -91,7 +91,7 @@ def _to_remove(detail: ErrorDetails, data: Any) -> KeyPath:
 
 def _remove(data: Any, path: KeyPath) -> bool:
     """Take an entry out of its mapping; return False if there is none (any more)."""
-    parent = _at(data, path[:-1])
+    parent = value_at(data, path[:-1])
     if not path or not _is_mapping(parent) or path[-1] not in parent:
         return False
     del parent[path[-1]]
@@ -106,7 +106,7 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
         is_key = _is_mapping(data) and part in data
         is_item = _is_list(data) and isinstance(part, int) and part < len(data)
         if is_key or is_item:
-            data = _at(data, (part,))
+            data = value_at(data, (part,))
         elif not (detail["type"] == "missing" and index == len(location) - 1):
             continue
         path.append(part)
@@ -144,7 +144,7 @@ def _sentence(texts: list[str], document: Document, path: KeyPath, data: Any, *,
     if not all(text.startswith("expected ") for text in texts):
         return "; ".join(texts)
     expected = " or ".join(text.removeprefix("expected ") for text in texts)
-    value = path[-1] if at_key and path else _at(data, path)
+    value = path[-1] if at_key and path else value_at(data, path)
     expected = expected.removesuffix(f", not {value!r}")  # it is shown once
     if isinstance(value, (bool, int, float)):
         quotes = "; put it in quotes" if "text" in expected else ""
@@ -228,14 +228,6 @@ def _members(kinds: list[Any]) -> list[Any]:
         else:
             annotations.append(kind)
     return annotations
-
-
-def _at(data: Any, path: KeyPath) -> Any:
-    if not path:
-        return data
-    if _is_mapping(data):
-        return _at(data.get(path[0]), path[1:])
-    return _at(data[path[0]], path[1:]) if _is_list(data) and isinstance(path[0], int) else None
 
 
 def _is_mapping(data: Any) -> TypeGuard[dict[Any, Any]]:

@@ -2,7 +2,6 @@
 
 import resource
 import socket
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from ipaddress import IPv4Address
@@ -36,15 +35,6 @@ def own_address() -> str:
     return socket.gethostname()
 
 
-@dataclass(frozen=True, slots=True)
-class HandleShares:
-    """Connections that each socket accepts; most handles stay for files and children."""
-
-    intake: int
-    results: int
-    control: int
-
-
 def raise_handle_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = _MAX_HANDLES if hard == resource.RLIM_INFINITY else min(hard, _MAX_HANDLES)
@@ -53,8 +43,9 @@ def raise_handle_limit() -> int:
     return possible
 
 
-def handle_shares(handles: int) -> HandleShares:
-    return HandleShares(min(2048, handles // 8), min(1024, handles // 16), min(64, handles // 32))
+def handle_shares(handles: int) -> dict[str, int]:
+    """Return the connections that each socket accepts; most handles stay for files and children."""
+    return {"intake": min(2048, handles // 8), "results": min(1024, handles // 16), "control": min(64, handles // 32)}
 
 
 def foreign_owners() -> dict[str, list[str]]:

@@ -13,8 +13,9 @@ import structlog
 from daemon.intake.admission import TextStored
 from daemon.records import AcceptedText, Published, TextOutcome, TextRequest
 from daemon.storage.database.generations import accept_texts, finish_texts
-from daemon.storage.database.store import Store, TaskRunner
+from daemon.storage.database.store import Store
 from daemon.storage.journal import WriteFailed
+from daemon.storage.writer import Writer
 
 #: Rows of one transaction, so that images do not wait long behind it.
 _AT_ONCE = 64
@@ -38,7 +39,7 @@ class TextRows:
 
     _reports: TextReports
 
-    def __init__(self, writer: TaskRunner) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._requests: deque[tuple[TextRequest, Reply]] = deque()
         self._outcomes: deque[TextOutcome] = deque()

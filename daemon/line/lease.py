@@ -27,21 +27,11 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class ToImages:
-    """The budget of the images' pool from now on."""
+class Grant:
+    """The budget of a model's experts from now on, or, without a model, that of the images' pool."""
 
     budget_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ToModel:
-    """The budget of a model's experts from now on."""
-
-    model: str
-    budget_bytes: int
-
-
-Grant = ToImages | ToModel
+    model: str | None = None
 
 
 class Lease:
@@ -73,16 +63,16 @@ class Lease:
         targets = {model: share.min_bytes if images_first else share.max_bytes for model, share in self._shares.items()}
         for model, target_bytes in targets.items():
             if held.models_bytes[model] > target_bytes:
-                return ToModel(model, target_bytes)
+                return Grant(target_bytes, model)
         promised_bytes = sum(max(target, held.models_bytes[model]) for model, target in targets.items())
         for_images = max(0, self.total_bytes - promised_bytes)
         if held.images_bytes != for_images:
-            return ToImages(for_images)
+            return Grant(for_images)
         free_bytes = self.total_bytes - held.images_bytes - sum(held.models_bytes.values())
         for model, target_bytes in targets.items():
             missing_bytes = target_bytes - held.models_bytes[model]
             if 0 < missing_bytes <= free_bytes and now >= self._not_before_s.get(model, now):
-                return ToModel(model, target_bytes)
+                return Grant(target_bytes, model)
         return None
 
     def cannot_shrink(self, model: str, min_bytes: int) -> None:

@@ -32,7 +32,7 @@ NO_EXPERTS = (
     " coserve dataset export --format folders"
 )
 #: A file that was changed more recently may be half-written by an editor or a copy.
-_QUIET_S = 0.3
+QUIET_S = 0.3
 _WRITTEN_WITHIN_S = 5.0
 
 
@@ -70,47 +70,31 @@ def load_line(
     return Line(config, routes, catalog, measured, profile_warnings(path, config, measured, catalog))
 
 
-def load_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
+def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Routes, Catalog]:
     """Read again what `reload` reads. A missing or damaged weights file is not a mistake: that expert alone fails.
 
-    Nor is an empty catalog: the line then collects pictures to train experts with, and judges none.
-    """
-    files = (config.rules, config.catalog)
-    before = _states(files)
-    catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
-    try:
-        routes = load_routes(config.rules, catalog or None, config.catalog)
-    except RulesError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    if _states(files) != before:
-        return load_rules_and_catalog(config)  # they were replaced meanwhile, and may not belong together
-    if problems or catalog is None:
-        raise ConfigError(problems)
-    return routes, catalog
-
-
-def reload_rules_and_catalog(config: Config) -> tuple[Routes, Catalog]:
-    """Read what `load_rules_and_catalog` reads, but not while a file is being written: half a file may be valid too.
-
-    ConfigError with the mistakes, or if the files keep changing.
+    Nor is an empty catalog: the line then collects pictures to train experts with, and judges none. Files that changed
+    within `quiet_s`, or while they are read, may be half-written or not belong together: they are read again.
+    ConfigError has the mistakes, or says that the files keep changing.
     """
     files = (config.rules, config.catalog)
     until_s = time.monotonic() + _WRITTEN_WITHIN_S
     while time.monotonic() < until_s:
         before = _states(files)
         # A clock that was set back makes a file look new, which costs the same short wait.
-        if any(time.time() - written_s < _QUIET_S for _, _, written_s in before):
-            time.sleep(_QUIET_S)
-        problems: ConfigError | None = None
+        if any(time.time() - written_s < quiet_s for _, _, written_s in before):
+            time.sleep(quiet_s)
+        catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
+        routes = None
         try:
-            rules_and_catalog = load_rules_and_catalog(config)
-        except ConfigError as error:
-            problems, rules_and_catalog = error, None
+            routes = load_routes(config.rules, catalog or None, config.catalog)
+        except RulesError as error:
+            problems += error.problems
         if _states(files) != before:
             continue
-        if rules_and_catalog is None:
-            raise problems or ConfigError([])
-        return rules_and_catalog
+        if routes is None or catalog is None or problems:
+            raise ConfigError(problems)
+        return routes, catalog
     raise ConfigError([f"{files[0]} or {files[1]} is still being written: reload again when that has ended"])
 
 

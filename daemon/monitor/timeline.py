@@ -7,12 +7,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from daemon.records import BatchDone, ExpertSwitch, QueueSample
 from daemon.units import utc_text
-
-T = TypeVar("T")
 
 #: Enough for some minutes at a hundred batches a second.
 _BATCHES = 20_000
@@ -31,29 +29,16 @@ class WorkTimeline:
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
-        self._lock = threading.Lock()
-        self._batches: deque[BatchDone] = deque(maxlen=_BATCHES)
-        self._loads: deque[ExpertSwitch] = deque(maxlen=_LOADS)
-        self._samples: deque[QueueSample] = deque(maxlen=_SAMPLES)
-
-    def batch(self, done: BatchDone) -> None:
-        with self._lock:
-            self._batches.append(done)
-
-    def load(self, switch: ExpertSwitch) -> None:
-        with self._lock:
-            self._loads.append(switch)
-
-    def sample(self, sample: QueueSample) -> None:
-        with self._lock:
-            self._samples.append(sample)
+        # Without a lock: `append` and `list` of a deque are each one step under the interpreter's.
+        self.batches: deque[BatchDone] = deque(maxlen=_BATCHES)
+        self.loads: deque[ExpertSwitch] = deque(maxlen=_LOADS)
+        self.samples: deque[QueueSample] = deque(maxlen=_SAMPLES)
 
     def work(self, seconds: float) -> dict[str, Any]:
         """Answer control's `timeline`: work that ended in the last `seconds`, timed before `at`; `more` if not all."""
         now_s = self._wall()
-        with self._lock:
-            batches = _newest(self._batches, lambda batch: batch.ended_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
-            loads = _newest(self._loads, lambda load: load.at_wall_s >= now_s - seconds, _MAX_ENTRIES + 1)
+        batches = [batch for batch in list(self.batches) if batch.ended_wall_s >= now_s - seconds]
+        loads = [load for load in list(self.loads) if load.at_wall_s >= now_s - seconds]
         return {
             "at": utc_text(now_s),
             "seconds": seconds,
@@ -65,18 +50,17 @@ class WorkTimeline:
     def waits(self, seconds: float) -> dict[str, Any]:
         """Answer control's `waits`: samples of the queues, each of which holds until the next."""
         now_s = self._wall()
-        with self._lock:
-            samples = _newest(
-                self._samples, lambda sample: sample.at_wall_s >= now_s - seconds, _SAMPLES, and_one_before=True
-            )
-        return {"at": utc_text(now_s), "seconds": seconds, "samples": [_sample(sample, now_s) for sample in samples]}
+        samples = list(self.samples)
+        before = sum(sample.at_wall_s < now_s - seconds for sample in samples)
+        shown = [_sample(sample, now_s) for sample in samples[max(0, before - 1) :]]
+        return {"at": utc_text(now_s), "seconds": seconds, "samples": shown}
 
 
 @dataclass(slots=True)
 class _Pair:
     """Counts by minute, oldest first, and the newest reason."""
 
-    minutes: deque[list[int]] = field(default_factory=deque[list[int]])
+    minutes: deque[list[int]] = field(default_factory=lambda: deque[list[int]](maxlen=int(_HOUR_S / _MINUTE_S)))
     reason: str = ""
     at_s: float = 0.0
 
@@ -97,12 +81,9 @@ class Rejections:
             key = (source or "", code)
             pair = self._pairs[key] = self._pairs.pop(key, None) or _Pair()
             pair.reason, pair.at_s = reason, now_s
-            if pair.minutes and pair.minutes[-1][0] == minute:
-                pair.minutes[-1][1] += 1
-            else:
-                pair.minutes.append([minute, 1])
-            while len(pair.minutes) > _HOUR_S / _MINUTE_S:
-                pair.minutes.popleft()
+            if not pair.minutes or pair.minutes[-1][0] != minute:
+                pair.minutes.append([minute, 0])
+            pair.minutes[-1][1] += 1
             while len(self._pairs) > _MAX_PAIRS:
                 del self._pairs[next(iter(self._pairs))]
 
@@ -117,16 +98,6 @@ class Rejections:
                 | {"reason": pair.reason, "at": utc_text(pair.at_s)}
                 for (source, code), pair in reversed(self._pairs.items())
             ]
-
-
-def _newest(entries: deque[T], is_in: Callable[[T], bool], max_count: int, *, and_one_before: bool = False) -> list[T]:
-    newest: list[T] = []
-    for entry in reversed(entries):
-        if is_in(entry) or and_one_before:
-            newest.append(entry)
-        if not is_in(entry) or len(newest) >= max_count:
-            break
-    return newest[::-1]
 
 
 def _batch(batch: BatchDone, now_s: float) -> dict[str, Any]:

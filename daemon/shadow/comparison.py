@@ -1,5 +1,6 @@
 """Answers of versions in shadow: their rows, and their comparison with the version in force and people's decisions."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from sqlalchemy import Executable, and_, func, select
 from daemon.storage.database.reviews import DAEMON, EFFECTS, effect_of, is_newest
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import inspections, reviews, shadow_answers, stages
-from daemon.storage.database.transaction import Transaction, chunks
+from daemon.storage.database.transaction import Transaction, among
 from experts.versions import Shadow
 from routing_rules.routes import Judgement
 
@@ -31,11 +32,10 @@ def add_answers(tx: Transaction, answers: Sequence[Row]) -> None:
     table, image = shadow_answers.c, inspections.c.inspection_id
     key = (table.inspection_id, table.expert, table.expert_version)
     new = {tuple(row[each.name] for each in key): row for row in answers}
-    for part in chunks([row["inspection_id"] for row in answers]):
-        there = set(tx.connection.scalars(select(image).where(image.in_(part))))
-        known = {tuple(row) for row in tx.connection.execute(select(*key).where(table.inspection_id.in_(part)))}
-        rows = [new.pop(which) for which in list(new) if which[0] in there and which not in known]
-        tx.add(shadow_answers, rows)
+    ids = {"ids": json.dumps([row["inspection_id"] for row in answers])}
+    there = set(tx.connection.scalars(select(image).where(among(image)), ids))
+    known = {tuple(row) for row in tx.connection.execute(select(*key).where(among(table.inspection_id)), ids)}
+    tx.add(shadow_answers, [row for which, row in new.items() if which[0] in there and which not in known])
 
 
 def shadow_report(

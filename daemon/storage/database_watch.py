@@ -8,9 +8,7 @@ stop makes a copy of what the line wrote.
 import os
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,13 +18,10 @@ from urllib.parse import quote
 import structlog
 from sqlalchemy import Engine
 
-from daemon.storage.database.connections import StoreError
-from daemon.storage.database.migrate import Tell, each_second
+from daemon.storage.database.migrate import Tell
 from daemon.storage.database.upkeep import APPLICATION_ID, copy_connection
 from experts.durable import replace_durably, sync
 
-_CHECK_INTERVAL_S = 1.0
-_HOLD_CAUSE = "files"
 #: Time limit of a check: a start after a kill makes one, and a second if the first finds damage.
 _SOUND_CHECK_S = 5.0
 
@@ -99,13 +94,18 @@ class DatabaseFiles:
             return
         taken = self._database.with_name(f"{self._database.name}.saved-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
         copy = taken if self._database.exists() else self._database
-        tell = each_second(tell)
+        told_at_s = 0.0
+
+        def tell_each_second(done: int, total: int) -> None:
+            nonlocal told_at_s
+            if time.monotonic() - told_at_s >= 1.0:
+                told_at_s = time.monotonic()
+                tell(f"copying the database: {100 * done // total} %")
+
         try:
-            copy_connection(
-                self._connection, copy, lambda done, total: tell(f"copying the database: {100 * done // total} %")
-            )
-        except StoreError as error:
-            self._log.error("database_not_saved", error=str(error))
+            copy_connection(self._connection, copy, tell_each_second)
+        except (sqlite3.Error, OSError) as error:
+            self._log.error("database_not_saved", copy=str(copy), error=str(error))
         else:
             # The copy has all of their content, and the next start would put them aside as foreign to the database.
             for log in self._logs:
@@ -124,47 +124,6 @@ class DatabaseFiles:
 
     def _keep_numbers(self, *numbers: str) -> None:
         replace_durably(self._ids, " ".join(dict.fromkeys(numbers)), self._database.stat().st_mode & 0o777)
-
-
-class DatabaseWatch:
-    """Thread that checks the files once a second. While one is gone, intake stops and the state is `degraded`."""
-
-    def __init__(self, files: DatabaseFiles, hold: Callable[[str, str], None], resume: Callable[[str], None]) -> None:
-        """`hold(cause, problem)` stops intake until `resume(cause)`."""
-        self._files = files
-        self._hold, self._resume = hold, resume
-        self._stopping = threading.Event()
-        self._problem: str | None = None
-        self._log = structlog.get_logger("database")
-        self._thread = threading.Thread(target=self._run, name="database-watch")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self, tell: Tell) -> None:
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-            self._files.copy_if_lost(tell)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_CHECK_INTERVAL_S):
-            try:
-                self._poll()
-            except Exception:  # noqa: BLE001 - the next check may succeed
-                self._log.exception("database_check_failed")
-
-    def _poll(self) -> None:
-        problem = self._files.problem()
-        if problem == self._problem:
-            return
-        if problem is None:
-            self._resume(_HOLD_CAUSE)
-            self._log.info("database_usable_again")
-        else:
-            self._hold(_HOLD_CAUSE, problem)
-            self._log.error("database_unusable", problem=problem)
-        self._problem = problem
 
 
 def _number_in(database: Path) -> int:

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate, takewhile
 from pathlib import Path, PurePosixPath
 
 import structlog
@@ -62,49 +63,6 @@ def is_as_sent(content: bytes, suffix: str, sha256: str) -> bool:
     return hashlib.sha256(payload).hexdigest() == sha256
 
 
-class ImageFolder:
-    """`folder/DAY/THOUSANDS/ID.jpg`. Copying an image again gives the same file."""
-
-    def __init__(self, folder: Path, read: Callable[[JournalKey], bytes]) -> None:
-        self._folder = folder
-        self._read = read
-        self._log = structlog.get_logger("images")
-
-    def copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
-        """Make durable copies together; images that the journal lost get no path. OSError: try again later."""
-        copies: list[ImageCopy] = []
-        for image in images:
-            try:
-                payload = self._read(image.key)
-            except JournalError as error:
-                cause = error.__cause__
-                if isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}:
-                    raise cause from error  # the bytes may be there: no descriptor, memory or permission
-                self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
-                copies.append(ImageCopy(image.inspection_id, None))
-                continue
-            copies.append(ImageCopy(image.inspection_id, self._write(image, payload)))
-        if any(copy.image_path for copy in copies):
-            _sync_filesystem(self._folder)
-        return copies
-
-    def _write(self, image: CopyRequest, payload: bytes) -> str:
-        header, suffix = _format(payload, image.pixels)
-        folder = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
-        make_folder(folder)
-        path = folder / f"{image.inspection_id}{suffix}"
-        try:
-            with path.open("wb") as file:
-                os.fchmod(file.fileno(), FILE_MODE)
-                file.write(header)
-                file.write(payload)
-        except OSError:
-            with suppress(OSError):
-                path.unlink()  # a part of an image takes room on a disk that has none
-            raise
-        return path.relative_to(self._folder.parent).as_posix()
-
-
 def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
     """Delete copies and emptied folders of `images/`; return the `image_path` of failures, with the reason."""
     failures: dict[str, str] = {}
@@ -136,16 +94,21 @@ def images_by_folder(folder: Path) -> Iterator[list[tuple[int, str]]]:
 
 
 class ImageArchiver:
-    """A thread that copies images, so that intake never waits for it. Copies unfinished at `stop` come again later."""
+    """A thread that copies images from the journal to `folder/DAY/THOUSANDS/ID.jpg`, so that intake never waits for it.
+
+    Copying an image again gives the same file. Copies unfinished at `stop` come again later.
+    """
 
     def __init__(
         self,
-        folder: ImageFolder,
+        folder: Path,
+        read: Callable[[JournalKey], bytes],
         on_copied: Callable[[list[ImageCopy]], None],
         may_copy: Callable[[int], bool] = lambda _bytes: True,
     ) -> None:
         """Images wait in the journal while `may_copy(bytes)` says that the disk has no room for them."""
         self._folder = folder
+        self._read = read
         self._on_copied = on_copied
         self._may_copy = may_copy
         self.waiting_bytes = 0
@@ -175,36 +138,60 @@ class ImageArchiver:
                     group.append(self._queue.get())
                 if not group or self._stopping.is_set():
                     break
-                if self._try_to_copy(group) == 0:
+                fitting = self._that_fit(group)
+                copies = self._copy(fitting)
+                if not copies:
                     self._stopping.wait(_RETRY_S)
                     break
+                self._on_copied(copies)
+                with self._lock:
+                    self.waiting_bytes -= sum(image.key.length for image in fitting)
+                del group[: len(fitting)]
 
-    def _try_to_copy(self, group: list[CopyRequest]) -> int:
+    def _that_fit(self, group: Sequence[CopyRequest]) -> Sequence[CopyRequest]:
+        sizes_bytes = accumulate(image.key.length for image in group)
+        return group[: sum(1 for _ in takewhile(self._may_copy, sizes_bytes))]
+
+    def _copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
+        """Make durable copies together, or none: then it is tried again later."""
         try:
-            return self._copy(group)
+            copies = [ImageCopy(image.inspection_id, self._copy_one(image)) for image in images]
+            if any(copy.image_path for copy in copies):
+                _sync_filesystem(self._folder)
         except OSError as error:
-            self._log.warning("images_not_copied", images=len(group), error=str(error))
+            self._log.warning("images_not_copied", images=len(images), error=str(error))
         except Exception:  # noqa: BLE001 - without this thread no segment of the journal would go any more
-            self._log.exception("images_not_copied", images=len(group))
-        return 0
+            self._log.exception("images_not_copied", images=len(images))
+        else:
+            return copies
+        return []
 
-    def _copy(self, group: list[CopyRequest]) -> int:
-        count = self._count_that_fit(group)
-        copies = self._folder.copy(group[:count]) if count else []
-        if copies:
-            self._on_copied(copies)
-            with self._lock:
-                self.waiting_bytes -= sum(image.key.length for image in group[: len(copies)])
-            del group[: len(copies)]
-        return len(copies)
+    def _copy_one(self, image: CopyRequest) -> str | None:
+        """Return the path of an image's copy, None if the journal lost its bytes."""
+        try:
+            return self._write(image, self._read(image.key))
+        except JournalError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}:
+                raise cause from error  # the bytes may be there: no descriptor, memory or permission
+            self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
+            return None
 
-    def _count_that_fit(self, group: list[CopyRequest]) -> int:
-        size_bytes = 0
-        for number, image in enumerate(group):
-            size_bytes += image.key.length
-            if not self._may_copy(size_bytes):
-                return number
-        return len(group)
+    def _write(self, image: CopyRequest, payload: bytes) -> str:
+        header, suffix = _format(payload, image.pixels)
+        folder = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
+        make_folder(folder)
+        path = folder / f"{image.inspection_id}{suffix}"
+        try:
+            with path.open("wb") as file:
+                os.fchmod(file.fileno(), FILE_MODE)
+                file.write(header)
+                file.write(payload)
+        except OSError:
+            with suppress(OSError):
+                path.unlink()  # a part of an image takes room on a disk that has none
+            raise
+        return path.relative_to(self._folder.parent).as_posix()
 
 
 def _format(payload: bytes, pixels: Pixels) -> tuple[bytes, str]:

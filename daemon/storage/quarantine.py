@@ -11,7 +11,6 @@ from urllib.parse import quote
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.host.worker import Worker
 from daemon.records import Accepted, JournalKey
 from daemon.storage.journal import JournalError
 
@@ -64,6 +63,15 @@ class Quarantine:
         self._log.warning("image_quarantined", **about)
         return path
 
+    def copy(self, image: Accepted, reason: str, read: Callable[[JournalKey], bytes]) -> None:
+        """Keep an accepted image that decoding found bad; `read` takes its bytes from the journal."""
+        try:
+            payload = read(image.key)
+        except (JournalError, OSError) as error:
+            self._log.warning("quarantine_failed", source=image.source, id=image.image_id, error=str(error))
+            return
+        self.keep(image.source, image.image_id, payload, reason)
+
     def _is_flood(self, source: str, size_bytes: int) -> bool:
         """Return True if the source has used up its images or bytes of this second; else count this one."""
         if time.monotonic() >= self._second_s + 1.0:
@@ -97,34 +105,6 @@ class Quarantine:
             oldest = next(iter(self._sizes))
             total -= self._sizes.pop(oldest)
             oldest.unlink(missing_ok=True)
-
-
-class BadImages:
-    """A thread that copies accepted images that decoding found bad from the journal to the quarantine."""
-
-    def __init__(self, quarantine: Quarantine, read: Callable[[JournalKey], bytes]) -> None:
-        self._quarantine = quarantine
-        self._read = read
-        self._log = structlog.get_logger("quarantine")
-        self._worker: Worker[tuple[Accepted, str]] = Worker("quarantine", self._copy)
-
-    def start(self) -> None:
-        self._worker.start()
-
-    def stop(self, timeout_s: float) -> bool:
-        return self._worker.stop(timeout_s)
-
-    def keep(self, image: Accepted, reason: str) -> None:
-        self._worker.put((image, reason))
-
-    def _copy(self, request: tuple[Accepted, str]) -> None:
-        image, reason = request
-        try:
-            payload = self._read(image.key)
-        except (JournalError, OSError) as error:
-            self._log.warning("quarantine_failed", source=image.source, id=image.image_id, error=str(error))
-            return
-        self._quarantine.keep(image.source, image.image_id, payload, reason)
 
 
 def _safe(text: str) -> str:

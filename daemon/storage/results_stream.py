@@ -5,13 +5,12 @@ Nothing waits for a slow subscriber: it loses messages, sees the gap in `seq` an
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 import zmq
 
-from daemon.records import Published
+from daemon.records import Published, TextRequest
 from daemon.storage.database.rows import topic
 from daemon.units import utc_text
 from daemon.wire.connection_guard import ConnectionLimits
@@ -36,16 +35,6 @@ _HANDSHAKE_BYTES = 1024
 _HEARTBEAT_BYTES_PER_S = 32
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """A piece of a text while it is generated; its message repeats the last `seq`."""
-
-    source: str
-    request_id: str
-    index: int
-    text: str
-
-
 class ResultsStream:
     """Publishes durable results, and a heartbeat with the line's state and backlog."""
 
@@ -64,7 +53,7 @@ class ResultsStream:
         self._identity = identity or {}
         #: The newest `seq` that was sent, or that was in the database at the start.
         self.last_seq = last_seq
-        self._mailbox: Mailbox[Published | GeneratedToken | Callable[[], None]] = Mailbox()
+        self._mailbox: Mailbox[Published | Callable[[Socket], object]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
@@ -84,12 +73,19 @@ class ResultsStream:
         for message in messages:
             self._mailbox.put(message)
 
-    def publish_token(self, token: GeneratedToken) -> None:
-        self._mailbox.put(token)
+    def publish_token(self, request: TextRequest, index: int, text: str) -> None:
+        """Send a piece of a text while it is generated; its message repeats the last `seq`."""
+
+        def send(pub: Socket) -> None:
+            body = {"seq": self.last_seq, "at": utc_text(time.time()), "id": request.request_id}
+            body |= {"source": request.source, "index": index, "text": text}
+            pub.send_multipart([topic("token", request.source).encode("ascii"), encode(body)])
+
+        self._mailbox.put(send)
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call `callback` in the publish thread, after the messages before it are sent (pipeline_probe.py)."""
-        self._mailbox.put(callback)
+        self._mailbox.put(lambda _pub: callback())
 
     def rebind(self, keys: ServerKeys) -> None:
         """Cut every subscriber over an open endpoint: those that are still allowed reconnect, and see the gap."""
@@ -115,27 +111,13 @@ class ResultsStream:
     def _send_all(self, pub: Socket) -> None:
         for message in self._mailbox.take_all():
             if callable(message):
-                message()
-                continue
-            if isinstance(message, GeneratedToken):
-                self._send_token(pub, message)
+                message(pub)
                 continue
             try:
                 pub.send_multipart([message.topic.encode("ascii"), encode(message.body)])
             except Exception as error:  # noqa: BLE001 - not JSON, for example: consumers see the gap, the stream goes on
                 self._log.error("message_not_published", seq=message.seq, error=str(error))
             self.last_seq = max(self.last_seq, message.seq)
-
-    def _send_token(self, pub: Socket, token: GeneratedToken) -> None:
-        body = {
-            "seq": self.last_seq,
-            "at": utc_text(time.time()),
-            "id": token.request_id,
-            "source": token.source,
-            "index": token.index,
-            "text": token.text,
-        }
-        pub.send_multipart([topic("token", token.source).encode("ascii"), encode(body)])
 
     def _beat(self, pub: Socket, now_s: float) -> None:
         try:

@@ -1,42 +1,246 @@
-"""The retention thread: watches free space, prunes, and has the writer keep the database in shape meanwhile."""
+"""The retention thread: watches free space and the database's files, prunes, and keeps the database in shape.
+
+Rows are changed first, then files are deleted: a crash leaves files that no row names, and `sweep` deletes them.
+"""
 
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
+from sqlalchemy import Connection, Engine, Row, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.config.settings import Retention
-from daemon.storage.database import upkeep
-from daemon.storage.database.connections import StoreError
+from daemon.storage.database import prune, upkeep
+from daemon.storage.database.changes import Change, ChangeNotes
+from daemon.storage.database.connections import StoreError, open_for_reading, sqlite_path
+from daemon.storage.database.prune import AgeLimit, KeptImage
+from daemon.storage.database.rows import ImageCopy
+from daemon.storage.database.schema import age_marks
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
+from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace, FreeSpace
-from daemon.storage.pruning import Pruner, RunningAges
+from daemon.storage.image_archive import images_by_folder, remove_images
 from daemon.storage.writer import Writer
 from daemon.units import utc_text
+from experts.versions import current_user
 
 T = TypeVar("T")
 
+#: One turn of the writer: a few milliseconds.
+_IMAGES_PER_TURN = 200
+_ROWS_PER_TURN = 4000
+_BOARDS_PER_QUERY = 50
+#: Between two turns intake and verdicts have the writer and the disk.
+_PAUSE_S = 0.05
+_PAUSE_SHARE = 0.25
 #: A disk that stays nearly full this long is logged: until then pruning may keep up.
 _LOG_FULL_AFTER_S = 5.0
 _TICK_S = 0.25
 _WRITER_S = 1.0
 _CHECKPOINT_S = 1.0
+_FILES_S = 1.0
 _IMAGES_S = 5.0
 _MARK_S = 300.0
 _HOUR_S = 3600.0
+#: A wrong clock has this long to be put right, in time during which the daemon runs.
 _DAY_S = 86400.0
 #: After a start the line has other things to do first.
 _FIRST_OPTIMIZE_S = 600.0
 _VACUUM_PAUSE_S = 0.05
 _NEVER = float("inf")
+
+
+class RunTask(Protocol):
+    """Runs a short task with the store, in the thread that writes."""
+
+    def __call__(self, task: Callable[[Store], T], /) -> T: ...
+
+
+#: Returns the limit of what is older than the given seconds; None if nothing is yet.
+Ages = Callable[[float], AgeLimit | None]
+
+
+class RunningAges:
+    """Ages by the earliest of all clocks of the last 24 hours in which a daemon ran with this database.
+
+    Nothing that came later than that is old, whatever its time says. So a clock that is wrong for less than that, in
+    either direction, at a start or later, makes nothing old.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, run_task: RunTask) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._run_task = run_task
+        marks = self._marks()
+        self._start_s = clock.monotonic_s() - (marks[-1].running_s if marks else 0)
+
+    def note(self) -> None:
+        """Store the clock and the newest rows; every few minutes, because a restart loses the time since."""
+        running_s, wall_s = int(self._clock.monotonic_s() - self._start_s), self._clock.wall_s()
+        self._run_task(lambda store: store.transact(prune.note_age, running_s, wall_s, _DAY_S))
+
+    def __call__(self, age_s: float) -> AgeLimit | None:
+        running_s = self._clock.monotonic_s() - self._start_s
+        marks = self._marks()
+        day_old = [mark for mark in marks if mark.running_s <= running_s - _DAY_S]
+        if not day_old:
+            return None
+        clocks_s = (mark.wall_s + running_s - mark.running_s for mark in marks[len(day_old) - 1 :])
+        before = utc_text(max(0.0, min(self._clock.wall_s(), *clocks_s) - age_s))
+        return AgeLimit(before, day_old[-1].seq)
+
+    def _marks(self) -> Sequence[Row[*tuple[Any, ...]]]:
+        with self._engine.connect() as connection:
+            return connection.execute(select(age_marks).order_by(age_marks.c.running_s)).all()
+
+
+@dataclass(slots=True)
+class PruneCounts:
+    images: int = 0
+    image_bytes: int = 0
+    boards: int = 0
+    inspections: int = 0
+    stray_files: int = 0
+
+
+class Pruner:
+    """Prunes as `settings` allow. `rest(seconds)` pauses and returns False to stop. One thread calls."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        images: Path,
+        settings: Retention,
+        disk_space: DiskSpace,
+        *,
+        run_task: RunTask,
+        rest: Callable[[float], bool],
+        ages: Ages,
+        on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
+    ) -> None:
+        """`on_pruned` gets `images` or `boards`, and their number."""
+        self._engine = engine
+        self._images = images
+        self._settings = settings
+        self._disk_space = disk_space
+        self._run_task = run_task
+        self._rest = rest
+        self._ages = ages
+        self._on_pruned = on_pruned
+        self.counts = PruneCounts()
+        self._log = structlog.get_logger("retention")
+
+    def prune_images(self) -> None:
+        """Prune until no image is too old, and images need no more room than they may. Replaced examples go first."""
+        replaced = self._run_task(lambda store: store.drop_examples())
+        self._count_images(len(replaced) - len(remove_images(self._images, replaced)), 0)
+        total_bytes = self._query(prune.kept_bytes) if self._settings.images_bytes is not None else 0
+        while images := self._next_images(total_bytes):
+            began_s = time.monotonic()
+            ids = [image.inspection_id for image in images]
+            self._run_task(lambda store, ids=ids: store.transact(prune.forget_images, ids))
+            failures = remove_images(self._images, [image.path for image in images])
+            removed_bytes = sum(image.size_bytes for image in images if image.path not in failures)
+            total_bytes -= removed_bytes
+            self._count_images(len(images) - len(failures), removed_bytes)
+            if failures:
+                left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
+                self._run_task(lambda store, left=left: store.write(copies=left))
+                path, error = next(iter(failures.items()))
+                self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
+                return
+            # A disk that deletes slowly is a disk that others wait for.
+            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
+                return
+
+    def prune_results(self) -> None:
+        old = self._old(self._settings.results_for)
+        if old is None:
+            return
+        after = ""
+        while boards := self._query(
+            lambda connection, after=after: prune.old_boards(connection, old, after, _BOARDS_PER_QUERY)
+        ):
+            for group in _groups(boards):
+                if not self._forget(group, old):
+                    return
+            if len(boards) < _BOARDS_PER_QUERY or after == boards[-1].completed_at:
+                break
+            after = boards[-1].completed_at
+        versions, last_id = self._query(lambda connection: prune.unused_rules(connection, old))
+        if versions:
+            self._run_task(lambda store: store.forget_rules(versions, last_id))
+        while self._run_task(lambda store: store.transact(prune.forget_others, old, _ROWS_PER_TURN)) and self._rest(
+            _PAUSE_S
+        ):
+            pass
+
+    def sweep(self) -> None:
+        old = self._old(self._settings.results_for)
+        before = None if old is None else old.before
+        for files in images_by_folder(self._images):
+            left = self._query(lambda connection, files=files: prune.strays(connection, files, before))
+            if left:
+                removed = len(left) - len(remove_images(self._images, left))
+                self.counts.stray_files += removed
+                self._log.info("stray_files_removed", files=removed, example=left[0])
+            if not self._rest(_PAUSE_S):
+                return
+
+    def _next_images(self, total_bytes: int) -> list[KeptImage]:
+        old = self._old(self._settings.images_for)
+        if old is not None and (
+            images := self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, old))
+        ):
+            return images[:_IMAGES_PER_TURN]
+        excess = self._excess_bytes(total_bytes)
+        if not excess:
+            return []
+        examples = self._settings.good_examples
+        oldest = self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, None, examples))
+        return prune.images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
+
+    def _excess_bytes(self, kept_bytes: int) -> int:
+        """Return the bytes to prune: beyond what images may have, or for the floor of free space."""
+        most, floor, space = self._settings.images_bytes, self._settings.free, self._disk_space.space("images")
+        excess = 0 if most is None else max(0, kept_bytes - most)
+        if space is None or floor is None:
+            return excess
+        least = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
+        return max(excess, max(min(floor, space.total_bytes // 2), least) - space.free_bytes)
+
+    def _forget(self, boards: Sequence[Row[*tuple[Any, ...]]], old: AgeLimit) -> bool:
+        ids = [board.board_id for board in boards]
+        pruned = self._run_task(lambda store: store.forget_boards(ids, old))
+        remove_images(self._images, pruned.image_paths)
+        self.counts.boards += pruned.boards
+        self.counts.inspections += pruned.inspections
+        self._on_pruned("boards", pruned.boards)
+        self._count_images(len(pruned.image_paths), 0)
+        return self._rest(_PAUSE_S)
+
+    def _count_images(self, images: int, image_bytes: int) -> None:
+        self.counts.images += images
+        self.counts.image_bytes += image_bytes
+        self._on_pruned("images", images)
+
+    def _old(self, age_s: float | None) -> AgeLimit | None:
+        return None if age_s is None else self._ages(age_s)
+
+    def _query(self, query: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return query(connection)
 
 
 @dataclass(slots=True)
@@ -58,6 +262,7 @@ class RetentionThread:
         images: Path,
         settings: Retention,
         disk_space: DiskSpace,
+        database_files: DatabaseFiles,
         *,
         writer: Writer,
         hold: Callable[[str, str], None],
@@ -68,12 +273,14 @@ class RetentionThread:
         """`hold(cause, problem)` keeps images out until `resume(cause)`; `on_pruned` gets a kind and a number."""
         self._clock = clock or Clock()
         self._disk_space = disk_space
+        self._database_files = database_files
         self._hold, self._resume, self._on_pruned = hold, resume, on_pruned
         self._writer = writer
         self._checkpoints = Checkpoints(url)
-        self._ages = RunningAges(url, self._clock, self._run_task)
+        self._engine = open_for_reading(url)
+        self._ages = RunningAges(self._engine, self._clock, self._run_task)
         self._pruner = Pruner(
-            *(url, images, settings, disk_space),
+            *(self._engine, images, settings, disk_space),
             run_task=self._run_task,
             rest=self._rest,
             ages=self._ages,
@@ -83,12 +290,16 @@ class RetentionThread:
         self._last_log = WriteAheadLog(0, 0, 0)
         self.disks: Mapping[str, FreeSpace] = {}
         self.problem: str | None = None
+        self._lost_file: str | None = None
         self._full_since_s = 0.0
         self._is_full_logged = False
         self._stopping = threading.Event()
-        self._requested = threading.Event()
-        self._is_pruning = False
-        self._prune_images = _PeriodicTask(self._pruner.prune_images, 0.0, _IMAGES_S)
+        now_s = self._clock.monotonic_s()
+        self._round = (
+            _PeriodicTask(self._pruner.prune_images, now_s, _IMAGES_S),
+            _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
+        )
         self._tasks: list[_PeriodicTask] = []
         self._log = structlog.get_logger("retention")
         self._thread = threading.Thread(target=self._run, name="retention")
@@ -107,41 +318,30 @@ class RetentionThread:
         if self._thread.ident is not None:
             self._thread.join()
         self._checkpoints.close()
-        self._pruner.close()
-        self._ages.close()
+        self._engine.dispose()
 
     def prune(self, *, begin: bool) -> dict[str, Any]:
         """Begin a round (unless one runs), and return the totals of all rounds since the start."""
-        if begin:
-            self._requested.set()
-        is_pruning = self._is_pruning or self._requested.is_set()
+        for task in self._round if begin else ():
+            task.at_s = 0.0  # until it has run
+        is_pruning = any(task.at_s == 0.0 for task in self._round)
         last_at = None if self._pruned_at_s is None else utc_text(self._pruned_at_s)
         return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.counts)}
 
     def _run(self) -> None:
-        self._try(self._disable_checkpoints)
+        self._try(partial(self._run_upkeep, upkeep.NO_CHECKPOINTS))
         now_s = self._clock.monotonic_s()
         self._tasks = [
             _PeriodicTask(self._watch_space, now_s, 0.0, is_urgent=True),
+            _PeriodicTask(self._watch_files, now_s, _FILES_S, is_urgent=True),
             _PeriodicTask(self._checkpoint, now_s + _CHECKPOINT_S, _CHECKPOINT_S, is_urgent=True),
-            _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
-            self._prune_images,
-            _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            *self._round,
             _PeriodicTask(self._ages.note, now_s + _MARK_S, _MARK_S),
             _PeriodicTask(self._vacuum, now_s + _CHECKPOINT_S, _CHECKPOINT_S),
-            _PeriodicTask(self._optimize, now_s + _FIRST_OPTIMIZE_S, _DAY_S),
+            _PeriodicTask(partial(self._run_upkeep, upkeep.OPTIMIZE), now_s + _FIRST_OPTIMIZE_S, _DAY_S),
         ]
         while self._rest(_TICK_S):
-            if self._requested.is_set():
-                self._prune_now()
             self._run_due(are_urgent=False)
-
-    def _prune_now(self) -> None:
-        self._is_pruning = True
-        self._requested.clear()
-        for task in (self._pruner.prune_images, self._pruner.prune_results, self._pruner.sweep):
-            self._try(task)
-        self._is_pruning = False
 
     def _run_due(self, *, are_urgent: bool) -> None:
         for task in self._tasks:
@@ -158,9 +358,9 @@ class RetentionThread:
             self._stopping.set()
         except (OSError, sqlite3.Error, SQLAlchemyError, StoreError) as error:
             reason = str(getattr(error, "orig", error))
-            self._log.warning("upkeep_failed", task=getattr(task, "__name__", "?"), error=reason)
+            self._log.warning("upkeep_failed", task=getattr(task, "__name__", "upkeep"), error=reason)
         except Exception:  # noqa: BLE001 - the thread lives on
-            self._log.exception("upkeep_failed", task=getattr(task, "__name__", "?"))
+            self._log.exception("upkeep_failed", task=getattr(task, "__name__", "upkeep"))
 
     def _run_task(self, task: Callable[[Store], T]) -> T:
         done = self._writer.run(task)
@@ -186,7 +386,7 @@ class RetentionThread:
         if problem is not None:
             if self.problem is None:
                 self._full_since_s = self._clock.monotonic_s()
-                self._prune_images.at_s = 0.0
+                self._round[0].at_s = 0.0
             self._hold("disk", problem)
             self._log_full(problem)
         elif self.problem is not None:
@@ -202,6 +402,19 @@ class RetentionThread:
             self._is_full_logged = True
             self._log.error("disk_nearly_full", problem=problem)
 
+    def _watch_files(self) -> None:
+        """Hold intake while a file of the database is gone (database_watch.py)."""
+        problem = self._database_files.problem()
+        if problem == self._lost_file:
+            return
+        if problem is None:
+            self._resume("files")
+            self._log.info("database_usable_again")
+        else:
+            self._hold("files", problem)
+            self._log.error("database_unusable", problem=problem)
+        self._lost_file = problem
+
     def _count_pruned(self, kind: str, count: int) -> None:
         if count:
             self._on_pruned(kind, count)
@@ -209,14 +422,14 @@ class RetentionThread:
 
     # -- the database
 
-    def _disable_checkpoints(self) -> None:
-        self._run_task(lambda store: upkeep.disable_checkpoints(store.engine))
+    def _run_upkeep(self, statements: str) -> None:
+        self._run_task(lambda store: upkeep.run(store.engine, statements))
 
     def _checkpoint(self) -> None:
         """Checkpoint beside the writer; the last pages in its thread, so that the log restarts."""
         log = self._checkpoints.checkpoint()
         if log != self._last_log and log.is_nearly_done:
-            self._run_task(lambda store: upkeep.finish_checkpoint(store.engine))
+            self._run_upkeep(upkeep.FINISH_CHECKPOINT)
         if log.is_held and not self._last_log.is_held:
             self._log.warning("database_log_held", bytes=log.file_bytes, hint="a program reads the database for long")
         self._last_log = log
@@ -224,9 +437,44 @@ class RetentionThread:
     def _vacuum(self) -> None:
         until_s = self._clock.monotonic_s() + _CHECKPOINT_S
         while self._clock.monotonic_s() < until_s and self._checkpoints.vacuum_is_due():
-            self._run_task(lambda store: upkeep.vacuum_step(store.engine))
+            self._run_upkeep(upkeep.VACUUM_STEP)
             if not self._rest(_VACUUM_PAUSE_S):
                 return
 
-    def _optimize(self) -> None:
-        self._run_task(lambda store: upkeep.optimize(store.engine))
+
+def prune_alone(url: str, images: Path, settings: Retention, note: str | None = None) -> PruneCounts:
+    """Prune a line whose daemon does not run, under the caller's locks, and trust the clock."""
+    path = sqlite_path(url)
+    if not path.is_file():
+        raise StoreError(f"there is no database at {path}: has this line run?")
+    engine = open_for_reading(url)
+    with closing(Store(url)) as store:
+        pruner = Pruner(
+            *(engine, images, settings, DiskSpace({"images": images}, settings.reserve)),
+            run_task=lambda task: task(store),
+            rest=lambda _seconds: True,
+            ages=lambda age_s: AgeLimit(utc_text(max(0.0, time.time() - age_s))),
+        )
+        try:
+            pruner.prune_images()
+            pruner.prune_results()
+            pruner.sweep()
+        finally:
+            engine.dispose()
+        row = Change(utc_text(time.time()), current_user(), "prune", "results", note=note)
+        store.note_changes(ChangeNotes((row,)))
+        upkeep.run(store.engine, upkeep.VACUUM)
+    return pruner.counts
+
+
+def _groups(boards: Sequence[Row[*tuple[Any, ...]]]) -> list[list[Row[*tuple[Any, ...]]]]:
+    """Group boards by transaction: together few rows, or one board alone."""
+    groups: list[list[Row[*tuple[Any, ...]]]] = []
+    rows = _ROWS_PER_TURN
+    for board in boards:
+        if rows + board.rows > _ROWS_PER_TURN:
+            groups.append([])
+            rows = 0
+        groups[-1].append(board)
+        rows += board.rows
+    return groups

@@ -24,7 +24,7 @@ from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
-from daemon.storage.image_archive import ImageArchiver, ImageFolder
+from daemon.storage.image_archive import ImageArchiver
 from daemon.storage.journal import (
     ArrivalGroup,
     Duplicate,
@@ -94,7 +94,7 @@ class Writer:
         #: True if the disk or the database refused the last write.
         self.is_failing = False
         disk_space = disk_space or DiskSpace({}, 0)
-        self._archiver = ImageArchiver(ImageFolder(images, journal.read), self._queue.put, disk_space.may_copy)
+        self._archiver = ImageArchiver(images, journal.read, self._queue.put, disk_space.may_copy)
         self._journal_thread = JournalThread(journal, disk_space, self._queue.put)
         self._cleanup = SegmentCleanup(journal, store)
         self._log = structlog.get_logger("writer")
@@ -268,10 +268,7 @@ class Writer:
         while self._changes:
             change = self._changes[0]
             try:
-                if isinstance(change, Routes):
-                    self._store.keep_rules(change)
-                else:
-                    self._store.note_changes(change)
+                self._store.keep_rules(change) if isinstance(change, Routes) else self._store.note_changes(change)
             except Exception as error:
                 if _may_pass(error):
                     raise

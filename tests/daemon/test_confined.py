@@ -102,7 +102,6 @@ def test_sources_and_ids_never_leave_the_quarantine(tmp_path: Path, name: str) -
 _COMPOSED = {
     "daemon/plant/upkeep.py": {"DROP TABLE IF EXISTS "},
     "daemon/storage/database/migrate.py": {"CREATE VIEW ", "DROP VIEW "},
-    "daemon/storage/database/upkeep.py": {";"},
 }
 _TAKE_SQL = {"execute", "executemany", "executescript", "exec_driver_sql", "text"}
 

@@ -157,7 +157,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
 
 
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
-    from daemon.storage.pruning import PruneCounts
+    from daemon.storage.retention import PruneCounts
     from daemon.wire.control import ask
     from experts.versions import current_user
 
@@ -174,7 +174,7 @@ def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]
     from daemon.errors import ConfigError
     from daemon.storage.claims import claim
     from daemon.storage.database.connections import StoreError
-    from daemon.storage.pruning import prune_alone
+    from daemon.storage.retention import prune_alone
 
     with exit_on(ConfigError, StoreError), claim(config, settings):
         return asdict(prune_alone(settings.database, settings.images, settings.retention, note))

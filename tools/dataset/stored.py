@@ -10,7 +10,6 @@ from sqlalchemy import Engine, exists, func, select
 from daemon.storage.database.reader import by_inspection
 from daemon.storage.database.reviews import DAEMON, counting_boxes
 from daemon.storage.database.schema import detections, inspections, stages
-from daemon.storage.database.transaction import chunks
 from experts.catalog import Catalog
 from experts.spec import ExpertId
 from routing_rules.routes import ClassifierStep, Routes, taught_label
@@ -21,6 +20,8 @@ _COLUMNS = (
     *("inspection_id", "board_type", "serial", "component", "image_path"),
     *("verdict", "defect", "decided_by", "daemon_verdict"),
 )
+#: Far below the number of variables that SQLite (32,766) and others take in one statement.
+_IDS_PER_QUERY = 500
 #: A drawn box has no confidence.
 _BOX = ("label", "x1", "y1", "x2", "y2", "confidence")
 
@@ -56,7 +57,9 @@ def read_pictures(
         if count > limit:
             fewer = "choose fewer (--lot, --since, --component, --reviewed …) or raise --limit"
             raise DatasetError(f"{count} pictures match, and --limit is {limit}: {fewer}")
-        for ids in chunks(connection.execute(chosen.order_by(number)).scalars().all()):
+        numbers = connection.execute(chosen.order_by(number)).scalars().all()
+        for start in range(0, len(numbers), _IDS_PER_QUERY):
+            ids = numbers[start : start + _IDS_PER_QUERY]
             answers, boxes = by_inspection(connection, stages, ids), by_inspection(connection, detections, ids)
             drawn: defaultdict[int, list[Any]] = defaultdict(list)
             for box in connection.execute(counting_boxes(ids)).mappings():

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, exists, func, or_, select, text, true
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.storage.database.boards import Attempt, BoardPlan
-from daemon.storage.database.inspections import plan_of
+from daemon.storage.database.boards import Attempt, positions_text, stored_recipe
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
@@ -35,6 +33,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.image_archive import is_as_sent
 from daemon.units import count_text
+from routing_rules.routes import Recipe
 from tools.query.reading import JudgedImage, Row, read_stages
 from tools.query.retrace import StoredRules, picture_size, retrace
 
@@ -56,7 +55,7 @@ class Evidence:
         self._connect, self._folder, self._with_pictures = connect, images, with_pictures
         self._problems: list[str] = []
         self._more = 0
-        self._rules_of, self._plan = cache(self._read_rules), cache(self._read_plan)
+        self._rules_of, self._recipe = cache(self._read_rules), cache(self._read_recipe)
 
     def add(self, problem: str) -> None:
         if len(self._problems) < _MAX_PROBLEMS:
@@ -92,15 +91,15 @@ class Evidence:
                     self.add(problem)
 
     def _check(self, board: Row, images: Iterable[JudgedImage]) -> None:
-        plan = self._plan(board["rules_version"], board["board_type"])
-        attempt = Attempt(board["board_id"], board["attempt"], plan or BoardPlan(()))
+        recipe = self._recipe(board["rules_version"], board["board_type"])
+        attempt = Attempt(board["board_id"], board["attempt"], recipe or Recipe(board["board_type"], {}))
         for image in images:
             self.images += 1
             self._check_image(image)
             self._count(attempt, board, image.inspection)
         self.boards += 1
-        if plan is not None:
-            self._check_board(board, attempt, plan)
+        if recipe is not None:
+            self._check_board(board, attempt, recipe)
 
     def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
         """Repeat the writer's calls: an image without verdict at the closing counts as pending."""
@@ -114,10 +113,10 @@ class Evidence:
         if bool(row["late"]) != is_late:
             self.add(f"inspections {number}: late is {row['late']}, its seq and its board's give {is_late:d}")
 
-    def _check_board(self, board: Row, attempt: Attempt, plan: BoardPlan) -> None:
-        expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": plan.expected}
+    def _check_board(self, board: Row, attempt: Attempt, recipe: Recipe) -> None:
+        expected: dict[str, Any] = {"inspected": attempt.inspected, "expected": recipe.expected}
         if board["verdict"] is not None:
-            closing = asdict(attempt.closing("complete" if attempt.is_complete else "time_limit"))
+            closing = attempt.closing("complete" if attempt.is_complete else "time_limit")
             expected |= {name: closing[name] for name in (*_CLOSING, *_LISTS)}
         for name, value in expected.items():
             stored = json.loads(board[name] or "null") if name in _LISTS else board[name]
@@ -171,18 +170,21 @@ class Evidence:
             query = select(rules_versions.c.text).where(rules_versions.c.rules_version == version)
             return StoredRules.of(version, connection.execute(query).scalar())
 
-    def _read_plan(self, version: str, board_type: str) -> BoardPlan | None:
-        """Return the plan from the rules' text, which their version confirms; the row in `recipes` must equal it."""
+    def _read_recipe(self, version: str, board_type: str) -> Recipe | None:
+        """Return the recipe from the rules' text, which their version confirms; the row in `recipes` must equal it."""
         query = select(recipes.c.positions, recipes.c.time_limit_s).where(
             recipes.c.rules_version == version, recipes.c.board_type == board_type
         )
         with self._connect() as connection:
             row = connection.execute(query).first()
-        stored, routes = None if row is None else BoardPlan.of_row(*row), self._rules_of(version).routes
-        plan = stored if routes is None else plan_of(routes, board_type)
-        if stored != plan or stored is None:
+        routes = self._rules_of(version).routes
+        if routes is not None:
+            recipe = routes.recipes.get(board_type) or Recipe(board_type, {})
+        else:
+            recipe = None if row is None else stored_recipe(board_type, *row)
+        if recipe is None or row is None or tuple(row) != (positions_text(recipe), recipe.time_limit_s):
             self.add(f"recipes ({version}, {board_type}): it is not the recipe of the rules' text")
-        return plan
+        return recipe
 
 
 def check_evidence(

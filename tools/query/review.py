@@ -17,7 +17,7 @@ from daemon.storage.database.boards import has_serial
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reviews import Review, ReviewRefusedError, WaitingFilter, history, waiting
 from daemon.storage.database.schema import boards
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
 from routing_rules.defects import defect_code, defect_in_words
@@ -121,7 +121,7 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
     except (ConfigError, OSError) as error:
         raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
     try:
-        with locks, closing(open_store(settings.database)) as store:
+        with locks, closing(Store(settings.database)) as store:
             return asdict(store.review(decision(request)))
     except StoreError as error:
         raise DecisionError(str(error)) from None

@@ -7,7 +7,7 @@ nothing (`inspections.surplus`) are left out.
 import json
 import string
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, select
 
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
-from routing_rules.routes import Verdict, worst
+from routing_rules.routes import Position, Recipe, Verdict, worst
 
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
@@ -44,70 +44,30 @@ _LISTS: tuple[Verdict, ...] = ("fail", "unknown", "review")
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedPosition:
-    """A component type in a recipe: `quantity` images, at `designators` where the recipe lists them."""
-
-    component: str
-    quantity: int
-    designators: tuple[str, ...] | None = None
-
-    def missing(self, judged: set[str]) -> dict[str, Any]:
-        entry: dict[str, Any] = {"component": self.component, "count": self.quantity - len(judged)}
-        if self.designators is not None:
-            entry["designators"] = [designator for designator in self.designators if designator not in judged]
-        return entry
+def positions_text(recipe: Recipe) -> str:
+    entries = [(component, place.quantity, place.designators or None) for component, place in recipe.positions.items()]
+    return json.dumps(entries, ensure_ascii=False)
 
 
-@dataclass(frozen=True, slots=True)
-class BoardPlan:
-    """A recipe as an attempt keeps it from opening to closing."""
-
-    positions: tuple[ExpectedPosition, ...]
-    time_limit_s: float | None = None
-
-    @property
-    def expected(self) -> int:
-        return sum(position.quantity for position in self.positions)
-
-    def as_text(self) -> str:
-        entries = [[position.component, position.quantity, position.designators] for position in self.positions]
-        return json.dumps(entries, ensure_ascii=False)
-
-    @staticmethod
-    def of_row(positions: str | None, time_limit_s: float | None) -> "BoardPlan":
-        return BoardPlan(
-            tuple(
-                ExpectedPosition(component, quantity, None if designators is None else tuple(designators))
-                for component, quantity, designators in json.loads(positions or "[]")
-            ),
-            time_limit_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BoardClosing:
-    verdict: Verdict
-    reason: ClosingReason
-    inspected: int
-    failed: list[dict[str, Any]]
-    unknown: list[dict[str, Any]]
-    review: list[dict[str, Any]]
-    missing: list[dict[str, Any]]
+def stored_recipe(board_type: str, positions: str | None, time_limit_s: float | None) -> Recipe:
+    """Return a recipe as an attempt keeps it from opening to closing."""
+    entries = json.loads(positions or "[]")
+    places = {component: Position(quantity, tuple(listed or ())) for component, quantity, listed in entries}
+    return Recipe(board_type, places, time_limit_s)
 
 
 class Filled:
-    """The positions of a plan that images fill. Extras and repeats fill none, so this does not grow with them."""
+    """The positions of a recipe that images fill. Extras and repeats fill none, so this does not grow with them."""
 
-    def __init__(self, plan: BoardPlan) -> None:
-        self._positions = {position.component: position for position in plan.positions}
+    def __init__(self, recipe: Recipe) -> None:
+        self._positions = recipe.positions
         self._designators: dict[str, set[str]] = {}
 
     def has_room(self, component: str, designator: str) -> bool:
         position = self._positions.get(component)
         if position is None or designator in (filled := self.of(component)):
             return False
-        return len(filled) < position.quantity if position.designators is None else designator in position.designators
+        return designator in position.designators if position.designators else len(filled) < position.quantity
 
     def add(self, component: str, designator: str) -> bool:
         if not self.has_room(component, designator):
@@ -131,7 +91,7 @@ class Attempt:
 
     board_id: int
     number: int
-    plan: BoardPlan
+    recipe: Recipe
     closed: bool = False
     pending: int = 0
     worst: Verdict = "pass"
@@ -144,7 +104,7 @@ class Attempt:
     judged: Filled = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seen, self.judged = Filled(self.plan), Filled(self.plan)
+        self.seen, self.judged = Filled(self.recipe), Filled(self.recipe)
 
     def take(self, component: str, designator: str) -> None:
         self.seen.add(component, designator)
@@ -182,25 +142,29 @@ class Attempt:
 
     @property
     def is_complete(self) -> bool:
-        return not self.closed and self.pending == 0 and self.inspected == self.plan.expected
+        return not self.closed and self.pending == 0 and self.inspected == self.recipe.expected
 
-    def closing(self, reason: ClosingReason) -> BoardClosing:
-        """Return the state to close with now; missing and pending images rule out a pass."""
-        missing = [
-            position.missing(judged)
-            for position in self.plan.positions
-            if len(judged := self.judged.of(position.component)) < position.quantity
-        ]
+    def closing(self, reason: ClosingReason) -> Row:
+        """Return the columns to close with now; missing and pending images rule out a pass."""
+        missing = list(self._missing())
         unjudged = bool(missing) or self.pending > 0
-        return BoardClosing(
-            verdict=worst((self.worst, "unknown")) if unjudged else self.worst,
-            reason=reason,
-            inspected=self.inspected,
-            failed=[{**place, "defect": defect} for place, defect, _ in self._list("fail")],
-            unknown=[{**place, "reason": reason} for place, _, reason in self._list("unknown")],
-            review=[place for place, _, _ in self._list("review")],
-            missing=missing,
-        )
+        return {
+            "verdict": worst((self.worst, "unknown")) if unjudged else self.worst,
+            "reason": reason,
+            "inspected": self.inspected,
+            "failed": [{**place, "defect": defect} for place, defect, _ in self._list("fail")],
+            "unknown": [{**place, "reason": reason} for place, _, reason in self._list("unknown")],
+            "review": [place for place, _, _ in self._list("review")],
+            "missing": missing,
+        }
+
+    def _missing(self) -> Iterator[Row]:
+        for component, place in self.recipe.positions.items():
+            judged = self.judged.of(component)
+            if len(judged) < place.quantity:
+                listed = [designator for designator in place.designators if designator not in judged]
+                entry: Row = {"component": component, "count": place.quantity - len(judged)}
+                yield entry | ({"designators": listed} if place.designators else {})
 
     def _list(self, verdict: Verdict) -> list[tuple[dict[str, Any], str | None, str | None]]:
         findings = [
@@ -280,23 +244,22 @@ class BoardAttempts:
             free = free_number(lambda number: self.get(connection, number) is not None)
         return choose_attempt(attempts, named, component, designator, free)
 
-    def add(self, row: Row, plan: BoardPlan) -> Attempt:
-        attempt = Attempt(row["board_id"], row["attempt"], plan, closed=row["verdict"] is not None)
+    def add(self, row: Row, recipe: Recipe) -> Attempt:
+        attempt = Attempt(row["board_id"], row["attempt"], recipe, closed=row["verdict"] is not None)
         self._attempts[attempt.number] = attempt, row
         self.newest = max(self.newest, attempt.number)
         return attempt
 
-    def trim(self) -> None:
-        """Drop all but the newest once there are many; only between transactions, when the rows have everything."""
-        if len(self._attempts) > _CACHED_ATTEMPTS:
-            self._attempts = {self.newest: self._attempts[self.newest]}
+    @property
+    def are_many(self) -> bool:
+        return len(self._attempts) > _CACHED_ATTEMPTS
 
     def _read(self, connection: Connection, query: Select[Any]) -> None:
         row = connection.execute(query).mappings().one_or_none()
         if row is None:
             return
-        plan = BoardPlan.of_row(row["positions"], row["time_limit_s"])
-        attempt = self.add({name: row[name] for name in boards.c.keys()}, plan)  # noqa: SIM118  # a column collection
+        recipe = stored_recipe(row["board_type"], row["positions"], row["time_limit_s"])
+        attempt = self.add({name: row[name] for name in boards.c.keys()}, recipe)  # noqa: SIM118  # a column collection
         images = connection.execute(_THAT_MATTER.where(inspections.c.board_id == attempt.board_id))
         for inspection_id, component, designator, verdict, defect, reason in images:
             attempt.take(component, designator)
@@ -323,10 +286,8 @@ class BoardCache:
             self._boards.pop(key, None)
 
     def trim(self, touched: Iterable[BoardKey]) -> None:
-        """Drop the least used; only between transactions, so that none is loaded twice in one."""
-        for key in touched:
-            if board := self._boards.get(key):
-                board.trim()
+        """Drop the least used and the largest; only between transactions, so that none is loaded twice in one."""
+        self.forget([key for key in touched if key in self._boards and self._boards[key].are_many])
         while len(self._boards) > _CACHED_BOARDS:
             self._boards.popitem(last=False)
 

@@ -4,15 +4,14 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Delete, Select, Update, delete, exists, select, update
+from sqlalchemy import Connection, Select, delete, exists, select, update
 
 from daemon.records import Arrival, ExpertVersion, JournalKey, Outcome, Stage, attributes_fit, attributes_text
 from daemon.storage.database import rows
-from daemon.storage.database.boards import Attempt, BoardAttempts, BoardPlan, ClosingReason, ExpectedPosition, folded
+from daemon.storage.database.boards import Attempt, BoardAttempts, ClosingReason, folded, positions_text
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -26,9 +25,9 @@ from daemon.storage.database.schema import (
     rules_versions,
     stages,
 )
-from daemon.storage.database.transaction import Transaction, among, run_for_each, update_rows
+from daemon.storage.database.transaction import Transaction, among, run_prepared, update_rows
 from daemon.units import wall_seconds
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Recipe, Routes, Verdict
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
@@ -114,10 +113,12 @@ def _attempts_told(serial: str) -> int:
 
 
 def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Routes, number: int) -> Row:
-    plan = plan_of(routes, arrival.board.type)
+    # It is empty if a reload removed the recipe while the image was on its way.
+    recipe = routes.recipes.get(arrival.board.type) or Recipe(arrival.board.type, {})
     keep_rules(tx, routes)
     key = {"rules_version": routes.version, "board_type": arrival.board.type}
-    tx.add_once(recipes, key, lambda: {**key, "time_limit_s": plan.time_limit_s, "positions": plan.as_text()})
+    values = {"time_limit_s": recipe.time_limit_s, "positions": positions_text(recipe)}
+    tx.add_once(recipes, key, lambda: key | values)
     row: Row = {
         "board_id": tx.next_board_id(),
         "board_type": arrival.board.type,
@@ -126,27 +127,15 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, routes: Route
         "lot": arrival.board.lot,
         "station": arrival.board.station,
         "first_seen_at": tx.at,
-        "expected": plan.expected,
+        "expected": recipe.expected,
         "inspected": 0,
         "rules_version": routes.version,
         **dict.fromkeys(("completed_at", "verdict", "reason", "seq", *_LISTS, "attributes")),
     }
-    board.add(row, plan)
-    if plan.time_limit_s is not None:
-        tx.due_added.append((tx.now_s + plan.time_limit_s, arrival.board.type, arrival.board.serial, number))
+    board.add(row, recipe)
+    if recipe.time_limit_s is not None:
+        tx.due_added.append((tx.now_s + recipe.time_limit_s, arrival.board.type, arrival.board.serial, number))
     return row
-
-
-def plan_of(routes: Routes, board_type: str) -> BoardPlan:
-    """Return the plan of a board type; it is empty if a reload removed the recipe while the image was on its way."""
-    recipe = routes.recipes.get(board_type)
-    if recipe is None:
-        return BoardPlan(())
-    positions = tuple(
-        ExpectedPosition(component, position.quantity, tuple(position.designators) or None)
-        for component, position in recipe.positions.items()
-    )
-    return BoardPlan(positions, recipe.time_limit_s)
 
 
 def keep_rules(tx: Transaction, routes: Routes) -> None:
@@ -244,7 +233,7 @@ class ResultsBatch:
 
     def judge(self, outcomes: Sequence[Outcome]) -> None:
         """Finish images, each once: one that is finished already, or unknown, stays as it is."""
-        waiting = {row["inspection_id"]: row for row in self._rows(_waiting, [one.inspection_id for one in outcomes])}
+        waiting = {row["inspection_id"]: row for row in self._rows(_WAITING, [one.inspection_id for one in outcomes])}
         for outcome in outcomes:
             row = waiting.pop(outcome.inspection_id, None)
             if row is not None:
@@ -259,7 +248,7 @@ class ResultsBatch:
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
         paths = {copy.inspection_id: copy.image_path for copy in copies}
-        for row in self._rows(_copied, list(paths)):
+        for row in self._rows(_COPIED, list(paths)):
             self._drop(row)
         copied = [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
         update_rows(self._tx.connection, inspections, ("image_path",), copied)
@@ -272,13 +261,14 @@ class ResultsBatch:
         for attempt, row in self._boards.values():
             row["inspected"] = row["inspected"] if attempt.closed else attempt.inspected
         update_rows(tx.connection, boards, _CLOSING, [row for _, row in self._boards.values()])
-        for statement, ids in ((_keep, self._to_keep), (_drop, self._to_drop)):
-            run_for_each(tx.connection, statement, ids)
+        for statement, ids in ((_KEEP, self._to_keep), (_DROP, self._to_drop)):
+            if ids:
+                run_prepared(tx.connection, statement, ids=json.dumps(ids))
 
-    def _rows(self, query: Callable[[int], Select[Any]], ids: Sequence[int]) -> Iterator[Row]:
-        for cursor in run_for_each(self._tx.connection, query, ids):
-            names = query(1).selected_columns.keys()
-            yield from (dict(zip(names, row, strict=True)) for row in cursor)
+    def _rows(self, query: Select[Any], ids: Sequence[int]) -> Iterator[Row]:
+        names = query.selected_columns.keys()
+        for row in run_prepared(self._tx.connection, query, ids=json.dumps(ids)) if ids else ():
+            yield dict(zip(names, row, strict=True))
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
         tx = self._tx
@@ -334,14 +324,8 @@ class ResultsBatch:
     def _close(self, attempt: Attempt, row: Row, reason: ClosingReason) -> None:
         closing = attempt.closing(reason)
         attempt.closed = True
-        row |= {
-            "completed_at": self._tx.at,
-            "inspected": closing.inspected,
-            "verdict": closing.verdict,
-            "reason": closing.reason,
-            "seq": self._tx.next_seq(),
-            **{name: json.dumps(getattr(closing, name), ensure_ascii=False) for name in _LISTS},
-        }
+        closing |= {name: json.dumps(closing[name], ensure_ascii=False) for name in _LISTS}
+        row |= {"completed_at": self._tx.at, "seq": self._tx.next_seq(), **closing}
         self._boards[attempt.board_id] = (attempt, row)
         self.written.published.append(rows.board_message(row))
 
@@ -388,21 +372,7 @@ def rules_in_use(connection: Connection) -> set[str]:
     return set(connection.execute(still_open.union(waiting)).scalars())
 
 
-@cache
-def _waiting(count: int) -> Select[Any]:
-    return pending_images("judge").where(among(inspections.c.inspection_id, count))
-
-
-@cache
-def _copied(count: int) -> Select[Any]:
-    return select(pending).where(among(pending.c.inspection_id, count))
-
-
-@cache
-def _keep(count: int) -> Update:
-    return update(pending).where(among(pending.c.inspection_id, count)).values(task="keep")
-
-
-@cache
-def _drop(count: int) -> Delete:
-    return delete(pending).where(among(pending.c.inspection_id, count))
+_WAITING = pending_images("judge").where(among(inspections.c.inspection_id))
+_COPIED = select(pending).where(among(pending.c.inspection_id))
+_KEEP = update(pending).where(among(pending.c.inspection_id)).values(task="keep")
+_DROP = delete(pending).where(among(pending.c.inspection_id))

@@ -1,10 +1,8 @@
 """Create the results database, or upgrade it (docs/service.md). `PRAGMA user_version` names its schema."""
 
 import re
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,13 @@ import structlog
 from sqlalchemy import Connection, Engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
+from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.schema import VIEWS, metadata, stream_position
 from daemon.storage.database.upkeep import copy_database, database_bytes, room_problem, schema_text
 
 #: Room for the copy, and for a step that rewrites every page.
 _ROOM_FACTOR = 2
-#: SQLite's virtual machine reports progress after this many instructions: some 10 ms.
-_INSTRUCTIONS = 1_000_000
 
 Tell = Callable[[str], None]
 
@@ -46,7 +43,7 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
     """Create the schema, or copy the old file aside and take the steps that are due.
 
     All steps are one transaction: if the process dies in between, the old database is unchanged and the next start
-    tries again. `tell` gets the progress once a second, so that a supervisor grants the time.
+    tries again. `tell` gets the progress.
     """
     path, schema, schemas = sqlite_path(engine.url), check_schema(engine), known_schemas()
     if schema == schemas[-1]:
@@ -54,10 +51,11 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
     log: Any = structlog.get_logger("database")
     began_s = time.monotonic()
     if schema is not None:
-        copy = _copy_aside(path, schemas[-1], each_second(tell))
+        copy = _copy_aside(path, schemas[-1], tell)
         log.info("database_migrating", schema=schema, to=schemas[-1], copy=str(copy))
+    upkeep.run(engine, "PRAGMA foreign_keys = OFF")  # while tables are rebuilt; inside a transaction without effect
     try:
-        with _relaxed(engine, each_second(tell)), engine.begin() as connection:
+        with engine.begin() as connection:
             there = inspect(connection).get_view_names()
             for view in reversed([view for view in VIEWS if view in there]):
                 connection.execute(text(f"DROP VIEW {view}"))
@@ -74,6 +72,8 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
             connection.exec_driver_sql(f"PRAGMA user_version = {_number(schemas[-1]):d}")
     except DatabaseError as error:
         raise StoreError(f"cannot bring {path} to schema {schemas[-1]}: {error.orig}; it is left as it was") from error
+    finally:
+        upkeep.run(engine, "PRAGMA foreign_keys = ON")
     if schema is not None:
         log.info("database_migrated", schema=schemas[-1], took_s=round(time.monotonic() - began_s, 3))
 
@@ -133,37 +133,3 @@ def _copy_aside(path: Path, schema: str, tell: Tell) -> Path:
         if older != copy:
             older.unlink()
     return copy
-
-
-@contextmanager
-def _relaxed(engine: Engine, tell: Tell) -> Iterator[None]:
-    """Prepare SQLite for steps: foreign keys off while tables are rebuilt, progress of long statements on."""
-
-    def report_progress() -> int:
-        tell("bringing the database to this version")
-        return 0  # go on
-
-    database = engine.raw_connection()
-    driver = database.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
-    try:
-        driver.execute("PRAGMA foreign_keys = OFF")  # without effect inside a transaction
-        driver.set_progress_handler(report_progress, _INSTRUCTIONS)
-        yield
-    finally:
-        driver.set_progress_handler(None, 0)
-        driver.execute("PRAGMA foreign_keys = ON")
-        database.close()
-
-
-def each_second(tell: Tell) -> Tell:
-    last_s = -1.0
-
-    def tell_sometimes(what: str) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if now_s - last_s >= 1.0:
-            last_s = now_s
-            tell(what)
-
-    return tell_sometimes

@@ -1,12 +1,15 @@
-"""Pruning of rows: queries for old images and results (by a reader), and the statements that remove them."""
+"""Pruning of rows: queries for old images and results (by a reader), and the statements that remove them.
 
+Order of pruning: passed images first, the newest good examples late, evidence last; the oldest first within each.
+"""
+
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, or_, select, update
 
-from daemon.policy.retain import KeptImage
 from daemon.storage.database.inspections import newest_passes
 from daemon.storage.database.schema import (
     age_marks,
@@ -23,17 +26,10 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.transaction import Transaction, chunks
+from daemon.storage.database.transaction import Transaction, among
+from routing_rules.routes import Verdict
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
-
-
-class AgeMark(NamedTuple):
-    """The clock and the last `seq` when daemons had run with this database for `running_s` seconds in all."""
-
-    running_s: int
-    wall_s: float
-    seq: int
 
 
 class AgeLimit(NamedTuple):
@@ -44,12 +40,15 @@ class AgeLimit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class OldBoard:
-    """A closed attempt whose rows may go; `rows` counts them, so that a transaction stays short."""
+class KeptImage:
+    """An image that has its verdict and a durable copy; `inspection_id` sorts by acceptance."""
 
-    board_id: int
-    completed_at: str
-    rows: int
+    inspection_id: int
+    path: str
+    size_bytes: int
+    verdict: Verdict
+    is_reviewed: bool
+    is_example: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,11 @@ class PrunedBoards:
     image_paths: list[str]
 
 
-def read_age_marks(connection: Connection) -> list[AgeMark]:
-    return [AgeMark(*row) for row in connection.execute(select(age_marks).order_by(age_marks.c.running_s))]
-
-
 def note_age(tx: Transaction, running_s: int, wall_s: float, keep_s: float) -> None:
-    """Add a mark, and remove those older than the newest one from `keep_s` running seconds ago."""
+    """Add a mark: the clock and the last `seq` when daemons had run with this database for `running_s` seconds in all.
+
+    Marks older than the newest one from `keep_s` running seconds ago go.
+    """
     last_seq = select(func.coalesce(func.max(stream_position.c.last_seq), 0)).scalar_subquery()
     tx.connection.execute(insert(age_marks).values([running_s, wall_s, last_seq]))
     at = age_marks.c.running_s
@@ -102,20 +100,45 @@ def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_e
     return images + _oldest(connection, limit, old, *of_reviewed)
 
 
+def rank(image: KeptImage) -> int:
+    """Return 0 for passed images, which go first, 1 for never judged ones, 3 for failed, unsure and reviewed ones.
+
+    The newest good examples of each component, 2, are few, and every review needs them; no evidence goes for them.
+    """
+    if image.is_reviewed or image.verdict in ("fail", "review"):
+        return 3
+    if image.is_example:
+        return 2
+    return 1 if image.verdict == "unknown" else 0
+
+
+def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
+    """Return images until `excess` bytes are covered, in pruning order."""
+    pruned: list[KeptImage] = []
+    for image in sorted(images, key=lambda image: (rank(image), image.inspection_id)):
+        if excess <= 0:
+            break
+        pruned.append(image)
+        excess -= image.size_bytes
+    return pruned
+
+
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
-def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> list[OldBoard]:
+def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Return `board_id` and `completed_at` of closed attempts whose rows may go, and how many `rows` each has."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)
+    rows = of_board.scalar_subquery() + boxes.scalar_subquery()
     query = (
-        select(boards.c.board_id, boards.c.completed_at, of_board.scalar_subquery() + boxes.scalar_subquery())
+        select(boards.c.board_id, boards.c.completed_at, rows.label("rows"))
         .where(_may_go(old), boards.c.completed_at >= after)
         .order_by(boards.c.completed_at)
         .limit(limit)
     )
-    return [OldBoard(*row) for row in connection.execute(query)]
+    return connection.execute(query).all()
 
 
 def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> PrunedBoards:
@@ -131,9 +154,8 @@ def forget_boards(tx: Transaction, board_ids: Sequence[int], old: AgeLimit) -> P
         select(inspections.c.inspection_id, inspections.c.image_path).where(inspections.c.board_id.in_(going))
     ).all()
     ids = [row.inspection_id for row in images]
-    for chunk in chunks(ids):
-        for table in (detections, stages, shadow_answers, inspections):
-            tx.connection.execute(delete(table).where(table.c.inspection_id.in_(chunk)))
+    for table in (detections, stages, shadow_answers, inspections):
+        tx.connection.execute(delete(table).where(among(table.c.inspection_id)), {"ids": json.dumps(ids)})
     tx.connection.execute(delete(boards).where(boards.c.board_id.in_(going)))
     _count_pruned(tx, len(ids) + len(going))
     return PrunedBoards(len(going), len(ids), [row.image_path for row in images if row.image_path])

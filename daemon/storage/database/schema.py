@@ -135,8 +135,7 @@ pending = Table(
     metadata,
     Column("inspection_id", Integer, ForeignKey("inspections.inspection_id"), primary_key=True),
     Column("task", Text, nullable=False),
-    Column("segment", Integer, nullable=False),
-    *_columns(Integer, "offset", "length"),
+    *_columns(Integer, "segment", "offset", "length"),
     Column("encoding", Text, nullable=False),
     *_columns(Integer, "height", "width", "channels", nullable=True),
     CheckConstraint("task IN ('judge', 'keep')", name="task"),
@@ -151,8 +150,7 @@ stages = Table(
     Column("label", Text),
     Column("confidence", REAL),
     *_columns(Text, "device", "executor"),
-    Column("batch_id", Integer, nullable=False),
-    Column("batch_size", Integer, nullable=False),
+    *_columns(Integer, "batch_id", "batch_size"),
     *_columns(REAL, "queued_ms", "load_ms", "infer_ms"),
     Column("expert_settings", Text),
 )
@@ -170,8 +168,7 @@ detections = Table(
     "detections",
     metadata,
     Column("detection_id", Integer, primary_key=True),
-    Column("inspection_id", Integer, nullable=False),
-    Column("step", Integer, nullable=False),
+    *_columns(Integer, "inspection_id", "step"),
     Column("label", Text, nullable=False),
     *_columns(REAL, "confidence", "x1", "y1", "x2", "y2"),
     ForeignKeyConstraint(["inspection_id", "step"], ["stages.inspection_id", "stages.step"]),
@@ -251,8 +248,7 @@ generations = Table(
     Column("status", Text, nullable=False),
     Column("reason", Text),
     Column("seq", Integer, unique=True),
-    Column("max_new_tokens", Integer),
-    *_columns(Integer, "deadline_ms", "stream", nullable=True),
+    *_columns(Integer, "max_new_tokens", "deadline_ms", "stream", nullable=True),
     Column("slo_ms", REAL),
     UniqueConstraint("source", "request_id"),
     CheckConstraint("status IN ('accepted', 'done', 'unknown')", name="status"),
@@ -301,6 +297,11 @@ stream_position = Table(
     CheckConstraint("position_id = 1", name="one_row"),
 )
 
+#: The newest review of each image.
+_NEWEST = """(
+            SELECT inspection_id, max(review_id) AS review_id FROM reviews
+            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
+        ) AS newest"""
 #: Of the image in `inspections`; an aggregate, for which no database reads all reviews.
 _NEWEST_REVIEW = """(
                             SELECT max(later.review_id) FROM reviews AS later
@@ -382,7 +383,7 @@ VIEWS: dict[str, str] = {
             GROUP BY boards.board_type, inspections.component, inspections.defect
         ) AS counted
     """,
-    "component_health": """
+    "component_health": f"""
         SELECT inspections.component,
                count(*) AS inspected,
                1.0 * sum(CASE WHEN inspections.verdict = 'fail' THEN 1 ELSE 0 END) / count(*) AS fail_rate,
@@ -392,15 +393,11 @@ VIEWS: dict[str, str] = {
                sum(CASE WHEN reviews.verdict <> inspections.verdict THEN 1 ELSE 0 END) AS overridden
         FROM inspections
         LEFT JOIN stages ON stages.inspection_id = inspections.inspection_id AND stages.step = 0
-        LEFT JOIN (
-            SELECT inspection_id, max(review_id) AS review_id FROM reviews
-            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
-        ) AS newest
-               ON newest.inspection_id = inspections.inspection_id
+        LEFT JOIN {_NEWEST} ON newest.inspection_id = inspections.inspection_id
         LEFT JOIN reviews ON reviews.review_id = newest.review_id
         WHERE inspections.status = 'done'
         GROUP BY inspections.component
-    """,
+    """,  # noqa: S608 - our own text
     "latency_by_hour": """
         SELECT hour, count(*) AS inspections,
                min(CASE WHEN 100 * place >= 50 * total THEN latency_ms END) AS p50_ms,
@@ -439,35 +436,28 @@ VIEWS: dict[str, str] = {
             SELECT loaded AS expert, count(*) AS loads, sum(load_ms) AS load_ms FROM expert_switches GROUP BY loaded
         ) AS loaded ON loaded.expert = names.expert
     """,
-    "false_calls": """
+    "false_calls": f"""
         SELECT inspections.component,
                sum(CASE WHEN inspections.verdict = 'fail' AND reviews.verdict = 'pass' THEN 1 ELSE 0 END)
                    AS false_calls,
                sum(CASE WHEN inspections.verdict = 'pass' AND reviews.verdict = 'fail' THEN 1 ELSE 0 END) AS escapes,
                count(*) AS reviewed
-        FROM (
-            SELECT inspection_id, max(review_id) AS review_id FROM reviews
-            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
-        ) AS newest
+        FROM {_NEWEST}
         JOIN reviews ON reviews.review_id = newest.review_id
         JOIN inspections ON inspections.inspection_id = newest.inspection_id
         WHERE inspections.status = 'done'
         GROUP BY inspections.component
-    """,
-    "final_verdicts": """
+    """,  # noqa: S608 - our own text
+    "final_verdicts": f"""
         SELECT inspections.inspection_id,
                CASE WHEN reviews.review_id IS NULL THEN inspections.verdict ELSE reviews.verdict END AS verdict,
                CASE WHEN reviews.review_id IS NULL THEN inspections.defect ELSE reviews.defect END AS defect,
                coalesce(reviews.reviewer, 'daemon') AS decided_by
         FROM inspections
-        LEFT JOIN (
-            SELECT inspection_id, max(review_id) AS review_id FROM reviews
-            WHERE inspection_id IS NOT NULL GROUP BY inspection_id
-        ) AS newest
-               ON newest.inspection_id = inspections.inspection_id
+        LEFT JOIN {_NEWEST} ON newest.inspection_id = inspections.inspection_id
         LEFT JOIN reviews ON reviews.review_id = newest.review_id
         WHERE inspections.status = 'done'
-    """,
+    """,  # noqa: S608 - our own text
 }
 
 #: That view, for queries.

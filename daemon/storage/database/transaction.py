@@ -6,11 +6,10 @@ and 5 µs a row more (measured), most of it under the interpreter's lock; even i
 
 import heapq
 import sqlite3
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -32,8 +31,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.exc import DBAPIError
 
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
 from daemon.storage.database.rows import Row
@@ -44,40 +42,13 @@ T = TypeVar("T")
 #: Monotonic seconds of a time limit, board type, serial, attempt.
 TimeLimit = tuple[float, str, str, int]
 
-#: Far below the number of variables that SQLite (32,766) and others take in one statement.
-_IDS_PER_QUERY = 500
-#: Rows or values of one statement; no table has so many columns that 64 rows come near SQLite's 32,766 values. Up to 15
-#: take at most two statements, each of which costs as much as ten rows.
+#: Rows of one INSERT, few numbers so that few statements are prepared; no table has so many columns that 64 rows come
+#: near SQLite's 32,766 values. Up to 15 take at most two statements, each of which costs as much as ten rows.
 _PART_SIZES = (64, 32, 16, *range(8, 0, -1))
 _NUMBERS = select(stream_position.c.last_seq, stream_position.c.last_inspection_id, stream_position.c.last_board_id)
 _SET_NUMBERS = update(stream_position).values(
     last_seq=bindparam("seq"), last_inspection_id=bindparam("inspection_id"), last_board_id=bindparam("board_id")
 )
-
-
-class PreparedQuery:
-    """A SELECT with named parameters, executed in a transaction of its own. Any thread."""
-
-    def __init__(self, engine: Engine, query: Executable) -> None:
-        self._engine = engine
-        self._sql, self._values = _prepare(engine.dialect, query)
-        self._lock = threading.Lock()
-        self._held: PoolProxiedConnection | None = None
-
-    def first(self, **values: Any) -> Sequence[Any] | None:
-        try:
-            # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
-            with self._lock:
-                self._held = self._held or self._engine.raw_connection()
-                with closing(self._held.cursor()) as cursor:
-                    cursor.execute(self._sql, self._values(values))
-                    return cursor.fetchone()
-        except sqlite3.Error as error:
-            raise OperationalError(self._sql, values, error) from error
-
-    def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
 
 
 def run_prepared(connection: Connection, statement: Executable, **values: Any) -> sqlite3.Cursor:
@@ -86,29 +57,21 @@ def run_prepared(connection: Connection, statement: Executable, **values: Any) -
     return _execute(connection, sql, values_of(values))
 
 
-def run_for_each(
-    connection: Connection, statement: Callable[[int], Executable], each: Sequence[Any], **values: Any
-) -> list[sqlite3.Cursor]:
-    """Execute `statement(n)` for `each`, n of them at a time as parameters `each_0` to `each_{n-1}` (`among`)."""
-    return [
-        run_prepared(
-            connection, statement(len(part)), **values, **{f"each_{number}": value for number, value in enumerate(part)}
-        )
-        for part in _parts(each)
-    ]
-
-
-def among(column: ColumnElement[Any], count: int) -> ColumnElement[bool]:
-    """Return the condition that `column` is one of the parameters `each_0` to `each_{count-1}`."""
-    return column.in_([bindparam(f"each_{number}") for number in range(count)])
+def among(column: ColumnElement[int]) -> ColumnElement[bool]:
+    """Return the condition that `column` is in the parameter `ids`, a JSON list: one statement for any number."""
+    return column.in_(select(func.json_each(bindparam("ids")).table_valued("value").c.value))
 
 
 def add_rows(connection: Connection, table: Table, new: Sequence[Row]) -> None:
     """Insert rows with equal columns, many in a statement: each step costs the interpreter's lock."""
     dialect, columns = connection.dialect, tuple(new[0])
-    for part in _parts(new):
-        sql, names = _insert(dialect, table, columns, len(part))
-        _execute(connection, sql, tuple(chain.from_iterable(map(itemgetter(*names), part))))
+    start = 0
+    while start < len(new):
+        count = next(size for size in _PART_SIZES if size <= len(new) - start)
+        sql, names = _insert(dialect, table, columns, count)
+        part = map(itemgetter(*names), new[start : start + count])
+        _execute(connection, sql, tuple(chain.from_iterable(part)))
+        start += count
 
 
 def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], changed: Sequence[Row]) -> None:
@@ -118,20 +81,6 @@ def update_rows(connection: Connection, table: Table, columns: tuple[str, ...], 
     sql, names = _update(connection.dialect, table, columns)
     with _sqlite_driver(connection, sql) as driver:
         driver.executemany(sql, map(itemgetter(*names), changed))
-
-
-def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), _IDS_PER_QUERY):
-        yield ids[start : start + _IDS_PER_QUERY]
-
-
-def _parts(whole: Sequence[T]) -> Iterator[list[T]]:
-    """Cut `whole` into pieces of few different lengths, so that few statements are prepared."""
-    start = 0
-    while start < len(whole):
-        count = next(size for size in _PART_SIZES if size <= len(whole) - start)
-        yield list(whole[start : start + count])
-        start += count
 
 
 def _execute(connection: Connection, sql: str, parameters: Any) -> sqlite3.Cursor:

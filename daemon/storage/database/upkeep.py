@@ -29,12 +29,18 @@ _REST_PAGES = 500
 #: The log's file shrinks to this when it restarts; it keeps some room for a disk that is full.
 _LOG_FILE_BYTES = 16 * 2**20
 _LOG_PART_BYTES = 2**20
-_VACUUM_PAGES = 32
+#: Without auto-checkpoint: a commit could stall copying a long log that a reader had held.
+NO_CHECKPOINTS = f"PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}"
+#: Copies the last pages in the writer's thread, where none can be added, so that the next commit restarts the log.
+FINISH_CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
+VACUUM_STEP = "PRAGMA incremental_vacuum(32)"
+#: Gives all free pages back: for a database that is not in use.
+VACUUM = "PRAGMA incremental_vacuum"
 #: Free pages are used again by new rows: a file is made smaller only where a good part of it is free.
 _FREE_SHARE = 8
 _FREE_PAGES = 4096
-#: Index rows that `optimize` samples: enough for the planner, milliseconds for the writer.
-_ANALYSIS_ROWS = 400
+#: Samples 400 rows of an index: enough for the planner, milliseconds for the writer.
+OPTIMIZE = "PRAGMA analysis_limit = 400; PRAGMA optimize"
 #: Pages of one step of a copy: 1 MiB at SQLite's usual 4 KiB, so that progress is reported often.
 _COPY_PAGES = 256
 _BUSY_TIMEOUT_S = 10.0
@@ -94,16 +100,6 @@ class Checkpoints:
         return free_pages > _FREE_PAGES and free_pages * _FREE_SHARE > pages
 
 
-def disable_checkpoints(engine: Engine) -> None:
-    """Disable auto-checkpoint: a commit could stall copying a long log that a reader had held."""
-    _run(engine, "PRAGMA wal_autocheckpoint = 0", f"PRAGMA journal_size_limit = {_LOG_FILE_BYTES:d}")
-
-
-def finish_checkpoint(engine: Engine) -> None:
-    """Copy the last pages in the writer's thread, where none can be added, so that the next commit restarts the log."""
-    _run(engine, "PRAGMA wal_checkpoint(PASSIVE)")
-
-
 def write_log_again(engine: Engine) -> None:
     """Write the log's bytes once more, and sync them; OSError or SQLAlchemyError if that fails.
 
@@ -118,25 +114,12 @@ def write_log_again(engine: Engine) -> None:
         os.fdatasync(log.fileno())
 
 
-def vacuum_step(engine: Engine) -> None:
-    _run(engine, f"PRAGMA incremental_vacuum({_VACUUM_PAGES:d})")
-
-
-def vacuum(engine: Engine) -> None:
-    """Give all free pages back: for a database that is not in use."""
-    _run(engine, "PRAGMA incremental_vacuum")
-
-
-def optimize(engine: Engine) -> None:
-    _run(engine, f"PRAGMA analysis_limit = {_ANALYSIS_ROWS:d}", "PRAGMA optimize")
-
-
-def _run(engine: Engine, *statements: str) -> None:
+def run(engine: Engine, statements: str) -> None:
     """Run statements outside of a transaction. As a script: `execute` stops `incremental_vacuum` after one page."""
     connection = engine.raw_connection()
     try:
         with closing(connection.cursor()) as cursor:
-            cursor.executescript(";".join(statements))  # type: ignore[attr-defined]  # sqlite3.Cursor
+            cursor.executescript(statements)  # type: ignore[attr-defined]  # sqlite3.Cursor
     finally:
         connection.close()
 
@@ -177,27 +160,27 @@ def copy_database(
 def copy_connection(
     source: sqlite3.Connection, target: Path, on_progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> None:
-    """Copy what `source` sees as `copy_database` does; a thread that writes over `source` goes on meanwhile."""
-    try:
-        with replacing(target, FILE_MODE) as part:
-            try:
-                (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
-                with closing(_connect(f"file:{quote(str(part))}")) as copy:
-                    copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
+    """Copy what `source` sees as `copy_database` does; a thread that writes over `source` goes on meanwhile.
 
-                    def step(_status: int, left: int, total: int) -> None:
-                        on_progress((total - left) * page_bytes, total * page_bytes)
+    Raises sqlite3.Error or OSError.
+    """
+    with replacing(target, FILE_MODE) as part:
+        try:
+            (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+            with closing(_connect(f"file:{quote(str(part))}")) as copy:
+                copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
 
-                    source.backup(copy, pages=_COPY_PAGES, progress=step, sleep=0.01)
-                with part.open("r+b") as file:
-                    file.seek(_FORMAT_VERSIONS_AT)
-                    file.write(b"\1\1")  # without a log, so that a reader makes no files beside the copy
-                    file.seek(APPLICATION_ID.start)
-                    file.write(bytes(4))  # a log of the source does not belong to the copy
-            finally:
-                part.with_name(part.name + "-journal").unlink(missing_ok=True)
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"cannot copy the database to {target}: {error}; see to its disk and try again") from error
+                def step(_status: int, left: int, total: int) -> None:
+                    on_progress((total - left) * page_bytes, total * page_bytes)
+
+                source.backup(copy, pages=_COPY_PAGES, progress=step, sleep=0.01)
+            with part.open("r+b") as file:
+                file.seek(_FORMAT_VERSIONS_AT)
+                file.write(b"\1\1")  # without a log, so that a reader makes no files beside the copy
+                file.seek(APPLICATION_ID.start)
+                file.write(bytes(4))  # a log of the source does not belong to the copy
+        finally:
+            part.with_name(part.name + "-journal").unlink(missing_ok=True)
 
 
 def _connect(uri: str) -> sqlite3.Connection:

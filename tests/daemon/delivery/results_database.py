@@ -11,7 +11,7 @@ from typing import Any
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -23,7 +23,7 @@ class ResultsDatabase:
         self.file = file
         self.url = f"sqlite:///{file}"
         self.begin = begin
-        open_store(self.url).close()
+        Store(self.url).close()
 
     def begin_epoch(self) -> None:
         """Begin another history of results, as the daemon does with a database that was put back."""

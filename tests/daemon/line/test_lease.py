@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from daemon.line.lease import Held, Lease, ModelShare, ToImages, ToModel, next_step_s
+from daemon.line.lease import Grant, Held, Lease, ModelShare, next_step_s
 
 MIB = 2**20
 
@@ -16,15 +16,15 @@ class Device:
         self.lease = Lease(total_bytes, shares)
         first = self.lease.first_grant()
         self.images, self.models = first.images_bytes, dict(first.models_bytes)
-        self.pending: ToImages | ToModel | None = None
+        self.pending: Grant | None = None
         self.now = 0.0
 
     def held(self) -> Held:
         images, models = self.images, dict(self.models)
         match self.pending:
-            case ToImages(size):
+            case Grant(size, None):
                 images = max(images, size)
-            case ToModel(model, size):
+            case Grant(size, model):
                 models[model] = max(models[model], size)
             case None:
                 pass
@@ -38,9 +38,9 @@ class Device:
 
     def carry_out(self) -> None:
         match self.pending:
-            case ToImages(size):
+            case Grant(size, None):
                 self.images = size
-            case ToModel(model, size):
+            case Grant(size, model):
                 self.models[model] = size
             case None:
                 pass
@@ -71,9 +71,9 @@ def test_images_get_what_models_give_up_when_they_lack_room() -> None:
 def test_a_model_shrinks_before_the_images_grow() -> None:
     device = a_device()
     device.look(under_way=True, lack_room=True)
-    assert device.pending == ToModel("a", 10 * MIB)
+    assert device.pending == Grant(10 * MIB, "a")
     device.look(under_way=True, lack_room=False)
-    assert device.pending == ToModel("a", 10 * MIB)
+    assert device.pending == Grant(10 * MIB, "a")
     assert device.images == 40 * MIB
 
 

@@ -6,8 +6,7 @@ import subprocess
 import pytest
 
 from daemon.host.temperature import Reading
-from daemon.monitor.gauges import Gauges, ScrapeFacts
-from daemon.monitor.metrics import Metrics
+from daemon.monitor.metrics import Gauges, Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.storage.disk_space import FreeSpace
 
@@ -24,7 +23,7 @@ def a_scrape(**changed: object) -> str:
         "state": "degraded",
         "is_ready": True,
         "held_s": 1.5,
-        "backlog_images": 3,
+        "backlog": 3,
         "backlog_bytes": 300,
         "last_seq": 7,
         "wal_bytes": 4096,
@@ -53,9 +52,10 @@ def a_scrape(**changed: object) -> str:
             {"name": HOSTILE, "budget_bytes": 5},
         ],
         "shadows": [{"answers": 3, "dropped": 1}, {"answers": 4, "dropped": 0}],
+        "alarm_counts": {"solder": 1},
         "temperatures": [Reading("cuda:0", 71.0), Reading("coretemp", 48.5)],
     } | changed
-    metrics.registry.register(Gauges(lambda: ScrapeFacts(**facts)))  # pyright: ignore[reportArgumentType]
+    metrics.registry.register(Gauges(lambda: facts))
     stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0, "s", "{}")
     metrics.finished(Outcome(1, "pass", None, None, (stage, stage)))
     metrics.batch_done(BatchDone("cpu/0", "cpu", "R0402", "resnet18", 0, 8, 1.0, 2.0, 30.0, 20.0))
@@ -80,7 +80,7 @@ def test_promtool_finds_nothing_to_say_about_a_line_that_has_everything() -> Non
 def test_a_look_that_fails_costs_the_gauges_and_no_counter() -> None:
     metrics = Metrics()
 
-    def look() -> ScrapeFacts:
+    def look() -> dict[str, object]:
         raise RuntimeError("the line is just beginning")
 
     metrics.registry.register(Gauges(look))

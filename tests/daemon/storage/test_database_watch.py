@@ -5,18 +5,15 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from daemon.storage import database_watch
 from daemon.storage.database.connections import open_for_writing
 from daemon.storage.database.upkeep import copy_database
-from daemon.storage.database_watch import DatabaseFiles, DatabaseWatch
+from daemon.storage.database_watch import DatabaseFiles
 from tests import ROOT
-from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.not_fast("starts processes")
 
@@ -159,23 +156,6 @@ def test_another_file_in_the_databases_place_is_not_touched_and_what_the_line_wr
     DatabaseFiles(written.path).put_foreign_log_aside()
     (saved,) = written.path.parent.glob("rows.db.saved-*Z")
     assert (rows_of(written.path), rows_of(saved)) == ([], [0])
-
-
-def test_a_watch_whose_report_fails_reports_again(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_watch, "_CHECK_INTERVAL_S", 0.01)
-    held = threading.Event()
-    refusals = [RuntimeError("refused")]
-
-    def hold(_cause: str, _problem: str) -> None:
-        if refusals:
-            raise refusals.pop()
-        held.set()
-
-    watch = DatabaseWatch(written.files, hold, lambda _cause: None)
-    written.path.unlink()
-    watch.start()
-    assert held.wait(PATIENCE_S)
-    watch.stop(written.told.append)
 
 
 @pytest.mark.parametrize("gone", ["-wal", "-shm"])

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from daemon.records import Accepted, JournalKey, Pixels
 from daemon.storage.journal import Journal, JournalError
-from daemon.storage.quarantine import BadImages, Quarantine
+from daemon.storage.quarantine import Quarantine
 
 
 def test_bytes_are_kept_and_told_under_names_that_cannot_leave_the_folder(tmp_path: Path) -> None:
@@ -66,11 +66,9 @@ def test_bad_images_are_copied_out_of_the_journal_and_what_cannot_be_stops_nobod
     first, second = journal.append([b"one", b"two"])
     with pytest.raises(JournalError):
         journal.read(JournalKey(9, 16, 3))
-    bad_images = BadImages(Quarantine(tmp_path / "q", 1000), journal.read)
-    bad_images.start()
+    quarantine = Quarantine(tmp_path / "q", 1000)
     for key in (first, JournalKey(9, 16, 3), second):
-        bad_images.keep(an_image(key), "the image is damaged")
-    assert bad_images.stop(60.0)
+        quarantine.copy(an_image(key), "the image is damaged", journal.read)
     assert sorted(path.read_bytes() for path in (tmp_path / "q").iterdir()) == [b"one", b"two"]
     assert "quarantine_failed" in capsys.readouterr().out
     journal.close()

@@ -22,7 +22,7 @@ from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.schema import inspections
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.units import spreadsheet_cell
 from tests.contract.client import Line
 from tests.faults.shim import read_log, shim_environment
@@ -91,7 +91,7 @@ def test_the_package_of_a_lot_has_all_of_its_rows(judged: Line, package: Path) -
 
 
 def test_boxes_that_people_drew_are_in_the_package_of_their_board_alone(line: Path, tmp_path: Path) -> None:
-    with closing(open_store(f"sqlite:///{line}/inspection.db")) as store:
+    with closing(Store(f"sqlite:///{line}/inspection.db")) as store:
         with store.engine.connect() as connection:
             failed = inspections.c.lot == "L1", inspections.c.verdict == "fail"
             image = connection.execute(select(inspections.c.inspection_id).where(*failed).limit(1)).scalar_one()

@@ -4,19 +4,18 @@ from daemon.storage.database.boards import (
     MAX_ATTEMPT,
     Attempt,
     AttemptChoice,
-    BoardPlan,
-    ExpectedPosition,
     choose_attempt,
 )
+from routing_rules.routes import Position, Recipe
 
-PLAN = BoardPlan((ExpectedPosition("R0402", 2), ExpectedPosition("QFP64", 2, ("U1", "U2"))), time_limit_s=20.0)
+RECIPE = Recipe("board", {"R0402": Position(2), "QFP64": Position(2, ("U1", "U2"))}, time_limit_s=20.0)
 
 
 class Images:
     """Images of one attempt: each is taken and, if a verdict is given, judged."""
 
-    def __init__(self, plan: BoardPlan = PLAN, number: int = 1) -> None:
-        self.attempt = Attempt(board_id=number, number=number, plan=plan)
+    def __init__(self, number: int = 1) -> None:
+        self.attempt = Attempt(board_id=number, number=number, recipe=RECIPE)
         self.count = 0
 
     def image(self, component, designator, verdict=None, defect=None, reason=None):
@@ -49,44 +48,46 @@ def test_an_attempt_is_complete_when_every_position_has_a_verdict_and_nothing_is
 
 def test_a_complete_board_of_passes_passes():
     closing = Images().complete().attempt.closing("complete")
-    assert (closing.verdict, closing.inspected, closing.failed, closing.missing) == ("pass", 4, [], [])
+    assert (closing["verdict"], closing["inspected"], closing["failed"], closing["missing"]) == ("pass", 4, [], [])
 
 
 def test_the_worst_verdict_wins_and_missing_counts_as_unknown():
-    assert Images().complete().image("R0402", "a", "review").attempt.closing("complete").verdict == "review"
-    assert Images().complete("review").image("X", "x", "unknown").attempt.closing("complete").verdict == "unknown"
-    assert Images().complete("unknown").image("R0402", "b", "fail").attempt.closing("complete").verdict == "fail"
-    assert Images().image("R0402", "a", "pass").attempt.closing("time_limit").verdict == "unknown"
-    assert Images().image("R0402", "a", "review").attempt.closing("time_limit").verdict == "unknown"
-    assert Images().image("R0402", "a", "fail").attempt.closing("time_limit").verdict == "fail"
+    assert Images().complete().image("R0402", "a", "review").attempt.closing("complete")["verdict"] == "review"
+    assert Images().complete("review").image("X", "x", "unknown").attempt.closing("complete")["verdict"] == "unknown"
+    assert Images().complete("unknown").image("R0402", "b", "fail").attempt.closing("complete")["verdict"] == "fail"
+    assert Images().image("R0402", "a", "pass").attempt.closing("time_limit")["verdict"] == "unknown"
+    assert Images().image("R0402", "a", "review").attempt.closing("time_limit")["verdict"] == "unknown"
+    assert Images().image("R0402", "a", "fail").attempt.closing("time_limit")["verdict"] == "fail"
 
 
 def test_missing_names_what_lacks_in_the_recipes_order_with_designators_where_it_lists_them():
     closing = Images().image("QFP64", "U2", "pass").image("R0402", "a", "pass").attempt.closing("time_limit")
-    assert closing.missing == [
+    assert closing["missing"] == [
         {"component": "R0402", "count": 1},
         {"component": "QFP64", "count": 1, "designators": ["U1"]},
     ]
-    assert closing.inspected == 2
+    assert closing["inspected"] == 2
 
 
 def test_unknown_is_inspected_but_extras_and_repeats_are_no_positions():
     images = Images().image("R0402", "a", "unknown").image("R0402", "a", "pass").image("LED", "D1", "pass")
     images.image("QFP64", "U9", "pass")  # not among the listed designators
-    assert images.attempt.closing("time_limit").inspected == 1
+    assert images.attempt.closing("time_limit")["inspected"] == 1
 
 
 def test_images_beyond_the_quantity_count_toward_the_verdict_only():
     images = Images().complete().image("R0402", "c", "fail", "D101")
     closing = images.attempt.closing("complete")
-    assert (closing.verdict, closing.inspected) == ("fail", 4)
-    assert closing.failed == [{"designator": "c", "component": "R0402", "defect": "D101"}]
+    assert (closing["verdict"], closing["inspected"]) == ("fail", 4)
+    assert closing["failed"] == [{"designator": "c", "component": "R0402", "defect": "D101"}]
 
 
 def test_a_designator_that_fails_twice_is_one_failure_with_the_first_images_defect():
     images = Images().image("R0402", "a").image("R0402", "a", "fail", "second")
     images.attempt.judge(1, "R0402", "a", "fail", "first")
-    assert images.attempt.closing("time_limit").failed == [{"designator": "a", "component": "R0402", "defect": "first"}]
+    assert images.attempt.closing("time_limit")["failed"] == [
+        {"designator": "a", "component": "R0402", "defect": "first"}
+    ]
 
 
 def test_a_position_is_in_the_list_of_its_worst_verdict_only():
@@ -95,19 +96,19 @@ def test_a_position_is_in_the_list_of_its_worst_verdict_only():
     images.image("QFP64", "U1", "pass").image("QFP64", "U2", "unknown", None, "bad_image")
     images.image("QFP64", "U2", "unknown", None, "expert_failed")
     closing = images.attempt.closing("complete")
-    assert closing.failed == [{"designator": "a", "component": "R0402", "defect": "D1"}]
-    assert closing.unknown == [
+    assert closing["failed"] == [{"designator": "a", "component": "R0402", "defect": "D1"}]
+    assert closing["unknown"] == [
         {"designator": "b", "component": "R0402", "reason": "deadline"},
         {"designator": "U2", "component": "QFP64", "reason": "bad_image"},
     ]
-    assert closing.review == [{"designator": "U1", "component": "QFP64"}]
+    assert closing["review"] == [{"designator": "U1", "component": "QFP64"}]
     assert images.attempt.surplus == 4  # neither the better answers of a position nor the later ones of the same kind
 
 
 def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():
     images = Images().complete().image("R0402", "a")
     closing = images.attempt.closing("time_limit")
-    assert (closing.verdict, closing.missing, closing.inspected) == ("unknown", [], 4)
+    assert (closing["verdict"], closing["missing"], closing["inspected"]) == ("unknown", [], 4)
 
 
 def test_a_board_opens_its_first_attempt_and_images_join_the_open_one():

@@ -7,10 +7,11 @@ import pytest
 
 from daemon.config.settings import Retention
 from daemon.records import ExpertSwitch
+from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.prune import AgeLimit, forget_images
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.pruning import Ages, Pruner, RunningAges
+from daemon.storage.retention import Ages, Pruner, RunningAges
 from daemon.units import utc_text
 from tests.daemon.storage.database.store_parts import (
     RULES,
@@ -54,9 +55,9 @@ class Kit:
         return path
 
     def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
-        clock = self.line.clock.clock
+        clock, engine = self.line.clock.clock, open_for_reading(self.line.url)
         self.pruner = Pruner(
-            *(self.line.url, self.images, Retention(**settings)),
+            *(engine, self.images, Retention(**settings)),
             DiskSpace({"images": self.images}, 1),
             run_task=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
@@ -67,7 +68,7 @@ class Kit:
             self.pruner.prune_results()
             self.pruner.sweep()
         finally:
-            self.pruner.close()
+            engine.dispose()
         return self.pruner
 
     @property
@@ -118,7 +119,9 @@ class RunningLine:
         self.restart()
 
     def restart(self) -> None:
-        self.ages = RunningAges(self.kit.line.url, self.kit.line.clock.clock, lambda task: task(self.kit.line.store))
+        self.ages = RunningAges(
+            open_for_reading(self.kit.line.url), self.kit.line.clock.clock, lambda task: task(self.kit.line.store)
+        )
 
     def run(self, hours: float) -> None:
         for _ in range(int(hours * 2)):

@@ -12,7 +12,7 @@ from tests.daemon.storage.database.store_parts import an_arrival, an_outcome
 
 @pytest.fixture
 def line(line):
-    upkeep.disable_checkpoints(line.store.engine)
+    upkeep.run(line.store.engine, upkeep.NO_CHECKPOINTS)
     return line
 
 
@@ -41,7 +41,7 @@ def test_commits_leave_the_log_alone_and_a_checkpoint_beside_them_empties_it(lin
     log = checkpoints.checkpoint()
     assert log.pages == log.done > 1000
     assert log.is_nearly_done
-    upkeep.finish_checkpoint(line.store.engine)
+    upkeep.run(line.store.engine, upkeep.FINISH_CHECKPOINT)
     fill(line, 100, "next")
     assert checkpoints.checkpoint().pages < log.pages  # it restarted
 
@@ -55,7 +55,7 @@ def test_the_log_file_shrinks_after_it_was_long(line, checkpoints):
         writer.execute("PRAGMA wal_autocheckpoint = 0")
         add_junk(writer)
     long = checkpoints.checkpoint().file_bytes
-    upkeep.finish_checkpoint(line.store.engine)
+    upkeep.run(line.store.engine, upkeep.FINISH_CHECKPOINT)
     fill(line, 100, "next")
     assert checkpoints.checkpoint().file_bytes <= 16 * 2**20 < long
 
@@ -82,11 +82,11 @@ def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
         assert checkpoints.vacuum_is_due()
         (before,) = writer.execute("PRAGMA page_count").fetchone()
         (free,) = writer.execute("PRAGMA freelist_count").fetchone()
-        upkeep.vacuum_step(line.store.engine)
+        upkeep.run(line.store.engine, upkeep.VACUUM_STEP)
         assert writer.execute("PRAGMA freelist_count").fetchone() == (free - 32,)
         steps = 0
         while checkpoints.vacuum_is_due():
-            upkeep.vacuum_step(line.store.engine)
+            upkeep.run(line.store.engine, upkeep.VACUUM_STEP)
             line.accept(an_arrival(f"step{steps}", type="loose"))
             steps += 1
         (after,) = writer.execute("PRAGMA page_count").fetchone()
