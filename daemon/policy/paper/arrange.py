@@ -1,7 +1,7 @@
 """One executor's queue: groups of requests in running order, and the place of a new request (O(1))."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,24 +19,7 @@ class QueuedGroup:
     queue: "Queue"
     cost: Cost
     overhead_ns: int
-    size: int = 0
-    requests: list[Request] = field(default_factory=list[Request])
-    #: Index in `requests` of the first that has not left.
-    first: int = 0
-    holes: set[RequestId] | None = None
-
-    def discard(self, request: Request) -> None:
-        if self.holes is None:
-            self.holes = set()
-        self.holes.add(request.request_id)
-        self.size -= 1
-
-    def waiting(self) -> Iterator[Request]:
-        holes = self.holes or ()
-        return (request for request in self.requests[self.first :] if request.request_id not in holes)
-
-    def fill_holes(self) -> None:
-        self.requests, self.first, self.holes = list(self.waiting()), 0, None
+    requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
 
 
 @dataclass(slots=True, eq=False)
