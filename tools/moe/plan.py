@@ -15,7 +15,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import OnDemand
-from experts.moe.modes.swapmoe.mode import SwapMoe, expert_norms, importance
+from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
 from experts.moe.modes.swapmoe.planner import (
     LossModel,
     MeasuredPlan,
@@ -156,7 +156,7 @@ class Planner:
         self, counts: Configuration, period: int, windows: Sequence[torch.Tensor]
     ) -> tuple[MeasuredPlan, float, float]:
         """Open the model with a configuration and pass over the windows; return ms of a load and of a step, too."""
-        mode = SwapMoe(self._preparation, counts=counts, period=period)
+        mode = SwapMoe(self._preparation, SwapMoeOptions(counts=counts, period=period))
         size_bytes = sum(counts) * self._arch.expert_bytes
         with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes)) as runtime:
             loss, loads, load_ms, step_ms = _pass(runtime, windows, self._profile)
