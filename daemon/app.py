@@ -24,7 +24,7 @@ from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.intake.admission import Admission, TextIntake
-from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
+from daemon.intake.backlog import Backlog, backlog_limits
 from daemon.intake.intake import Intake
 from daemon.language.models import LanguageModels, OpenModelWith
 from daemon.language.text_rows import TextRows
@@ -200,7 +200,7 @@ class App:
         self._drive = self._make_drive(images_config(config), line.measured, devices)
         self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
         self._admission = Admission(
-            intake_limits(config.limits),
+            config.limits,
             self._rulebook,
             self._reader,
             self._writer,

@@ -14,7 +14,8 @@ from typing import Literal, Protocol, TypeVar
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
+from daemon.config.settings import Limits
+from daemon.intake.backlog import Accounts, Backlog, Peer
 from daemon.line.rulebook import Rulebook
 from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, SentImage, TextRequest
 from daemon.storage.database.rows import KnownImage
@@ -165,7 +166,7 @@ class Admission(Accounts):
 
     def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here
         self,
-        limits: IntakeLimits,
+        limits: Limits,
         rulebook: Rulebook,
         reader: Reader,
         writer: ArrivalWriter,

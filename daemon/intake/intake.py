@@ -225,7 +225,7 @@ class Intake:
             return
         waiting = _Waiting(peer, message, payload)
         self._waiting.add(waiting.names, waiting, len(payload))
-        while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory_bytes // 2):
+        while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory // 2):
             self._waiting.drop_payload(lambda waiting: replace(waiting, payload=None))
         if len(self._waiting) > _WAITING_MESSAGES:
             self._refuse(router, self._waiting.shed(), _CROWDED, _CROWDED_RETRY_MS)

@@ -21,7 +21,15 @@ from experts.vision.networks import adapt_backbone
 from experts.vision.slot import Slot, SlotPool
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
-from tools.training.expert_file import STORES, ImportRefusedError, entry_of, header_of, is_expert_id, spec_of_entry
+from tools.training.expert_file import (
+    STORES,
+    ImportRefusedError,
+    classifier_of,
+    entry_of,
+    header_of,
+    require_expert_id,
+    spec_of_entry,
+)
 from tools.training.importer import plain_tensors
 from tools.training.labelled import DIGEST_BYTES, held_back, read_labelled
 
@@ -72,11 +80,8 @@ def train_backbone(
     the weights to begin with are the backbone as they are. Raises TrainingError.
     """
     architecture, schedule = plan.architecture, plan.schedule
-    kind = ARCHITECTURES.get(architecture)
-    if kind is None or kind.task != "classify":
-        raise TrainingError(f"{architecture!r} cannot be a backbone: expected resnet18, 34, 50, 101 or 152")
-    if not is_expert_id(name):
-        raise TrainingError(f"{name!r} cannot name a backbone: use letters, digits and . _ : - with --id")
+    classifier_of(architecture)
+    require_expert_id(name)
     torch.set_num_threads(plan.threads)
     torch.manual_seed(schedule.seed)
     pictures, targets, classes, seen = _read_all(folders, plan.input_size)

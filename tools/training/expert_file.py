@@ -26,6 +26,7 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
+from tools.training import TrainingError
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
@@ -303,6 +304,20 @@ def check_request(kind: Architecture, input_size: int, expert: str, form: Form, 
         raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
     if kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
         raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
+
+
+def classifier_of(name: str) -> Architecture:
+    """Return the classifier's architecture of this name. Raises TrainingError."""
+    kind = ARCHITECTURES.get(name)
+    if kind is None or kind.task != "classify":
+        raise TrainingError(f"{name!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
+    return kind
+
+
+def require_expert_id(name: str) -> None:
+    """Raise TrainingError unless `name` can name an expert: before minutes of training, not after."""
+    if not is_expert_id(name):
+        raise TrainingError(f"{name!r} is not an expert id; give one of letters, digits and . _ : - with --id")
 
 
 def is_expert_id(name: str) -> bool:

@@ -1,7 +1,6 @@
 """One executor's queue: groups of requests in running order, and the place of a new request (O(1))."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +44,16 @@ class Queue:
             return None
         return head.expert
 
+    def group_for(self, expert: ExpertId, arrange: Literal["last", "behind its group"]) -> QueuedGroup | None:
+        """Return the group that a new request of `expert` joins; None: it opens one at the end.
+
+        Behind its group it is CoServe's request arranging (§4.2), else requests stay in the order of arrival.
+        """
+        if arrange == "behind its group":
+            return self.newest.get(expert)
+        last = next(reversed(self.groups), None)
+        return last if last is not None and last.expert == expert else None
+
     def open(self, group: QueuedGroup, *, at_front: bool) -> None:
         self.groups[group] = None
         if at_front:
@@ -59,21 +68,3 @@ class Queue:
         if self.newest.get(group.expert) is group:
             del self.newest[group.expert]
         self.work_ns -= group.overhead_ns
-
-
-#: The group of a queue that a new request of an expert joins; None: it opens one at the end.
-Join = Callable[[Queue, ExpertId], QueuedGroup | None]
-
-
-def join_last(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
-    """Return the last group if it is of `expert`: requests stay in the order of arrival."""
-    last = next(reversed(queue.groups), None)
-    return last if last is not None and last.expert == expert else None
-
-
-def join_group(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
-    """Return the newest group of `expert` (CoServe §4.2, request arranging)."""
-    return queue.newest.get(expert)
-
-
-JOIN: dict[Literal["last", "behind its group"], Join] = {"last": join_last, "behind its group": join_group}

@@ -5,9 +5,10 @@ figure 7: a switch is part of serving the request).
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.paper.arrange import JOIN, Queue, QueuedGroup
+from daemon.policy.paper.arrange import Queue, QueuedGroup
 from daemon.policy.paper.assign import ASSIGN, Candidates
 from daemon.policy.paper.cost import Costs
 from daemon.policy.paper.evict import ORDERS
@@ -33,7 +34,7 @@ class ExecutorQueues:
         self._costs = Costs(residency)
         self._candidates = Candidates(residency, everyone, self._costs)
         self._assign = ASSIGN[preset.assign](self._candidates, everyone, self._costs)
-        self._join = JOIN[preset.arrange]
+        self._arrange: Literal["last", "behind its group"] = preset.arrange
         self._chain_first = preset.chain_first
         self._order = ORDERS[preset.evict](residency, [queue.pool for queue in everyone])
         self._tier = RamTier(residency, everyone, self._order, self._costs)
@@ -54,8 +55,7 @@ class ExecutorQueues:
             if self._residency.may_take(queue.pool, expert):
                 self._put(request, self._open(queue, expert, at_front=True))
                 return
-        queue = self._assign.choose(expert)
-        self._put(request, self._join(queue, expert) or self._open(queue, expert))
+        self._enqueue(request, self._assign.choose(expert))
 
     def discard(self, request: Request) -> None:
         self._remove(request)
@@ -178,8 +178,7 @@ class ExecutorQueues:
         for group in stranded:
             for request in tuple(group.requests.values()):
                 self._remove(request)
-                queue = self._assign.choose(request.expert)
-                self._put(request, self._join(queue, request.expert) or self._open(queue, request.expert))
+                self._enqueue(request, self._assign.choose(request.expert))
 
     def check(self) -> None:
         counts: dict[ExpertId, int] = {}
@@ -201,6 +200,10 @@ class ExecutorQueues:
             raise AssertionError(f"{self.queued()} requests are counted, {counts} wait")
 
     # Parts
+
+    def _enqueue(self, request: Request, queue: Queue) -> None:
+        group = queue.group_for(request.expert, self._arrange)
+        self._put(request, group or self._open(queue, request.expert))
 
     def _put(self, request: Request, group: QueuedGroup) -> None:
         group.requests[request.request_id] = request
@@ -236,5 +239,4 @@ class ExecutorQueues:
             for group in [group for group in queue.groups if group.expert == expert]:
                 for request in tuple(group.requests.values()):
                     self._remove(request)
-                    home = min(homes, key=lambda queue: queue.work_ns)
-                    self._put(request, self._join(home, expert) or self._open(home, expert))
+                    self._enqueue(request, min(homes, key=lambda queue: queue.work_ns))

@@ -87,7 +87,7 @@ class SalcRule:
 
 
 class LatencyController:
-    """One phase's threshold: 1 at first, shrinking while the 90th percentile of latency is above the SLO."""
+    """One phase's threshold: 1 at first, shrinking while the 90th percentile of latency is above its SLO."""
 
     def __init__(self, rule: SalcRule) -> None:
         self.rule = rule
@@ -122,20 +122,3 @@ class LatencyController:
         elif latency_s > self.rule.slo_s:
             self.threshold *= self.rule.shrink_ratio
         return self.threshold
-
-
-class Salc:
-    """SLO-aware latency control of both phases, each with its own SLO, window and threshold."""
-
-    def __init__(self, prefill: SalcRule, decode: SalcRule) -> None:
-        self.phases: dict[Phase, LatencyController] = {
-            "prefill": LatencyController(prefill),
-            "decode": LatencyController(decode),
-        }
-
-    def observe(self, phase: Phase, latency_s: float, now: float) -> None:
-        self.phases[phase].observe(latency_s, now)
-
-    def check(self, now: float) -> dict[Phase, float]:
-        """Return the threshold of each phase from `now` on."""
-        return {phase: controller.check(now) for phase, controller in self.phases.items()}

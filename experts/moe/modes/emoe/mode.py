@@ -19,10 +19,11 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow, expert_mask, mask_gate
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.emoe.fitting import load_predictor
-from experts.moe.modes.emoe.predictor import ExpertPredictor, Variant, spreads
+from experts.moe.modes.emoe.predictor import ExpertPredictor, Variant
 from experts.moe.modes.emoe.sensitivity import load_shares, sensitivity_weights
 from experts.moe.policy.expected import ChosenExperts, Frequencies, choose, expected_tokens, to_load
 from experts.moe.policy.schedule import Generation, TaskProfiles
+from experts.moe.trace import shares
 from experts.moe.weights.prepared import PreparedFiles
 
 #: Past prompts whose tasks a period is expected to have; the last period's if it is longer.
@@ -125,7 +126,7 @@ class Emoe(Mode):
         layers = [self._routed[layer].cpu() for layer in range(self.arch.layers)]
         for number, row in enumerate(step.rows):
             index = [_of_row(layer, step, number) for layer in layers]
-            self._past.append((self._task_number(row.task), spreads(index, self.arch.experts)))
+            self._past.append((self._task_number(row.task), shares(index, self.arch.experts)))
         self._routed.clear()
 
     def resize(self, budget_bytes: int) -> None:

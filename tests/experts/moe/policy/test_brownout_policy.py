@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experts.moe.policy.brownout import LatencyController, Salc, SalcRule, busiest, groups_in_order, split
+from experts.moe.policy.brownout import LatencyController, SalcRule, busiest, groups_in_order, split
 
 #: Figure 5a: 20 tokens at 8 experts.
 FIGURE = (2, 4, 1, 5, 2, 1, 2, 3)
@@ -79,14 +79,6 @@ def test_latencies_older_than_the_window_do_not_count_and_without_load_it_rises(
     assert controller.p90_s(10.4) == 9.0
     assert controller.p90_s(10.5) is None
     assert controller.check(10.5) == pytest.approx(0.6)
-
-
-def test_prefill_and_decode_each_have_their_own_slo_and_threshold():
-    salc = Salc(prefill=SalcRule(slo_s=0.25, interval_s=1.0), decode=SalcRule(slo_s=0.15, interval_s=1.0))
-    salc.check(0.0)
-    salc.observe("prefill", 0.24, 0.5)
-    salc.observe("decode", 0.24, 0.5)
-    assert salc.check(1.0) == {"prefill": 1.0, "decode": pytest.approx(0.8)}
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 10.0)), max_size=60))
