@@ -68,21 +68,6 @@ def load_trace(prepared: PreparedFiles, name: str) -> Trace:
         raise ModelError(prepared.path(name), f"is not a trace: it lacks {missing}") from missing
 
 
-def join_traces(traces: Sequence[Trace]) -> Trace:
-    """Join traces of the same model, in their order; tasks keep their names."""
-    tasks = tuple(dict.fromkeys(task for trace in traces for task in trace.tasks))
-    numbers = [torch.tensor([tasks.index(task) for task in trace.tasks])[trace.task.long()] for trace in traces]
-    lengths = torch.cat([trace.start.diff() for trace in traces])
-    by_token = {name: torch.cat([getattr(trace, name) for trace in traces]) for name in ("index", "weight", "token")}
-    return Trace(
-        **by_token,
-        start=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-        task=torch.cat(numbers).to(torch.int16),
-        tasks=tasks,
-        experts=traces[0].experts,
-    )
-
-
 def shares(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
     """Return the shares of tokens by expert, (L, E) float32, rows summing to 1. `index`: (N, k) for each layer."""
     counts = torch.stack([torch.bincount(layer.flatten().long(), minlength=experts)[:experts] for layer in index])

@@ -8,12 +8,11 @@ from rich.progress import track
 
 from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing, StepRow
-from experts.moe.model.runtime import MoeRuntime
-from experts.moe.trace import Trace, join_traces, load_trace, save_popularity, save_trace
+from experts.moe.trace import Trace, load_trace, save_popularity, save_trace
 from experts.moe.weights.prepared import POPULARITY, PreparedFiles
 from experts.moe.weights.prepared import TRAIN as TRACE
 from tools.moe.checkpoint import open_runtime
-from tools.moe.text import TRAIN, TaskText, encode, load_text, pythons_manual, read_texts, read_tokenizer, save_text
+from tools.moe.text import TRAIN, encode, load_text, pythons_manual, read_texts, read_tokenizer, save_text
 from tools.terminal.console import console
 
 _BATCH = 8
@@ -50,14 +49,7 @@ def take_trace(prepared: PreparedFiles, name: str, prompts: int, length: int) ->
         raise ModelError(
             prepared.folder, f"its text has no prompt of {length} tokens; give more, or a smaller --length"
         )
-    with closing(open_runtime(prepared.checkpoint, "resident")) as runtime:
-        taken = [_collect(runtime, text, task, prompts, length) for task in text.ids]
-    save_trace(prepared, name, join_traces(taken))
-
-
-def _collect(runtime: MoeRuntime, text: TaskText, task: str, prompts: int, length: int) -> Trace:
-    """Take a trace of `prompts` pieces of one task, several in a step."""
-    windows = text.windows(task, length, prompts)
+    windows = {task: text.windows(task, length, prompts) for task in text.ids}
     index: list[torch.Tensor] = []
     weight: list[torch.Tensor] = []
     layers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,22 +57,23 @@ def _collect(runtime: MoeRuntime, text: TaskText, task: str, prompts: int, lengt
     def watch(_step: ForwardStep, gate: Routing, _carried_out: Routing) -> None:
         layers.append((gate.index.cpu(), gate.weight.cpu()))
 
-    runtime.observers.append(watch)
-    for batch in track(windows.split(_BATCH), description=f"{task}, {len(windows)} prompts", console=console):
-        layers.clear()
-        rows = [StepRow(f"trace-{row}", task, length) for row in range(len(batch))]
-        with torch.no_grad(), runtime.step(rows):
-            runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
-        index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
-        weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
-    runtime.observers.remove(watch)
-    count = len(windows)
-    return Trace(
-        index=torch.cat(index) if index else torch.empty(0, runtime.arch.layers, runtime.arch.top_k, dtype=torch.int16),
-        weight=torch.cat(weight) if weight else torch.empty(0, runtime.arch.layers, runtime.arch.top_k),
-        token=windows.flatten().to(torch.int32),
-        start=torch.arange(count + 1) * length,
-        task=torch.zeros(count, dtype=torch.int16),
-        tasks=(task,),
+    with closing(open_runtime(prepared.checkpoint, "resident")) as runtime, torch.no_grad():
+        runtime.observers.append(watch)
+        for task, pieces in windows.items():
+            for batch in track(pieces.split(_BATCH), description=f"{task}, {len(pieces)} prompts", console=console):
+                layers.clear()
+                with runtime.step([StepRow(f"trace-{row}", task, length) for row in range(len(batch))]):
+                    runtime.model(batch.to(runtime.model.device), use_cache=False, logits_to_keep=1)
+                index.append(torch.stack([experts for experts, _ in layers], dim=1).to(torch.int16))
+                weight.append(torch.stack([weights for _, weights in layers], dim=1).to(torch.float16))
+    counts = torch.tensor([len(pieces) for pieces in windows.values()])
+    trace = Trace(
+        index=torch.cat(index),
+        weight=torch.cat(weight),
+        token=torch.cat([pieces.flatten() for pieces in windows.values()]),
+        start=torch.arange(int(counts.sum()) + 1) * length,
+        task=torch.arange(len(counts)).repeat_interleave(counts),
+        tasks=tuple(windows),
         experts=runtime.arch.experts,
     )
+    save_trace(prepared, name, trace)

@@ -27,11 +27,6 @@ class ExpertSplit:
     #: Experts whose tokens are ignored in this layer (full brownout), ascending.
     dropped: tuple[int, ...] = ()
 
-    @property
-    def accesses(self) -> int:
-        """Number of experts that run, original and united."""
-        return len(self.originals) + len(self.united)
-
 
 def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
     """Return the fewest experts that hold `threshold` of all tokens, most tokens first, ties by index."""
