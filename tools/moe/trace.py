@@ -60,6 +60,8 @@ def take_trace(prepared: PreparedFiles, name: str, prompts: int, length: int) ->
     with closing(open_runtime(prepared.checkpoint, "resident")) as runtime, torch.no_grad():
         runtime.observers.append(watch)
         for task, pieces in windows.items():
+            if not len(pieces):
+                continue
             for batch in track(pieces.split(_BATCH), description=f"{task}, {len(pieces)} prompts", console=console):
                 layers.clear()
                 with runtime.step([StepRow(f"trace-{row}", task, length) for row in range(len(batch))]):
