@@ -40,9 +40,15 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of Clopper and Pearson, as shares; all of 0..1 without pictures."""
-        return self.proportion("exact")
+        return self._proportion("exact")
 
-    def proportion(self, method: Literal["exact", "wilson"]) -> tuple[float, float]:
+    @property
+    def wilson(self) -> tuple[float, float]:
+        """Return the 95 % interval of Wilson's score, as shares rounded to six digits; all of 0..1 of nothing."""
+        low, high = self._proportion("wilson")
+        return round(low, 6), round(high, 6)
+
+    def _proportion(self, method: Literal["exact", "wilson"]) -> tuple[float, float]:
         if self.of == 0:
             return 0.0, 1.0
         from scipy.stats import binomtest
@@ -252,8 +258,3 @@ def overlaps(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArr
     areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (first, second)]
     union = areas[0][:, None] + areas[1][None] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-
-
-def wilson(count: int, of: int) -> tuple[float, float]:
-    """Return the 95 % interval of Wilson's score, as shares; all of 0..1 of nothing."""
-    return Rate(count, of).proportion("wilson")
