@@ -27,7 +27,7 @@ from daemon.host.children import Children, ChildSpec
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, TextIntake
-from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
+from daemon.intake.backlog import Backlog, backlog_limits
 from daemon.intake.intake import Intake
 from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
@@ -132,7 +132,7 @@ class App:
         self._drive = self._make_drive(images_config(config), line.measured, devices)
         self._language = LanguageModels(config, self._drive, list(self._pools.values()), _served_model)
         self._admission = Admission(
-            intake_limits(config.limits),
+            config.limits,
             self._rulebook,
             self._reader,
             self._writer,

@@ -113,8 +113,8 @@ BREAKS = (
     Break(
         "An image that was not judged is `unknown`",
         "daemon/dispatch/executors.py",
-        "return all(math.isfinite(number) for number in numbers)",
-        "return True",
+        "return answer if answer.is_finite else",
+        "return answer if True else",
         ("daemon/dispatch/test_executors.py::test_an_answer_that_is_not_a_number_is_no_answer",),
     ),
     Break(
@@ -178,7 +178,7 @@ BREAKS = (
     Break(
         "Images in memory on their way",
         "daemon/intake/backlog.py",
-        "BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory_bytes, *half)",
+        "BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory, *half)",
         "BacklogLimits(_IMAGES_IN_MEMORY, 2**40, *half)",
         (f"{_OVERLOAD}::test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_of_all",),
     ),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, MeasuredProfile
     from tools.setup.line_files import Answers
     from tools.simulate.engine import Simulation
-    from tools.simulate.report import Row
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 
@@ -361,15 +360,14 @@ def simulate(
         fail("both --device and --task are needed", status=2)
     else:
         simulated = _of_files(device, task, loading, deadline, heads, keep_spans=keep_spans)
-    from tools.simulate.report import cells, columns
+    from tools.simulate.report import cells
 
     rows = _run_policies(list(dict.fromkeys(policy or simulated.policies)), simulated, timeline, until)
     live = simulated.live
     if as_json:
-        print_json([asdict(row) | ({"live": live} if live else {}) for row in rows])
+        print_json([row | ({"live": live} if live else {}) for row in rows])
         return
-    names = columns(rows)
-    print_table(f"{simulated.title}; waits to the first batch", names, [cells(row, names) for row in rows])
+    print_table(f"{simulated.title}; waits to the first batch", *cells(rows))
     if live:
         console.print(
             f"recorded live under {live['policy']}: {live['images_per_s']:.2f} images/s ({live['answered']} answered in"
@@ -452,18 +450,18 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
 
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
-) -> "list[Row]":
-    """Return a row for each policy, and draw its timeline; of several, the file's name has the policy's."""
+) -> list[dict[str, Any]]:
+    """Return the figures of each policy, and draw its timeline; of several, the file's name has the policy's."""
     from tools.simulate.engine import StuckError
-    from tools.simulate.report import draw_timeline, row_of
+    from tools.simulate.report import draw_timeline, figures
 
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for name in names:
         try:
             outcome = simulated.under(name).run()
         except (StuckError, ValueError) as error:
             fail(f"{name}: {error}", status=1)
-        rows.append(row_of(outcome, simulated.bound_s))
+        rows.append(figures(outcome, simulated.bound_s))
         if timeline is None:
             continue
         path = timeline if len(names) == 1 else timeline.with_name(f"{timeline.stem}-{name}{timeline.suffix}")

@@ -29,7 +29,7 @@ from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train
 from tools.experts.measure import write_confidences
 from tools.terminal.console import console, print_table
 from tools.terminal.progress import Bars
-from tools.training.held_out import wilson
+from tools.training.held_out import Rate
 
 #: Shares of parts with a defect, boards of each share, and the first seed. Trainings and cameras use other seeds.
 RATES = (DEFECT_RATE, 0.2)
@@ -84,7 +84,7 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         counts = {
-            name: {"count": count, "of": of, "share": round(count / max(of, 1), 5), "interval": wilson(count, of)}
+            name: {"count": count, "of": of, "share": round(count / max(of, 1), 5), "interval": Rate(count, of).wilson}
             for name, (count, of) in self.counts().items()
         }
         return {"rate": self.rate, **counts, "mistakes": self.mistakes()}
@@ -125,7 +125,7 @@ def measured_table(figures: Sequence[Figures]) -> None:
     rows: list[tuple[str, ...]] = []
     for each in figures:
         for name, (count, of) in each.counts().items():
-            low, high = wilson(count, of)
+            low, high = Rate(count, of).wilson
             share = f"{count / max(of, 1):.4f}"
             rows.append((f"{each.rate:.0%}", name, f"{count} of {of}", share, f"{low:.4f} to {high:.4f}"))
     print_table("Boards that no training saw", ("defects", "", "", "share", "95 %"), rows)

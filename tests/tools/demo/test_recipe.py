@@ -20,7 +20,7 @@ from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, writ
 from tools.demo.pictures import read_files, render_missing
 from tools.demo.recipe import Figures, JudgedPart, Recipe, train
 from tools.demo.training import DETECTORS, Lesson, SolderLoss, network_loss, train_on
-from tools.training.held_out import wilson
+from tools.training.held_out import Rate
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +148,9 @@ def test_figures_count_by_part_and_by_board():
 
 
 def test_wilsons_interval_is_that_of_the_textbook():
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(995, 1000) == pytest.approx((0.98835, 0.99786), abs=1e-4)
-    assert wilson(0, 100) == pytest.approx((0, 0.03699), abs=1e-4)
+    assert Rate(0, 0).wilson == (0.0, 1.0)
+    assert Rate(995, 1000).wilson == pytest.approx((0.98835, 0.99786), abs=1e-4)
+    assert Rate(0, 100).wilson == pytest.approx((0, 0.03699), abs=1e-4)
 
 
 @pytest.mark.test_all
