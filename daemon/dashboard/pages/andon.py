@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from daemon.config.plant_time import PlantTime, Span
 from daemon.dashboard.pages.board import BOARDS, failures, final_verdicts, missing
-from daemon.dashboard.pages.drawings import WIDE, BarValue, Pictures, bar_charts
+from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.stored_rules import StoredRules
 from daemon.units import counted, utc_text, wall_seconds
@@ -135,8 +135,8 @@ def passed_by_review(database: Database, day: Span) -> int | None:
 
 def yield_charts(
     counter: VerdictCounter, clock: PlantTime, goal: float | None, now_s: float
-) -> list[tuple[str, Pictures]]:
-    """Return charts of the last hours, and of the last shifts if there are any: title, and both widths."""
+) -> list[tuple[str, BarChart]]:
+    """Return charts, with their titles, of the last hours, and of the last shifts if there are any."""
     now = utc_text(now_s)
     hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first is not whole
     parts: dict[str, list[tuple[str, Span]]] = {
@@ -146,20 +146,21 @@ def yield_charts(
     whole = [shift for shift in shifts if shift.since >= utc_text(now_s - _WINDOW_S)]
     if whole:
         parts["Yield by shift"] = [(shift.name, shift) for shift in whole[-_SHIFTS:]]
-    charts: list[tuple[str, Pictures]] = []
-    for title, spans in parts.items():
+
+    def chart(spans: Sequence[tuple[str, Span]]) -> BarChart:
         bars = [_yield_bar(name, counter.verdicts("boards", span), goal) for name, span in spans]
-        charts.append((title, bar_charts(bars, wide=WIDE // 2, most=1.0, goal=goal)))
-    return charts
+        return BarChart(bars, most=1.0, goal=goal, wide=WIDE // 2)
+
+    return [(title, chart(spans)) for title, spans in parts.items()]
 
 
-def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> BarValue:
+def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> Bar:
     share, boards = first_pass_yield(verdicts), counted(verdicts.total(), "board")
     if share is None:
-        return BarValue(name, None, "", f"{name}: no boards closed", "open")
+        return Bar(name, None, "", f"{name}: no boards closed", "open")
     tone = "accent" if goal is None else "pass" if share >= goal else "fail"
     below = "▼" if goal is not None and share < goal else ""
-    return BarValue(name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} passed", tone)
+    return Bar(name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} passed", tone)
 
 
 @dataclass(frozen=True, slots=True)

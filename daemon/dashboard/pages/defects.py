@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Row, Select, case, func, literal_column, o
 from starlette.exceptions import HTTPException
 
 from daemon.config.plant_time import PlantTime, Span
-from daemon.dashboard.pages.drawings import BarValue, Pictures, bar_charts
+from daemon.dashboard.pages.drawings import Bar, BarChart
 from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
 from daemon.dashboard.site.site import ShortText, Site, Verdict
 from daemon.storage.database.reviews import DAEMON, is_newest
@@ -349,22 +349,22 @@ def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
     return causes
 
 
-def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
+def _day_charts(tallies: Sequence[DefectTally]) -> BarChart | None:
     by_day = {tally.name: tally for tally in tallies}
     if len(by_day) < 2:
         return None
     last = date.fromisoformat(max(by_day))
     first = max(date.fromisoformat(min(by_day)), last - timedelta(days=_CHART_DAYS - 1))
     days = [f"{first + timedelta(days=number)}" for number in range((last - first).days + 1)]
-    values: list[BarValue] = []
+    values: list[Bar] = []
     for day in days:
         rate = by_day[day].fail_rate if day in by_day else None
         if rate is None:
-            values.append(BarValue(day[5:], None, "", f"{day}: no boards closed", "fail"))
+            values.append(Bar(day[5:], None, "", f"{day}: no boards closed", "fail"))
         else:
             title = f"{day}: {100 * rate:.2f} % of the images failed"
-            values.append(BarValue(day[5:], rate, f"{100 * rate:.1f}", title, "fail"))
-    return bar_charts(values, most=max(value.value or 0.0 for value in values))
+            values.append(Bar(day[5:], rate, f"{100 * rate:.1f}", title, "fail"))
+    return BarChart(values, most=max(value.value or 0.0 for value in values))
 
 
 def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:

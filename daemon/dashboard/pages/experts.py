@@ -13,7 +13,7 @@ from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
 from daemon.config.settings import Config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, BarValue, Pictures, bar_charts, expert_state, memory_map
+from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart, expert_state, memory_blocks
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
@@ -371,10 +371,7 @@ def _memory(site: Site) -> str:
         pools = site.ask_daemon("memory")["pools"]
     except ControlError as error:
         return site.render("_problem.html", title="The daemon does not say what is in memory", remedy=error.reason)
-    drawn = [
-        {"pool": pool, "pictures": [("wide", memory_map(pool, WIDE)), ("narrow", memory_map(pool, NARROW))]}
-        for pool in pools
-    ]
+    drawn = [{"pool": pool, "blocks": memory_blocks(pool)} for pool in pools]
     return site.render("_memory.html", pools=drawn, state_of=expert_state)
 
 
@@ -387,31 +384,32 @@ def _loads(site: Site) -> str:
             loads.setdefault(row.device, {})[row.minute] = row.loads
     except (NoDatabase, TooMuchToCount) as error:
         return site.render("_problem.html", title="The loads cannot be counted now", remedy=str(error))
-    devices: list[tuple[str, int, Pictures]] = []
-    for device, counts in sorted(loads.items()):
-        bars: list[BarValue] = []
-        for minute in minutes:
-            name, count = site.plant.text(minute, "time")[:5], counts.get(minute[:16], 0)
-            bars.append(
-                BarValue(name, count, str(count) if count else "", f"{name}: {count}" if count else "", "accent")
-            )
-        devices.append((device, sum(counts.values()), bar_charts(bars, most=max(counts.values()))))
+
+    def bar(minute: str, count: int) -> Bar:
+        name = site.plant.text(minute, "time")[:5]
+        return Bar(name, count, str(count or ""), f"{name}: {count}" if count else "", "accent")
+
+    devices = [
+        (device, sum(counts.values()), BarChart([bar(minute, counts.get(minute[:16], 0)) for minute in minutes],
+                                                most=max(counts.values())))
+        for device, counts in sorted(loads.items())
+    ]  # fmt: skip
     return site.render("_loads.html", devices=devices)
 
 
 def _confidence_chart(
     recent: Mapping[str, Sequence[int]], training: Mapping[str, Sequence[int]] | None
-) -> Pictures | None:
+) -> BarChart | None:
     if not (recent or training):
         return None
     now, before = _shares(recent), _shares(training or {})
-    bars: list[BarValue] = []
+    bars: list[Bar] = []
     for number, (share, mark) in enumerate(zip(now, before, strict=True)):
         name = f"{number / BINS:.2f}"
         title = f"{name}: {100 * share:.1f} %" + (f", in training {100 * mark:.1f} %" if training else "")
         text = f"{100 * share:.0f}" if share else ""
-        bars.append(BarValue(name, share, text, title, "accent", mark if training else None))
-    return bar_charts(bars, wide=WIDE // 2, most=max(now + before))
+        bars.append(Bar(name, share, text, title, "accent", mark if training else None))
+    return BarChart(bars, most=max(now + before), wide=WIDE // 2)
 
 
 def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:

@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import Row
 
 from daemon.config.settings import Config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, Series, line_charts, work_chart
+from daemon.dashboard.pages.drawings import Series, work_lanes
 from daemon.dashboard.site.database import CachedAnswer, Database, ask_or
 from daemon.dashboard.site.site import Site
 from daemon.host.temperature import Thermometer
@@ -156,8 +156,8 @@ class _Machine:
             executors = [row["name"] for row in self._site.status()["executors"]]
         except ControlError as error:
             return self._site.render("_problem.html", title="The daemon shows no timeline", remedy=error.reason)
-        pictures = [("wide", work_chart(work, executors, WIDE)), ("narrow", work_chart(work, executors, NARROW))]
-        return self._site.render("_timeline.html", pictures=pictures, totals=_totals(work), work=work, seconds=seconds)
+        lanes = work_lanes(work, executors)
+        return self._site.render("_timeline.html", lanes=lanes, totals=_totals(work), work=work, seconds=seconds)
 
     def tiles(self) -> str:
         return self._site.render("_machine_tiles.html", **self._now.get())
@@ -185,12 +185,8 @@ class _Machine:
             )
             for number, name in enumerate(executors)
         ]
-        return self._site.render(
-            "_machine_charts.html",
-            waits=line_charts(waits, _CHART_S, most, f"{most:,}") if points else None,
-            busy=line_charts(busy, _CHART_S, 1.0, "100 %") if busy else None,
-            minutes=_CHART_S // 60,
-        )
+        waits = waits if points else []
+        return self._site.render("_machine_charts.html", waits=waits, most=most, busy=busy, seconds=_CHART_S)
 
     def _gather(self) -> dict[str, Any]:
         problems: list[str] = []

@@ -85,16 +85,15 @@ def test_yield_is_by_the_plants_hours_and_shifts_and_told_against_its_goal(web: 
         update={"timezone": "Asia/Kolkata", "shifts": {"early": "06:00", "late": "14:00"}}
     )
     charts = dict(yield_charts(counter, plant.clock(), 0.8, NOW_S))
-    hours = dict(charts["Yield by hour"])["wide"]
+    hours = charts["Yield by hour"]
     assert [bar.name for bar in hours.bars][-1] == "15", "half past five from UTC"
     assert hours.bars[-1].text == "▼75"
     assert (hours.bars[-1].tone, hours.bars[-2].title) == ("fail", "14: no boards closed")
-    assert hours.goal_y is not None
-    assert hours.bars[-1].y > hours.goal_y
-    assert dict(charts["Yield by shift"])["narrow"].bars[-1].title == "late: 75.0 % of 4 boards passed"
+    assert (hours.bars[-1].value, hours.goal) == (0.75, 0.8)
+    assert charts["Yield by shift"].bars[-1].title == "late: 75.0 % of 4 boards passed"
     without = dict(yield_charts(counter, PlantTime(), None, NOW_S))
     assert list(without) == ["Yield by hour"]
-    assert dict(without["Yield by hour"])["wide"].bars[-1].tone == "accent"
+    assert without["Yield by hour"].bars[-1].tone == "accent"
 
 
 def test_the_last_board_has_its_worst_finding_and_what_fails_now_has_names(web: Web, site: Site) -> None:
