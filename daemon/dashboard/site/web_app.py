@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, FastAPI, Form, Header, Query, Request
+from fastapi import APIRouter, FastAPI, Form, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -97,12 +97,9 @@ def _add_login(app: FastAPI, shell: PageShell, keyring: Keyring) -> None:
 
 def _add_events(app: FastAPI, shell: PageShell) -> None:
     @app.get("/events")
-    async def events(
-        topic: Annotated[list[str], Query(min_length=1, max_length=8)],
-        last_event_id: Annotated[str, Header(max_length=64)] = "",
-    ) -> Response:
+    async def events(topic: Annotated[list[str], Query(min_length=1, max_length=8)]) -> Response:
         try:
-            return shell.live.stream(topic, last_event_id)
+            return shell.live.stream(topic)
         except KeyError as error:
             raise HTTPException(404, f"topic {error}: expected one of {', '.join(shell.live.names)}") from None
         except TooManyListeners:
