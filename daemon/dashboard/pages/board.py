@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Form, Path, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import Row, bindparam, text
 from starlette.exceptions import HTTPException
 
@@ -231,8 +231,7 @@ def _board_page(
 
     def card(one: InspectedComponent) -> tuple[InspectedComponent, PictureSize | None, str]:
         size = site.pictures.size(one.image.image_path)
-        pixels = size and (size.width, size.height)
-        return one, size, site.rules.reason(board.board_type, one.image, one.stages, one.boxes, pixels)
+        return one, size, site.rules.reason(board.board_type, one.image, one.stages, one.boxes, size)
 
     chosen = _chosen(database, board_id, inspection) if inspection else None
     of_serial = f"{BOARDS} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
@@ -324,19 +323,18 @@ def _add_pictures(routes: APIRouter, site: Site) -> None:
         if width not in (0, *WIDTHS):
             raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole image")
         stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
+        headers = stored.headers(width)
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            stored.file.close()
+            return Response(status_code=304, headers=headers)
+        limiter = unpacking if width or stored.is_converted else None
         try:
-            if request.headers.get("if-none-match") == stored.etag(width):
-                stored.close()
-                return Response(status_code=304, headers=_cache_headers(stored.etag(width)))
-            limiter = unpacking if width or stored.is_converted else None
-            served = await anyio.to_thread.run_sync(stored.served, width, limiter=limiter)
+            return await anyio.to_thread.run_sync(stored.response, width, limiter=limiter)
         except NoPicture as error:
             raise _not_shown(inspection_id, error) from None
         except BaseException:  # the client disconnected while it waited for its turn
-            stored.close()
+            stored.file.close()
             raise
-        headers = _cache_headers(served.etag) | {"Content-Length": str(served.length_bytes)}
-        return StreamingResponse(served.chunks(), media_type=served.media_type, headers=headers)
 
 
 def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
@@ -353,8 +351,3 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
 
 def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
     return HTTPException(404, f"The image of inspection {inspection_id} cannot be shown: {error}.")
-
-
-def _cache_headers(etag: str) -> dict[str, str]:
-    """Let browsers revalidate each time, so that a pruned picture leaves every screen."""
-    return {"Cache-Control": "private, no-cache", "ETag": etag}

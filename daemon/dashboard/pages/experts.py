@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
@@ -22,7 +22,7 @@ from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version,
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
-from experts.drift import BINS, Drift, compare
+from experts.drift import BINS, compare
 from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes, uses
@@ -101,49 +101,13 @@ _Sort = Literal[
 _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertRow:
-    """One expert: control's row of it, its numbers in the newest images, its drift.
-
-    Rates are shares of its answers, None without answers. `failed` says why it cannot be loaded.
-    """
-
-    expert: str
-    architecture: str
-    version: str
-    bytes: int
-    usage: float
-    resident: Sequence[str]
-    loading: Sequence[str]
-    pinned: Sequence[str]
-    queued: int
-    failed: str | None
-    today: int = 0
-    answers: int = 0
-    confidence: float | None = None
-    fail_rate: float | None = None
-    review_rate: float | None = None
-    unknown_rate: float | None = None
-    batches: int = 0
-    batches_after_load: int = 0
-    loads: int = 0
-    mean_load_ms: float | None = None
-    false_calls: int = 0
-    escapes: int = 0
-    drift: Drift | None = None
-    has_training: bool = False
-
-    @property
-    def hit_rate(self) -> float | None:
-        return 1 - self.batches_after_load / self.batches if self.batches else None
-
-    @property
-    def health(self) -> str:
-        if self.failed:
-            return "cannot be loaded"
-        if self.drift is not None and self.drift.grade in ("drifted", "shifting"):
-            return self.drift.grade
-        return "OK" if self.answers else "never used"
+#: A row of the list: control's of one expert, its numbers in the newest images, its drift and health. Rates are shares
+#: of its answers, None without answers; `failed` says why it cannot be loaded.
+ExpertRow = Mapping[str, Any]
+_NO_WORK: ExpertRow = {
+    **dict.fromkeys(("today", "answers", "batches", "batches_after_load", "loads", "false_calls", "escapes"), 0),
+    **dict.fromkeys(("confidence", "fail_rate", "review_rate", "unknown_rate", "mean_load_ms")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,26 +123,45 @@ class ExpertList:
 HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "OK")
 #: The orders of the list. The largest comes first but for names, health, confidence and hit rate.
 SORTS: Mapping[str, Callable[[ExpertRow], Any]] = {
-    "health": lambda row: (HEALTH.index(row.health), -row.answers, row.expert),
-    "name": lambda row: row.expert,
-    "today": lambda row: -row.today,
-    "size": lambda row: -row.bytes,
-    "usage": lambda row: -row.usage,
-    "answers": lambda row: -row.answers,
-    "confidence": lambda row: row.confidence if row.confidence is not None else 2.0,
-    "fail": lambda row: -(row.fail_rate or 0.0),
-    "hit": lambda row: row.hit_rate if row.hit_rate is not None else 2.0,
-    "loads": lambda row: -row.loads,
-    "drift": lambda row: -(row.drift.value if row.drift else -1.0),
-    "calls": lambda row: (-row.false_calls, -row.escapes),
+    "health": lambda row: (HEALTH.index(row["health"]), -row["answers"], row["expert"]),
+    "name": lambda row: row["expert"],
+    "today": lambda row: -row["today"],
+    "size": lambda row: -row["bytes"],
+    "usage": lambda row: -row["usage"],
+    "answers": lambda row: -row["answers"],
+    "confidence": lambda row: row["confidence"] if row["confidence"] is not None else 2.0,
+    "fail": lambda row: -(row["fail_rate"] or 0.0),
+    "hit": lambda row: row["hit_rate"] if row["hit_rate"] is not None else 2.0,
+    "loads": lambda row: -row["loads"],
+    "drift": lambda row: -(row["drift"].value if row["drift"] else -1.0),
+    "calls": lambda row: (-row["false_calls"], -row["escapes"]),
 }
 SHOWN: Mapping[str, Callable[[ExpertRow], bool]] = {
     "all": lambda _row: True,
-    "resident": lambda row: bool(row.resident or row.loading),
-    "trouble": lambda row: row.health in HEALTH[:3],
-    "pinned": lambda row: bool(row.pinned),
-    "unused": lambda row: row.health == "never used",
+    "resident": lambda row: bool(row["resident"] or row["loading"]),
+    "trouble": lambda row: row["health"] in HEALTH[:3],
+    "pinned": lambda row: bool(row["pinned"]),
+    "unused": lambda row: row["health"] == "never used",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSearch:
+    """The filters in the address, the order of the list, and the number of its page."""
+
+    q: SearchText = ""
+    show: _Show = "all"
+    sort: _Sort = "health"
+    columns: Literal["people", "all"] = "people"
+    page: Annotated[int, Query(ge=1, le=1000)] = 1
+
+    def matches(self, row: ExpertRow) -> bool:
+        return self.q.casefold() in f"{row['expert']} {row['architecture']}".casefold() and SHOWN[self.show](row)
+
+    def link(self, **changes: Any) -> str:
+        fields = asdict(self) | {"page": 1} | changes
+        defaults = asdict(ExpertSearch())
+        return "/experts?" + urlencode({name: value for name, value in fields.items() if value != defaults[name]})
 
 
 def router(site: Site) -> APIRouter:
@@ -189,27 +172,10 @@ def router(site: Site) -> APIRouter:
     site.live.add("loads", lambda: _loads(site), every_s=30.0)
 
     @routes.get("/experts")
-    def experts(
-        request: Request,
-        q: SearchText = "",
-        show: _Show = "all",
-        sort: _Sort = "health",
-        columns: Literal["people", "all"] = "people",
-        page: Annotated[int, Query(ge=1, le=1000)] = 1,
-    ) -> HTMLResponse:
+    def experts(request: Request, search: Annotated[ExpertSearch, Depends()]) -> HTMLResponse:
         listing = overview.listing()
-        name = q.casefold()
-        matches = [
-            row for row in listing.rows if name in f"{row.expert} {row.architecture}".casefold() and SHOWN[show](row)
-        ]
-        matches.sort(key=SORTS[sort])
-        first = (page - 1) * _PAGE_ROWS
-
-        def link(**changes: Any) -> str:
-            defaults = {"q": "", "show": "all", "sort": "health", "columns": "people", "page": 1}
-            fields = {"q": q, "show": show, "sort": sort, "columns": columns, "page": 1} | changes
-            return "/experts?" + urlencode({key: value for key, value in fields.items() if value != defaults[key]})
-
+        matches = sorted(filter(search.matches, listing.rows), key=SORTS[search.sort])
+        first = (search.page - 1) * _PAGE_ROWS
         return site.page(
             request,
             "experts.html",
@@ -220,12 +186,7 @@ def router(site: Site) -> APIRouter:
             count=len(matches),
             first=first,
             pages=-(-len(matches) // _PAGE_ROWS),
-            number=page,
-            q=q,
-            show=show,
-            sort=sort,
-            columns=columns,
-            link=link,
+            search=search,
         )
 
     @routes.get("/experts/{name:path}")
@@ -307,8 +268,7 @@ class ExpertOverview:
         catalog, _ = self.catalog()
         histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", []) if catalog.confidences else {}
         rows = [_row(_without_daemon(catalog, name), catalog, {}, histograms, {}) for name in catalog]
-        drifted = [row for row in rows if row.drift is not None and row.drift.grade == "drifted"]
-        return [row.expert for row in sorted(drifted, key=SORTS["drift"])]
+        return [row["expert"] for row in sorted(rows, key=SORTS["drift"]) if row["health"] == "drifted"]
 
 
 def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
@@ -356,14 +316,14 @@ def _row(
         heads = [{head, each.resident.expert} for head, each in catalog.items() if each.resident.sha256 == spec.sha256]
         counts = [recent[each] for each in set().union(*heads) if each in recent]
         work = {field: sum(row.get(field, 0) for row in counts) for field in ("today", "answers", "loads")}
-    fields = {field: known[field] for field in ExpertRow.__dataclass_fields__ if field in known}
-    return ExpertRow(
-        **{**fields, **work},
-        false_calls=calls.false_calls if calls else 0,
-        escapes=calls.escapes if calls else 0,
-        drift=compare(training, histograms.get(key, {})) if training else None,
-        has_training=training is not None,
-    )
+    row = {**_NO_WORK, **known, **work, "has_training": training is not None}
+    if calls is not None:
+        row |= {"false_calls": calls.false_calls, "escapes": calls.escapes}
+    row["hit_rate"] = 1 - row["batches_after_load"] / row["batches"] if row["batches"] else None
+    drift = row["drift"] = compare(training, histograms.get(key, {})) if training else None
+    grade = drift.grade if drift is not None and drift.grade in ("drifted", "shifting") else None
+    row["health"] = "cannot be loaded" if row["failed"] else grade or ("OK" if row["answers"] else "never used")
+    return row
 
 
 def _memory(site: Site) -> str:
@@ -421,7 +381,7 @@ def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
 def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: str) -> HTMLResponse:
     catalog, mistakes = overview.catalog()
     listing = overview.listing()
-    row = next((row for row in listing.rows if row.expert == name), None)
+    row = next((row for row in listing.rows if row["expert"] == name), None)
     versions = site.database.rows(_VERSIONS, {"expert": name}, limit=100)
     if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")

@@ -311,7 +311,7 @@ class _ReviewPage:
             past=past,
             standing=standing[-1] if standing else None,
             good_part=self._good_part(image),
-            reason=self._site.rules.reason(image.board_type, image, answers, boxes, size and (size.width, size.height)),
+            reason=self._site.rules.reason(image.board_type, image, answers, boxes, size),
         )
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
