@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from sqlalchemy import Row
 
 from daemon.config.settings import Config
 from daemon.dashboard.pages.drawings import Series, work_lanes
@@ -46,12 +45,12 @@ _MIN_GROWTH_S = 60.0
 _TIGHT = 0.1
 
 _TODAY = """
-SELECT count(*) AS images, min(accepted_at) AS since,
-       sum(CASE WHEN image_path IS NOT NULL THEN image_bytes ELSE 0 END) AS kept_bytes
+SELECT count(*) AS images_today, min(accepted_at) AS since,
+       coalesce(sum(CASE WHEN image_path IS NOT NULL THEN image_bytes ELSE 0 END), 0) AS kept_bytes_today
 FROM inspections WHERE inspection_id > :after AND accepted_at >= :today
 """
 _KEPT = """
-SELECT count(*) AS images, sum(image_bytes) AS bytes, min(completed_at) AS oldest
+SELECT count(*) AS kept_images, coalesce(sum(image_bytes), 0) AS kept_bytes, min(completed_at) AS oldest_image
 FROM inspections WHERE image_path IS NOT NULL
 """
 _OLDEST = "SELECT completed_at FROM inspections WHERE seq IS NOT NULL ORDER BY seq LIMIT 1"
@@ -71,31 +70,7 @@ _WAITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseHoldings:
-    """Counts and versions in the database, and today's part of them. Times are None if there is nothing."""
-
-    images_today: int
-    since: str | None
-    kept_bytes_today: int
-    kept_images: int
-    kept_bytes: int
-    oldest_image: str | None
-    oldest_result: str | None
-    results: int
-    pending: Sequence[Row[Any]]
-    rules: Sequence[Row[Any]]
-    experts: Sequence[Row[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class FileSizes:
-    """Bytes of each part of the line; None if unreadable."""
-
-    database_bytes: int | None
-    wal_bytes: int | None
-    journal_bytes: int | None
-    quarantine_bytes: int | None
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +169,7 @@ class _Machine:
         status: Mapping[str, Any] = ask_or({}, site.status, no_answer, problems)
         running: Sequence[Any] = ask_or([], lambda: site.ask_daemon("queues")["running"], no_answer, problems)
         pruned: Mapping[str, Any] | None = ask_or(None, self._pruned.get, no_answer, problems)
-        held: DatabaseHoldings | None = ask_or(None, self._holdings.get, "Database", problems)
+        held: Facts | None = ask_or(None, self._holdings.get, "Database", problems)
         files = self._files.get()
         return {
             "status": status,
@@ -240,32 +215,32 @@ def steps(samples: Sequence[Mapping[str, Any]], seconds: float, max_points: int)
 # Disks and files
 
 
-def _holdings(database: Database, day_began: str) -> DatabaseHoldings:
+def _holdings(database: Database, day_began: str) -> Facts:
+    """Return counts and versions in the database, and today's part of them. Times are None if there is nothing."""
     after = database.id_before_newest(_RECENT_IMAGES)
     (today,) = database.rows(_TODAY, {"after": after, "today": day_began}, limit=1)
     (kept,) = database.rows(_KEPT, limit=1)
     oldest = database.first(_OLDEST)
-    return DatabaseHoldings(
-        images_today=today.images,
-        since=today.since,
-        kept_bytes_today=int(today.kept_bytes or 0),
-        kept_images=kept.images,
-        kept_bytes=int(kept.bytes or 0),
-        oldest_image=kept.oldest,
-        oldest_result=oldest.completed_at if oldest else None,
-        results=database.number(_RESULTS),
-        pending=database.rows(_PENDING, limit=10),
-        rules=database.rows(_RULES, limit=_MAX_VERSIONS),
-        experts=database.rows(_EXPERTS, limit=_MAX_VERSIONS),
-    )
+    return {
+        **today._mapping,
+        **kept._mapping,
+        "oldest_result": oldest.completed_at if oldest else None,
+        "results": database.number(_RESULTS),
+        "pending": database.rows(_PENDING, limit=10),
+        "rules": database.rows(_RULES, limit=_MAX_VERSIONS),
+        "experts": database.rows(_EXPERTS, limit=_MAX_VERSIONS),
+    }
 
 
-def _file_sizes(config: Config) -> FileSizes:
+def _file_sizes(config: Config) -> Facts:
+    """Return the bytes of each part of the line; None if unreadable."""
     database = sqlite_path(config.database)
-    wal = database.with_name(database.name + "-wal")
-    return FileSizes(
-        _file_bytes(database), _file_bytes(wal), _folder_bytes(config.journal), _folder_bytes(config.quarantine)
-    )
+    return {
+        "database_bytes": _file_bytes(database),
+        "wal_bytes": _file_bytes(database.with_name(database.name + "-wal")),
+        "journal_bytes": _folder_bytes(config.journal),
+        "quarantine_bytes": _folder_bytes(config.quarantine),
+    }
 
 
 def _file_bytes(path: Path) -> int | None:
@@ -286,7 +261,7 @@ def _folder_bytes(folder: Path) -> int | None:
     return total
 
 
-def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> list[DiskUse]:
+def disk_uses(config: Config, files: Facts, held: Facts | None, now: datetime) -> list[DiskUse]:
     spaces = DiskSpace(places(config), config.retention.reserve).look()
     rates = growth(config, files, held, now)
     by_disk: defaultdict[int, list[str]] = defaultdict(list)
@@ -305,16 +280,16 @@ def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, n
     return uses
 
 
-def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
+def growth(config: Config, files: Facts, held: Facts | None, now: datetime) -> dict[str, float]:
     """Return today's growth of each place in bytes a second. The journal has none: done segments are deleted."""
-    if held is None or held.since is None:
+    if held is None or held["since"] is None:
         return {}
-    seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())
-    rates = {"images": held.kept_bytes_today / seconds}
+    seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held["since"])).total_seconds())
+    rates = {"images": held["kept_bytes_today"] / seconds}
     if config.retention.images_bytes is not None or config.retention.images_for is not None:
         rates["images"] = 0.0  # retention deletes as much as comes
-    if files.database_bytes and held.results and config.retention.results_for is None:
-        rates["database"] = files.database_bytes / held.results * held.images_today / seconds
+    if files["database_bytes"] and held["results"] and config.retention.results_for is None:
+        rates["database"] = files["database_bytes"] / held["results"] * held["images_today"] / seconds
     return rates
 
 

@@ -143,70 +143,27 @@ _Which = Annotated[ReviewFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    routes = APIRouter()
-    page = _ReviewPage(site)
-
-    @routes.get("/review")
-    def show(
-        request: Request,
-        which: _Which,
-        image: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
-        cookie: ReviewerCookie = "",
-    ) -> HTMLResponse:
-        return page.show(request, which, image, name_of(cookie))
-
-    @routes.post("/review/name")
-    def name(
-        reviewer: Annotated[str, Form(max_length=512)],
-        next: Annotated[str, Form(max_length=2048)] = "/review",  # noqa: A002
-    ) -> Response:
-        reviewer = reviewer.strip()
-        if not NAME.fullmatch(reviewer):
-            raise HTTPException(422, "your name: 1 to 128 characters without control characters")
-        answer = RedirectResponse(safe_path(next), 303)
-        answer.set_cookie(_NAME_COOKIE, quote(reviewer), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
-        return answer
-
-    @routes.get("/review/next")
-    def following(
-        which: _Which,
-        seat: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")],
-        held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
-        skipped: SkippedIds = "",
-        count: Annotated[int, Query(ge=0, le=12)] = 4,
-        cookie: ReviewerCookie = "",
-    ) -> JSONResponse:
-        items = page.next_items(which, seat, _ids(held), _ids(skipped), count)
-        return JSONResponse(items | page.progress(name_of(cookie)))
-
-    @routes.get("/review/items/{image}")
-    def item(image: ImageId) -> JSONResponse:
-        return JSONResponse(page.item(image))
-
-    _add_decisions(routes, page)
+    routes, page = APIRouter(), _ReviewPage(site)
+    routes.get("/review")(page.show)
+    routes.post("/review/name")(set_name)
+    routes.get("/review/next")(page.following)
+    routes.get("/review/last")(page.last)
+    routes.get("/review/items/{image}")(page.item)
+    routes.post("/review/items/{image}")(page.decide)
+    routes.post("/review/items/{image}/undo")(page.undo)
     return routes
 
 
-def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
-    @routes.post("/review/items/{image}")
-    def decide(
-        image: ImageId,
-        verdict: Annotated[str, Form()],
-        defect: Annotated[str, Form()] = "",
-        note: Annotated[str, Form()] = "",
-        boxes: Annotated[Json[Any], Form()] = None,
-        newest: SeenReview = "",
-        cookie: ReviewerCookie = "",
-    ) -> JSONResponse:
-        return page.write(image, cookie, newest, verdict=verdict, defect=defect, note=note.strip(), boxes=boxes)
-
-    @routes.post("/review/items/{image}/undo")
-    def undo(image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
-        return page.write(image, cookie, newest, undo=True)
-
-    @routes.get("/review/last")
-    def last(cookie: ReviewerCookie = "") -> JSONResponse:
-        return JSONResponse(page.last(name_of(cookie)))
+def set_name(
+    reviewer: Annotated[str, Form(max_length=512)],
+    next: Annotated[str, Form(max_length=2048)] = "/review",  # noqa: A002
+) -> Response:
+    reviewer = reviewer.strip()
+    if not NAME.fullmatch(reviewer):
+        raise HTTPException(422, "your name: 1 to 128 characters without control characters")
+    answer = RedirectResponse(safe_path(next), 303)
+    answer.set_cookie(_NAME_COOKIE, quote(reviewer), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
+    return answer
 
 
 def name_of(cookie: str) -> str:
@@ -222,7 +179,7 @@ def _ids(text: str) -> list[int]:
 
 
 class _ReviewPage:
-    """State of the routes. Answers that change seldom are cached for half a minute."""
+    """The routes and their state. Answers that change seldom are cached for half a minute."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -230,7 +187,14 @@ class _ReviewPage:
         self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
         self._offers = ReviewOffers()
 
-    def show(self, request: Request, which: ReviewFilter, image: int | None, reviewer: str) -> HTMLResponse:
+    def show(
+        self,
+        request: Request,
+        which: _Which,
+        image: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
+        cookie: ReviewerCookie = "",
+    ) -> HTMLResponse:
+        reviewer = name_of(cookie)
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         codes = self._cache.get("codes", self._codes) if reviewer else []
         facets = self._cache.get("facets", self._facets) if reviewer else {}
@@ -245,44 +209,64 @@ class _ReviewPage:
             seat=secrets.token_hex(8),
         )
 
-    def next_items(
-        self, which: ReviewFilter, seat: str, held: list[int], skipped: list[int], count: int
-    ) -> dict[str, Any]:
+    def following(
+        self,
+        which: _Which,
+        seat: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")],
+        held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
+        skipped: SkippedIds = "",
+        count: Annotated[int, Query(ge=0, le=12)] = 4,
+        cookie: ReviewerCookie = "",
+    ) -> JSONResponse:
+        """Return up to `count` more images for the page `seat`, and what is left and done today."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
-        limit = count + len(held) + len(skipped) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
+        here, last = _ids(held), _ids(skipped)
+        limit = count + len(here) + len(last) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
         ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
-        chosen = self._offers.choose(seat, ids, held, skipped, count)
-        items = [self._rendered(item) for item in map(self._item, chosen) if item]
+        items = [
+            self._rendered(item) for item in map(self._item, self._offers.choose(seat, ids, here, last, count)) if item
+        ]
         left = self._database.number(count_of(query, _MAX_COUNTED))
-        return {"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED}
+        (done,) = self._database.rows(done_question(self._site.day_began(), name_of(cookie)), limit=1)
+        progress = {"done": int(done.by_all), "done_by_you": int(done.by_one)}
+        return JSONResponse({"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED} | progress)
 
-    def item(self, inspection_id: int) -> dict[str, Any]:
-        item = self._item(inspection_id)
+    def item(self, image: ImageId) -> JSONResponse:
+        item = self._item(image)
         if item is None:
-            raise HTTPException(404, f"there is no image {inspection_id}")
-        return self._rendered(item)
+            raise HTTPException(404, f"there is no image {image}")
+        return JSONResponse(self._rendered(item))
 
-    def progress(self, reviewer: str) -> dict[str, int]:
-        (done,) = self._database.rows(done_question(self._site.day_began(), reviewer), limit=1)
-        return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
+    def last(self, cookie: ReviewerCookie = "") -> JSONResponse:
+        row = self._database.first(_last_question(self._site.day_began(), name_of(cookie)))
+        return JSONResponse({"id": row.inspection_id, "newest": row.review_id} if row is not None else {})
 
-    def last(self, reviewer: str) -> dict[str, Any]:
-        row = self._database.first(_last_question(self._site.day_began(), reviewer))
-        return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
+    def decide(
+        self,
+        image: ImageId,
+        verdict: Annotated[str, Form()],
+        defect: Annotated[str, Form()] = "",
+        note: Annotated[str, Form()] = "",
+        boxes: Annotated[Json[Any], Form()] = None,
+        newest: SeenReview = "",
+        cookie: ReviewerCookie = "",
+    ) -> JSONResponse:
+        code = self._site.rules.code(defect) if defect else ""
+        fields = {"defect": code, "note": note.strip(), "boxes": boxes}
+        given = {name: value for name, value in fields.items() if value}
+        return self._write(image, cookie, newest, verdict=verdict, **given)
 
-    def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
+    def undo(self, image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
+        return self._write(image, cookie, newest, undo=True)
+
+    def _write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
         """Have the daemon write a decision; return its row, or the refusal for the page to show."""
         reviewer = name_of(cookie)
         if not reviewer:
             return _refusal(401, "no_name", "give your name first: reload the page")
-        given: dict[str, Any] = {name: value for name, value in fields.items() if value or name == "verdict"}
-        given |= {"inspection_id": image, "reviewer": reviewer}
-        if newest:
-            given["newest"] = int(newest)
-        if "defect" in given:
-            given["defect"] = self._site.rules.code(given["defect"])
+        fields |= {"inspection_id": image, "reviewer": reviewer} | ({"newest": int(newest)} if newest else {})
         try:
-            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **given)
+            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **fields)
         except ControlError as error:
             return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
         return JSONResponse(written)
