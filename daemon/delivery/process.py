@@ -4,13 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import structlog
 
-from daemon.consumers.protocol import Consumer, ConsumerSettings, ResultKind
+from daemon.consumers.protocol import Consumer, ConsumerSettings
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
@@ -21,39 +19,30 @@ from daemon.storage.database.reader import ResultsReader
 _END_WITHIN_S = 2.5
 
 
-def run_consumer(  # noqa: PLR0913  an integrator's program names what it has, most by keyword
+def run_consumer(
     name: str,
     consumer: Consumer,
     database: str,
     positions: Path,
+    settings: ConsumerSettings,
     *,
-    send: Sequence[ResultKind] = ("boards", "inspections"),
-    repeats_boards: bool = False,
-    batch: int = ConsumerSettings.batch,
-    start: Literal["oldest", "newest"] = "oldest",
     newest: int | None = None,
     status_page: SharedStatusPage | None = None,
     heart: int | None = None,
 ) -> None:
     """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
 
-    `repeats_boards` sends a board's state again after each review. The position is the file `NAME.position` in
-    `positions`; `start: newest` begins after `newest`, or after what there is now. `status_page` and `heart` come
-    from the daemon, if one keeps this process running. Raises StoreError if there is no database.
+    The position is the file `NAME.position` in `positions`; `start: newest` begins after `newest`, or after what there
+    is now. `status_page` and `heart` come from the daemon, if one keeps this process running. Raises StoreError if
+    there is no database.
     """
     reader = ResultsReader(database)
-    if start == "oldest":
+    if settings.start == "oldest":
         newest = None
     elif newest is None:
         newest = reader.last_seq()
-    runner = Runner(
-        *(name, consumer, reader, PositionFile(positions, name)),
-        send=send,
-        repeats_boards=repeats_boards,
-        batch=batch,
-        newest=newest,
-        status_page=status_page,
-    )
+    position = PositionFile(positions, name)
+    runner = Runner(name, consumer, reader, position, settings, newest=newest, status_page=status_page)
     asyncio.run(_until_asked_to_end(runner, heart))
     reader.close()
 

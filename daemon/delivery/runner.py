@@ -22,7 +22,6 @@ from daemon.storage.database.reader import ResultsReader
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BATCH = ConsumerSettings.batch
 #: Interval at which an idle runner asks the database for news: one row of one table.
 _POLL_S = 0.2
 #: A moved position becomes durable this much later: a sync for each message would slow down the line's disk.
@@ -40,16 +39,14 @@ _GOODBYE_S = 1.0
 class Runner:
     """One consumer of one database, all in one event loop."""
 
-    def __init__(  # noqa: PLR0913 - most by keyword
+    def __init__(
         self,
         name: str,
         consumer: Consumer,
         reader: ResultsReader,
         positions: PositionFile,
+        settings: ConsumerSettings,
         *,
-        send: Sequence[str] = ("boards", "inspections", "generations", "reviews"),
-        repeats_boards: bool = False,
-        batch: int = BATCH,
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
@@ -57,9 +54,9 @@ class Runner:
         self._consumer = consumer
         self._reader = reader
         self._file = positions
-        self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in send)
-        self._repeats_boards = repeats_boards and "boards" in send
-        self._batch = batch
+        self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in settings.send)
+        self._repeats_boards = settings.repeats_boards and "boards" in settings.send
+        self._batch = settings.batch
         self._newest = newest
         self._status_page = status_page
         self._log: Any = structlog.get_logger("consumer").bind(consumer=name)

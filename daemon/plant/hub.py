@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from sqlalchemy import Connection, Engine, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
@@ -29,7 +29,7 @@ from daemon.plant.schema import database_problem, open_database, require_utf8, u
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
 from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
-from daemon.wire.sockets import bind_http, url_of
+from daemon.wire.sockets import bind_http, is_loopback_name, url_of
 from experts.catalog import Digest
 
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
@@ -81,15 +81,14 @@ def _refuse(status: int, _request: Request, error: Exception) -> JSONResponse:
 
 def picture_router(hub: Hub) -> APIRouter:
     router = APIRouter()
+    by_line, read = [Depends(partial(require_line, hub))], [Depends(partial(require_reader, hub))]
 
-    @router.put("/pictures/{sha256}/space")
-    def check_size_of_picture(sha256: Digest, request: Request, bytes: int) -> dict[str, Any]:  # noqa: A002, ARG001  # pyright: ignore[reportUnusedFunction]
-        line_of(hub, request)
+    @router.put("/pictures/{sha256}/space", dependencies=by_line)
+    def check_size_of_picture(sha256: Digest, bytes: int) -> dict[str, Any]:  # noqa: A002, ARG001  # pyright: ignore[reportUnusedFunction]
         return {"fits": bytes <= hub.settings.pictures.max_picture}
 
-    @router.put("/pictures/{sha256}", status_code=201)
+    @router.put("/pictures/{sha256}", status_code=201, dependencies=by_line)
     async def put_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        line_of(hub, request)
         content = await read_body(request, hub.settings.pictures.max_picture)
         if hashlib.sha256(content).hexdigest() != sha256:
             raise HTTPException(422, "the picture has another sha256 than its address: it was damaged on the way")
@@ -99,10 +98,8 @@ def picture_router(hub: Hub) -> APIRouter:
             raise HTTPException(507, str(error)) from None
         return Response(status_code=201)
 
-    @router.get("/pictures/{sha256}")
-    def get_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        if hub.token is not None and not hub.token.matches(request.headers.get("authorization", "")):
-            line_of(hub, request)
+    @router.get("/pictures/{sha256}", dependencies=read)
+    def get_picture(sha256: Digest) -> Response:  # pyright: ignore[reportUnusedFunction]
         return picture(hub, sha256)
 
     @router.get("/healthz")
@@ -195,15 +192,36 @@ def accept_line(path: Path, line: str) -> None:
         connection.execute(update(lines).where(lines.c.line == line).values(accepts=True))
 
 
-def line_of(hub: Hub, request: Request) -> str:
+def require_line(hub: Hub, request: Request) -> None:
     header = request.headers.get("authorization", "")
-    line = next((name for name, key in hub.keys.items() if key.matches(header)), None)
-    if line is None:
+    if not any(key.matches(header) for key in hub.keys.values()):
         raise HTTPException(
             401,
             f"{no_token_text(header)}: `lines` of plant.yaml names each line's key; only http_token changes releases",
         )
-    return line
+
+
+def require_reader(hub: Hub, request: Request) -> None:
+    """Admit lines and holders of the hub's token or, if there is none, programs on the hub's PC."""
+    if hub.token is None:
+        _require_local(request)
+    elif not hub.token.matches(request.headers.get("authorization", "")):
+        require_line(hub, request)
+
+
+def require_administrator(hub: Hub, request: Request) -> None:
+    """Admit holders of the hub's token or, if there is none, programs on the hub's PC; but no line."""
+    header = request.headers.get("authorization", "")
+    if hub.token is None:
+        _require_local(request)
+    elif not hub.token.matches(header):
+        raise HTTPException(401, f"{no_token_text(header)}: releases are changed with the hub's http_token")
+
+
+def _require_local(request: Request) -> None:
+    """Refuse requests that a web page sent through a browser on the hub's PC: with an Origin, or another host name."""
+    if "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
+        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
 
 
 async def parts_of(request: Request) -> AsyncIterator[bytes]:

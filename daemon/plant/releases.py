@@ -5,16 +5,14 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from daemon.plant.hub import Hub, in_parts, line_of, parts_of, read_body
+from daemon.plant.hub import Hub, in_parts, parts_of, read_body, require_administrator, require_reader
 from daemon.registry.hub_store import SIGNATURE_HEADER
 from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, ReleaseError, SignedManifest
 from daemon.registry.store import Store
-from daemon.wire.keys import no_token_text
-from daemon.wire.sockets import is_loopback_name
 
 _INCOMING = "incoming-"
 
@@ -73,26 +71,3 @@ async def _receive(store: Store, sha256: str, request: Request) -> None:
             await run_in_threadpool(part.write, piece)
         part.flush()
         await run_in_threadpool(store.add_object, Path(part.name), sha256)
-
-
-def require_reader(hub: Hub, request: Request) -> None:
-    """Admit lines and holders of the hub's token or, if there is none, programs on the hub's PC."""
-    if hub.token is None:
-        _require_local(request)
-    elif not hub.token.matches(request.headers.get("authorization", "")):
-        line_of(hub, request)
-
-
-def require_administrator(hub: Hub, request: Request) -> None:
-    """Admit holders of the hub's token or, if there is none, programs on the hub's PC; but no line."""
-    header = request.headers.get("authorization", "")
-    if hub.token is None:
-        _require_local(request)
-    elif not hub.token.matches(header):
-        raise HTTPException(401, f"{no_token_text(header)}: releases are changed with the hub's http_token")
-
-
-def _require_local(request: Request) -> None:
-    """Refuse requests that a web page sent through a browser on the hub's PC: with an Origin, or another host name."""
-    if "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
-        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")

@@ -13,18 +13,17 @@ from typing import Any, LiteralString, cast
 
 import structlog
 from psycopg import AsyncConnection, Error, OperationalError, errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from daemon.consumers.plant.identity import claim
 from daemon.consumers.plant.pictures import PictureSender
 from daemon.consumers.plant.rows import STORE, rows_of
-from daemon.consumers.plant.settings import PlantSettings
+from daemon.consumers.plant.settings import TIMEOUTS, PlantSettings
 from daemon.consumers.protocol import DeliveryError, LineAccess, Message, ReviewAnswerError
 from daemon.wire.keys import CredentialError, read_password
 
-#: Each side notices within about 15 s that the other is cut off; the hub then releases the line's name.
-_TIMEOUTS = "connect_timeout=10 keepalives_idle=5 keepalives_interval=5 keepalives_count=2 tcp_user_timeout=15000"
+#: The hub's side of TIMEOUTS: it releases the name of a line that is cut off.
 _SESSION = (
     "timezone=UTC synchronous_commit=on lock_timeout=20s application_name=coserve tcp_keepalives_idle=5"
     " tcp_keepalives_interval=5 tcp_keepalives_count=2 tcp_user_timeout=15000"
@@ -100,8 +99,7 @@ class PlantConsumer:
             password = read_password(self._settings.password) if self._settings.password else None
         except CredentialError as error:
             raise DeliveryError(str(error), "refused") from None
-        timeouts: dict[str, Any] = conninfo_to_dict(_TIMEOUTS)
-        address = make_conninfo(self._settings.database, **timeouts, password=password)
+        address = make_conninfo(self._settings.database, **TIMEOUTS, password=password)
         return await AsyncConnection[dict[str, Any]].connect(address, autocommit=True, row_factory=dict_row)
 
     async def _ensure_days(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> None:
