@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from daemon.dashboard.pages.review import REFUSED, REVIEW_TIMEOUT_S, ReviewerCookie, SeenReview, name_of
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.pictures import WIDTHS, NoPicture, PictureSize, StoredPicture
-from daemon.dashboard.site.site import SearchText, Site, Verdict
+from daemon.dashboard.site.site import Filters, SearchText, Site, Verdict
 from daemon.storage.database.boards import serial_range
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER
@@ -78,7 +78,7 @@ IdInQuery = Annotated[int, Query(ge=0, le=MAX_INTEGER)]
 
 
 @dataclass(frozen=True, slots=True)
-class BoardSearch:
+class BoardSearch(Filters):
     """The filters in the address; an empty one matches every board. `before` is the last board of the previous list."""
 
     serial: SearchText = ""
@@ -219,13 +219,12 @@ def _board_page(
     counts = {row.verdict: row.number for row in database.rows(_COUNT, {"board_id": board_id, "limit": limit}, limit=9)}
     total = sum(counts.values())
     is_whole = total <= _MAX_WHOLE_IMAGES
-    more = None
+    part = _MAX_WHOLE_IMAGES if is_whole else _PART_IMAGES
+    images = _images(database, board_id, verdict, after, part + 1)
+    more = images[part - 1].inspection_id if len(images) > part else None
+    images = images[:part]
     if is_whole:
-        images = _whole_board(database, board_id, verdict)
-    else:
-        images = _part_of_board(database, board_id, verdict, after)
-        more = images[_PART_IMAGES - 1].inspection_id if len(images) > _PART_IMAGES else None
-        images = images[:_PART_IMAGES]
+        images.sort(key=lambda row: _WORST_FIRST.index(row.verdict))
     shown = _components(database, images)
     findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
 
@@ -263,19 +262,11 @@ def _board_page(
     )
 
 
-def _part_of_board(database: Database, board_id: int, verdict: str, after: int) -> list[Row[Any]]:
+def _images(database: Database, board_id: int, verdict: str, after: int, limit: int) -> list[Row[Any]]:
     of_verdict = "AND verdict = :verdict" if verdict else ""
     sql = f"{_IMAGES} WHERE board_id = :board_id {of_verdict} AND inspection_id > :after ORDER BY inspection_id"
     values: dict[str, Any] = {"board_id": board_id, "after": after} | ({"verdict": verdict} if verdict else {})
-    limit = _PART_IMAGES + 1
     return database.rows(f"{sql} LIMIT {limit}", values, limit=limit)
-
-
-def _whole_board(database: Database, board_id: int, verdict: str) -> list[Row[Any]]:
-    sql = f"{_IMAGES} WHERE board_id = :board_id ORDER BY inspection_id"
-    rows = database.rows(sql, {"board_id": board_id}, limit=_MAX_WHOLE_IMAGES)
-    matches = [row for row in rows if not verdict or row.verdict == verdict]
-    return sorted(matches, key=lambda row: _WORST_FIRST.index(row.verdict))
 
 
 def _chosen(database: Database, board_id: int, inspection: int) -> InspectedComponent:

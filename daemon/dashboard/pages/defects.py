@@ -8,11 +8,10 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
@@ -22,7 +21,7 @@ from starlette.exceptions import HTTPException
 from daemon.config.plant_time import PlantTime, Span
 from daemon.dashboard.pages.drawings import Bar, BarChart
 from daemon.dashboard.site.database import CachedAnswers, Database, TooMuchToCount
-from daemon.dashboard.site.site import ShortText, Site, Verdict
+from daemon.dashboard.site.site import Filters, ShortText, Site, Verdict
 from daemon.storage.database.reviews import DAEMON, is_newest
 from daemon.storage.database.schema import boards, inspections, reviews
 from daemon.units import spreadsheet_cell
@@ -69,7 +68,7 @@ class DefectSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class DefectFilter:
+class DefectFilter(Filters):
     """The filters in the address: `from` and `to` count with the range `own`."""
 
     range: Literal["today", "7d", "30d", "own"] = "7d"
@@ -94,15 +93,12 @@ class DefectFilter:
             raise HTTPException(422, f"from {since} to {until}: choose at most {_MAX_ZONED_DAYS:,} days")
         return since, until
 
-    def query(self, **more: Any) -> str:
-        fields: dict[str, Any] = {"range": self.range, "from": self.first, "to": self.last}
-        fields |= {"type": self.type, "lot": self.lot, "station": self.station}
-        fields |= {"by": self.by if self.by != "defect" else ""} | more
-        return urlencode({name: value for name, value in fields.items() if value not in ("", None)})
+    def query(self, **changes: Any) -> str:
+        return Filters.query(self, **{"from": self.first, "to": self.last, "first": "", "last": ""} | changes)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFilter:
+class ImageFilter(Filters):
     """Filters of a list of images; an empty one matches all. The defect `-` is a missing code."""
 
     final: Verdict = ""
@@ -110,10 +106,6 @@ class ImageFilter:
     defect: ShortText = ""
     day: Day = ""
     kind: Literal["", "false_call", "escape", "reviewed"] = ""
-
-    @property
-    def fields(self) -> dict[str, str]:
-        return {name: value for name, value in asdict(self).items() if value}
 
 
 def _date(text: str) -> date:
@@ -169,7 +161,7 @@ def router(site: Site) -> APIRouter:
             *(request, "defect_images.html"),
             which=which,
             span=span,
-            only=only.fields,
+            only=only.fields(),
             rows=shown,
             before=shown[-1].inspection_id if len(rows) > _PAGE_IMAGES else None,
             is_first=before is None,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from daemon.config.settings import Config
 from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart, expert_state, memory_blocks
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
-from daemon.dashboard.site.site import SearchText, ShortText, Site
+from daemon.dashboard.site.site import Filters, SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
 from daemon.shadow.comparison import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
@@ -146,7 +146,7 @@ SHOWN: Mapping[str, Callable[[ExpertRow], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSearch:
+class ExpertSearch(Filters):
     """The filters in the address, the order of the list, and the number of its page."""
 
     q: SearchText = ""
@@ -159,17 +159,16 @@ class ExpertSearch:
         return self.q.casefold() in f"{row['expert']} {row['architecture']}".casefold() and SHOWN[self.show](row)
 
     def link(self, **changes: Any) -> str:
-        fields = asdict(self) | {"page": 1} | changes
-        defaults = asdict(ExpertSearch())
-        return "/experts?" + urlencode({name: value for name, value in fields.items() if value != defaults[name]})
+        return "/experts?" + self.query(**({"page": 1} | changes))
 
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
     overview = ExpertOverview(site)
     site.templates.globals["expert_href"] = href
-    site.live.add("memory", lambda: _memory(site), every_s=1.0)
-    site.live.add("loads", lambda: _loads(site), every_s=30.0)
+    memory, loads = "The daemon does not say what is in memory", "The loads cannot be counted now"
+    site.add_part("memory", "_memory.html", lambda: _memory(site), memory, 1.0)
+    site.add_part("loads", "_loads.html", lambda: _loads(site), loads, 30.0)
 
     @routes.get("/experts")
     def experts(request: Request, search: Annotated[ExpertSearch, Depends()]) -> HTMLResponse:
@@ -179,8 +178,6 @@ def router(site: Site) -> APIRouter:
         return site.page(
             request,
             "experts.html",
-            memory=_memory(site),
-            loads=_loads(site),
             listing=listing,
             rows=matches[first : first + _PAGE_ROWS],
             count=len(matches),
@@ -326,24 +323,17 @@ def _row(
     return row
 
 
-def _memory(site: Site) -> str:
-    try:
-        pools = site.ask_daemon("memory")["pools"]
-    except ControlError as error:
-        return site.render("_problem.html", title="The daemon does not say what is in memory", remedy=error.reason)
-    drawn = [{"pool": pool, "blocks": memory_blocks(pool)} for pool in pools]
-    return site.render("_memory.html", pools=drawn, state_of=expert_state)
+def _memory(site: Site) -> dict[str, Any]:
+    pools = [{"pool": pool, "blocks": memory_blocks(pool)} for pool in site.ask_daemon("memory")["pools"]]
+    return {"pools": pools, "state_of": expert_state}
 
 
-def _loads(site: Site) -> str:
+def _loads(site: Site) -> dict[str, Any]:
     now = int(time.time()) // 60 * 60
     minutes = [utc_text(now - 60 * (_CHART_MINUTES - 1 - number)) for number in range(_CHART_MINUTES)]
     loads: dict[str, dict[str, int]] = {}
-    try:
-        for row in site.database.rows(_LOADS_PER_MINUTE, {"since": minutes[0]}, limit=_MAX_EXPERTS):
-            loads.setdefault(row.device, {})[row.minute] = row.loads
-    except (NoDatabase, TooMuchToCount) as error:
-        return site.render("_problem.html", title="The loads cannot be counted now", remedy=str(error))
+    for row in site.database.rows(_LOADS_PER_MINUTE, {"since": minutes[0]}, limit=_MAX_EXPERTS):
+        loads.setdefault(row.device, {})[row.minute] = row.loads
 
     def bar(minute: str, count: int) -> Bar:
         name = site.plant.text(minute, "time")[:5]
@@ -354,7 +344,7 @@ def _loads(site: Site) -> str:
                                                 most=max(counts.values())))
         for device, counts in sorted(loads.items())
     ]  # fmt: skip
-    return site.render("_loads.html", devices=devices)
+    return {"devices": devices}
 
 
 def _confidence_chart(

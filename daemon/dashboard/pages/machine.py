@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,6 @@ from daemon.host.temperature import Thermometer
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import DiskSpace, places
 from daemon.units import size_text
-from daemon.wire.control import ControlError
 
 #: Seconds that the timeline may show: names can be read in the shortest, shifts of work seen in the longest.
 WINDOWS = (5, 10, 30, 60, 300)
@@ -90,80 +90,59 @@ class DiskUse:
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    machine = _Machine(site)
+    now = CachedAnswer(_NOW_CACHE_S, _Machine(site).gather)
     for seconds in WINDOWS:
-        site.live.add(f"timeline-{seconds}", lambda seconds=seconds: machine.timeline(seconds), every_s=2.0)
-    site.live.add("machine-tiles", machine.tiles, every_s=1.0)
-    site.live.add("machine", machine.details, every_s=2.0)
-    site.live.add("machine-charts", machine.charts, every_s=10.0)
+        work = partial(_timeline, site, seconds)
+        site.add_part(f"timeline-{seconds}", "_timeline.html", work, "The daemon shows no timeline", 2.0)
+    site.add_part("machine-tiles", "_machine_tiles.html", now.get, "", 1.0)
+    site.add_part("machine", "_machine.html", now.get, "", 2.0)
+    site.add_part("machine-charts", "_machine_charts.html", lambda: _charts(site), "The daemon shows no queues", 10.0)
 
     @routes.get("/machine")
     def page(request: Request, seconds: Literal["5", "10", "30", "60", "300"] = "60") -> HTMLResponse:
-        window = int(seconds)
-        return site.page(
-            request,
-            "machine.html",
-            timeline=machine.timeline(window),
-            tiles=machine.tiles(),
-            charts=machine.charts(),
-            now=machine.details(),
-            window=window,
-            windows=WINDOWS,
-        )
+        return site.page(request, "machine.html", window=int(seconds), windows=WINDOWS)
 
     return routes
 
 
+def _timeline(site: Site, seconds: int) -> dict[str, Any]:
+    work = site.ask_daemon("timeline", seconds=seconds)
+    lanes = work_lanes(work, [row["name"] for row in site.status()["executors"]])
+    return {"lanes": lanes, "totals": _totals(work), "work": work, "seconds": seconds}
+
+
+def _charts(site: Site) -> dict[str, Any]:
+    points = steps(site.ask_daemon("waits", seconds=_CHART_S)["samples"], _CHART_S, _MAX_POINTS)
+    if not points:
+        return {"waits": [], "busy": [], "most": 0, "seconds": _CHART_S}
+    newest = points[-1]
+    waits = [
+        Series(label, tone, f"{newest[key]:,}", [(point["ago_s"], point[key]) for point in points])
+        for key, label, tone in _WAITS
+    ]
+    executors = sorted({name for point in points for name in point["busy"]})
+    busy = [
+        Series(
+            *(name, f"other{1 + number % 4}", f"{100 * newest['busy'].get(name, 0.0):.0f} %"),
+            [(point["ago_s"], point["busy"].get(name, 0.0)) for point in points],
+        )
+        for number, name in enumerate(executors)
+    ]
+    most = max(value for one in waits for _, value in one.points) or 1
+    return {"waits": waits, "busy": busy, "most": most, "seconds": _CHART_S}
+
+
 class _Machine:
-    """The page's fragments. Costly answers are cached."""
+    """What the line is and holds now. Costly answers are cached."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._thermometer = Thermometer()
         self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database, site.day_began()))
         self._files = CachedAnswer(_FILES_CACHE_S, lambda: _file_sizes(site.config))
-        self._now = CachedAnswer(_NOW_CACHE_S, self._gather)
         self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
 
-    def timeline(self, seconds: int) -> str:
-        try:
-            work = self._site.ask_daemon("timeline", seconds=seconds)
-            executors = [row["name"] for row in self._site.status()["executors"]]
-        except ControlError as error:
-            return self._site.render("_problem.html", title="The daemon shows no timeline", remedy=error.reason)
-        lanes = work_lanes(work, executors)
-        return self._site.render("_timeline.html", lanes=lanes, totals=_totals(work), work=work, seconds=seconds)
-
-    def tiles(self) -> str:
-        return self._site.render("_machine_tiles.html", **self._now.get())
-
-    def details(self) -> str:
-        return self._site.render("_machine.html", **self._now.get())
-
-    def charts(self) -> str:
-        try:
-            samples = self._site.ask_daemon("waits", seconds=_CHART_S)["samples"]
-        except ControlError as error:
-            return self._site.render("_problem.html", title="The daemon shows no queues", remedy=error.reason)
-        points = steps(samples, _CHART_S, _MAX_POINTS)
-        newest = points[-1] if points else {}
-        waits = [
-            Series(label, tone, f"{newest.get(key, 0):,}", [(point["ago_s"], point[key]) for point in points])
-            for key, label, tone in _WAITS
-        ]
-        most = max((value for one in waits for _, value in one.points), default=0) or 1
-        executors = sorted({name for point in points for name in point["busy"]})
-        busy = [
-            Series(
-                *(name, f"other{1 + number % 4}", f"{100 * newest['busy'].get(name, 0.0):.0f} %"),
-                [(point["ago_s"], point["busy"].get(name, 0.0)) for point in points],
-            )
-            for number, name in enumerate(executors)
-        ]
-        waits = waits if points else []
-        return self._site.render("_machine_charts.html", waits=waits, most=most, busy=busy, seconds=_CHART_S)
-
-    def _gather(self) -> dict[str, Any]:
+    def gather(self) -> dict[str, Any]:
         problems: list[str] = []
         site, no_answer = self._site, "No answer from the daemon"
         status: Mapping[str, Any] = ask_or({}, site.status, no_answer, problems)

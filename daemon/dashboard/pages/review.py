@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from daemon.dashboard.site.access import safe_path
 from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
 from daemon.dashboard.site.pictures import PictureSize
-from daemon.dashboard.site.site import ShortText, Site, Verdict
+from daemon.dashboard.site.site import Filters, ShortText, Site, Verdict
 from daemon.storage.database.reviews import (
     Review,
     WaitingFilter,
@@ -79,7 +79,7 @@ Question = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class ReviewFilter:
+class ReviewFilter(Filters):
     """The filters in the address, and the choice of oldest or newest board first."""
 
     type: ShortText = ""
@@ -95,48 +95,6 @@ class ReviewFilter:
     def waiting(self) -> WaitingFilter:
         fields = {name: value or None for name, value in asdict(self).items() if name not in ("type", "order")}
         return WaitingFilter(board_type=self.type or None, **fields)
-
-    @property
-    def fields(self) -> dict[str, str]:
-        return {name: value for name, value in asdict(self).items() if value and (name, value) != ("order", "oldest")}
-
-    @property
-    def query(self) -> str:
-        return urlencode(self.fields)
-
-
-@dataclass(frozen=True, slots=True)
-class GoodPart:
-    inspection_id: int
-    size: PictureSize
-    designator: str
-    is_reviewed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReviewItem:
-    image: Row[Any]
-    size: PictureSize | None
-    answers: Sequence[Row[Any]]
-    boxes: Sequence[Row[Any]]
-    drawn: Sequence[Row[Any]]
-    labels: Sequence[str]
-    past: Sequence[Review]
-    standing: Review | None
-    good_part: GoodPart | None
-    reason: str
-
-    @property
-    def newest(self) -> int | None:
-        return self.past[-1].review_id if self.past else None
-
-    @property
-    def why_no_picture(self) -> str:
-        if self.image.is_copied_later:
-            return "The image is being copied to the images folder: it comes in a moment."
-        is_kept = self.image.image_path is not None
-        reason = "its file cannot be shown any more" if is_kept else "it was not kept, or was pruned"
-        return f"No image: {reason}. Decide by the experts' answers, or look at the board."
 
 
 _Which = Annotated[ReviewFilter, Depends()]
@@ -223,19 +181,18 @@ class _ReviewPage:
         here, last = _ids(held), _ids(skipped)
         limit = count + len(here) + len(last) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
         ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
-        items = [
-            self._rendered(item) for item in map(self._item, self._offers.choose(seat, ids, here, last, count)) if item
-        ]
+        chosen = map(self._rendered, self._offers.choose(seat, ids, here, last, count))
+        items = [item for item in chosen if item is not None]
         left = self._database.number(count_of(query, _MAX_COUNTED))
         (done,) = self._database.rows(done_question(self._site.day_began(), name_of(cookie)), limit=1)
         progress = {"done": int(done.by_all), "done_by_you": int(done.by_one)}
         return JSONResponse({"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED} | progress)
 
     def item(self, image: ImageId) -> JSONResponse:
-        item = self._item(image)
+        item = self._rendered(image)
         if item is None:
             raise HTTPException(404, f"there is no image {image}")
-        return JSONResponse(self._rendered(item))
+        return JSONResponse(item)
 
     def last(self, cookie: ReviewerCookie = "") -> JSONResponse:
         row = self._database.first(_last_question(self._site.day_began(), name_of(cookie)))
@@ -271,21 +228,19 @@ class _ReviewPage:
             return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
         return JSONResponse(written)
 
-    def _rendered(self, item: ReviewItem) -> dict[str, Any]:
-        html = self._site.render("_review_item.html", item=item, image=item.image)
-        return {"id": item.image.inspection_id, "html": html}
-
-    def _item(self, inspection_id: int) -> ReviewItem | None:
-        rows = self._database.rows
+    def _rendered(self, inspection_id: int) -> dict[str, Any] | None:
+        """Return an image's id and fragment; None if it is gone."""
+        rows, site = self._database.rows, self._site
         image = self._database.first(image_question(inspection_id))
         if image is None:
             return None
         past = [Review(**row._mapping) for row in rows(_of_image(reviews, inspection_id), limit=_MAX_ROWS)]
         standing = decisions(past)
-        size = self._site.pictures.size(image.image_path)
+        size = site.pictures.size(image.image_path)
         answers = rows(_of_image(stages, inspection_id), limit=_MAX_ROWS)
         boxes = rows(_of_image(detections, inspection_id), limit=_MAX_ROWS)
-        return ReviewItem(
+        html = site.render(
+            "_review_item.html",
             image=image,
             size=size,
             answers=answers,
@@ -295,8 +250,9 @@ class _ReviewPage:
             past=past,
             standing=standing[-1] if standing else None,
             good_part=self._good_part(image),
-            reason=self._site.rules.reason(image.board_type, image, answers, boxes, size),
+            reason=site.rules.reason(image.board_type, image, answers, boxes, size),
         )
+        return {"id": inspection_id, "html": html}
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
         rows = self._database.rows(_some_waiting(), limit=_FACET_IMAGES)
@@ -319,8 +275,8 @@ class _ReviewPage:
         labels = dict.fromkeys(label for row in classes for label in json.loads(row.classes))
         return list(labels) or [name for _, name in self._cache.get("codes", self._codes)]
 
-    def _good_part(self, image: Row[Any]) -> GoodPart | None:
-        """Return the most similar good part: best of the same place and board type, passed by a person, newest."""
+    def _good_part(self, image: Row[Any]) -> tuple[Row[Any], PictureSize] | None:
+        """Return the most similar good part and its size: of this place and board type, passed by a person, newest."""
         parts = self._cache.get(f"good {image.component}", lambda: self._good_parts(image.component))
         ranked = sorted(
             (part for part in parts if part.inspection_id != image.inspection_id),
@@ -329,7 +285,7 @@ class _ReviewPage:
         for part in ranked[:3]:
             size = self._site.pictures.size(part.image_path)
             if size is not None:
-                return GoodPart(part.inspection_id, size, part.designator, bool(part.is_reviewed))
+                return part, size
         return None
 
     def _good_parts(self, component: str) -> list[Row[Any]]:

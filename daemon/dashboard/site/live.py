@@ -17,7 +17,7 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 MAX_LISTENERS = 64
-_POLL_S = 0.5
+POLL_S = 0.5
 _HEARTBEAT_S = 15.0
 _RETRY_MS = 2000
 
@@ -45,9 +45,12 @@ class LiveTopics:
         self._wake = asyncio.Event()
         self._log: Any = structlog.get_logger("live")
 
-    def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
+    def add(self, name: str, make: Callable[[], str], every_s: float = POLL_S) -> None:
         """Add a topic: a thread calls `make` for its whole text every `every_s` while there are listeners."""
         self._topics[name] = _Topic(make, every_s)
+
+    def text(self, name: str) -> str:
+        return self._topics[name].make()
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +86,7 @@ class LiveTopics:
                 self._wake.clear()
                 await self._wake.wait()
             else:
-                await asyncio.sleep(_POLL_S / 2)
+                await asyncio.sleep(POLL_S / 2)
 
     def close(self) -> None:
         for listener in self._listeners:

@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote
@@ -14,9 +12,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import AccessGuard, Keyring
-from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount
+from daemon.dashboard.site.database import CachedAnswer, Database
 from daemon.dashboard.site.live import LiveTopics
-from daemon.dashboard.site.site import PageShell, SearchText, page_templates
+from daemon.dashboard.site.site import PageShell, SearchText
 from daemon.dashboard.site.web_app import web_app
 from daemon.plant.hub import Hub, picture
 from daemon.plant.page import questions
@@ -27,14 +25,18 @@ NAVIGATION = (("/", "Plant", "l"), ("/boards", "Boards", "b"), ("/defects", "Def
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
 #: Seconds from one rendering of a live part to the next, for all readers together.
 _LIVE_S = 5.0
+_NOT_READ = "The hub's database cannot be read now; the lines go on"
 _SHORT_LIST = 10
 _LISTED_DEFECTS = 200
 
 
-@dataclass(frozen=True, slots=True)
 class PlantSite(PageShell):
-    database: Database
-    hub: Hub
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.database = Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading)
+        folder = Path(__file__).parent / "templates"
+        super().__init__(hub.settings.plant, NAVIGATION, str, folder, has_token=hub.token is not None)
+        self.templates.globals["serial_path"] = serial_path
 
     def since(self, days: int) -> str:
         """Return when the plant's last `days` days began, today included, as UTC text."""
@@ -46,18 +48,7 @@ def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
 
     Logged-out sessions are kept in `folder`. TokenError if a file cannot be used.
     """
-    timezone, clock = hub.settings.plant.timezone, hub.settings.plant.clock()
-    keyring = Keyring(hub.settings.http_token, folder / "logged_out")
-    site = PlantSite(
-        live=LiveTopics(),
-        plant=clock,
-        templates=page_templates(timezone, clock, str, Path(__file__).parent / "templates"),
-        navigation=NAVIGATION,
-        has_token=not keyring.is_open,
-        database=Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading),
-        hub=hub,
-    )
-    site.templates.globals["serial_path"] = serial_path
+    keyring, site = Keyring(hub.settings.http_token, folder / "logged_out"), PlantSite(hub)
     app = web_app(site, keyring, [router(site)], site.database.close, unaffected="the lines go on")
     return AccessGuard(app, keyring), site.live
 
@@ -83,14 +74,13 @@ def router(site: PlantSite) -> APIRouter:
         "defects": lambda: causes(1, _SHORT_LIST),
         "events": lambda: {"events": site.database.rows(questions.EVENTS, limit=questions.MAX_EVENTS)},
     }
-    parts = {name: CachedAnswer(_LIVE_S, partial(_part, site, name, context)) for name, context in contexts.items()}
-    for name, part in parts.items():
-        site.live.add(name, part.get, every_s=_LIVE_S)
+    for name, context in contexts.items():
+        answer = CachedAnswer(_LIVE_S, context)
+        site.add_part(name, f"_plant_{name}.html", answer.get, _NOT_READ, _LIVE_S)
 
     @routes.get("/")
     def plant(request: Request) -> HTMLResponse:
-        shown: dict[str, Any] = {name: part.get() for name, part in parts.items()}
-        return site.page(request, "plant.html", **shown)
+        return site.page(request, "plant.html")
 
     @routes.get("/boards")
     def boards(request: Request, serial: SearchText = "", line: SearchText = "") -> Response:
@@ -127,12 +117,3 @@ def _add_serial(routes: APIRouter, site: PlantSite) -> None:
     @routes.get("/images/{sha256}")
     def image(sha256: Digest) -> Response:
         return picture(site.hub, sha256)
-
-
-def _part(site: PlantSite, name: str, context: Callable[[], Mapping[str, Any]]) -> str:
-    """Render a live part; while the database cannot be read, one sentence takes its place."""
-    try:
-        return site.render(f"_plant_{name}.html", **context())
-    except (NoDatabase, TooMuchToCount) as error:
-        title = "The hub's database cannot be read now; the lines go on"
-        return site.render("_problem.html", title=title, remedy=str(error))

@@ -157,13 +157,13 @@ def test_a_line_end_in_a_serial_is_no_second_event(web: Web) -> None:
 def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> None:
     from daemon.config.settings import load_config
     from daemon.dashboard.app import PAGES
-    from daemon.dashboard.site.site import make_site
+    from daemon.dashboard.site.site import Site
 
     def parameters(dependant: fastapi.dependencies.models.Dependant) -> list[str]:
         inner = [name for dependency in dependant.dependencies for name in parameters(dependency)]
         return [*(field.alias for field in dependant.query_params), *inner]
 
-    site = make_site(load_config(web.config))
+    site = Site(load_config(web.config))
     routes = [
         (route.path, parameters(route.dependant))
         for page in PAGES

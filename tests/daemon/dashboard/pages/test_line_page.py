@@ -11,7 +11,7 @@ from daemon.config.plant_time import PlantTime, Span
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, passed_by_review, silence, yield_charts
 from daemon.dashboard.pages.line import alarms
-from daemon.dashboard.site.site import Site, make_site
+from daemon.dashboard.site.site import Site
 from daemon.units import utc_text, wall_seconds
 from tests.daemon.dashboard.web import STATUS, Web
 
@@ -29,7 +29,7 @@ def web(tmp_path: Path) -> Web:
 
 @pytest.fixture
 def site(web: Web) -> Iterator[Site]:
-    made = make_site(load_config(web.config))
+    made = Site(load_config(web.config))
     yield made
     made.database.close()
 
