@@ -6,9 +6,9 @@ Results are read a batch at a time, so that a consumer that is a million message
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,9 +18,6 @@ from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 #: Interval at which an idle runner asks the database for news: one row of one table.
 _POLL_S = 0.2
@@ -37,7 +34,10 @@ _GOODBYE_S = 1.0
 
 
 class Runner:
-    """One consumer of one database, all in one event loop."""
+    """One consumer of one database, all in one event loop.
+
+    Disks and databases may be slow: they are asked in threads, and the connection is kept alive meanwhile.
+    """
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Runner:
         while not self.stopping.is_set():
             try:
                 if not has_begun:
-                    self._position = await self._ask(self._begin)
+                    self._position = await asyncio.to_thread(self._begin)
                     await self._save(even_if_not_due=True)
                     has_begun = True
                 await self._connection()
@@ -125,20 +125,20 @@ class Runner:
             await self._close()
 
     async def _deliver_page(self) -> bool:
-        last_seq, epoch = await self._ask(self._reader.end)
+        last_seq, epoch = await asyncio.to_thread(self._reader.end)
         if last_seq < self._position.seq or epoch != self._position.epoch:
-            self._position = await self._ask(self._checked, self._position)
+            self._position = await asyncio.to_thread(self._checked, self._position)
             self._delivered_once = 0
             return True
         if last_seq == self._position.seq:
             await self._consumer.deliver(())
             return False
-        page = await self._ask(self._reader.results_since, self._position.seq, self._batch)
+        page = await asyncio.to_thread(self._reader.results_since, self._position.seq, self._batch)
         items: list[Message] = page["items"]
         if not items:
             self._moved(items, last_seq)
             return True
-        states = await self._ask(self._reader.board_states, items) if self._repeats_boards else []
+        states = await asyncio.to_thread(self._reader.board_states, items) if self._repeats_boards else []
         wanted = [message for message in items if message["topic"].startswith(self._wanted)]
         wanted = sorted(wanted + states, key=lambda message: message["seq"])
         reached = await self._consumer.deliver(wanted) if wanted else 0
@@ -224,7 +224,7 @@ class Runner:
             return
         position = self._position
         try:
-            await self._ask(self._file.save, position)
+            await asyncio.to_thread(self._file.save, position)
         except OSError as error:
             problem = f"{self._file.path} cannot be written: {error.strerror}: a restart would deliver again"
             if self._disk_problem is None:
@@ -261,7 +261,3 @@ class Runner:
             await asyncio.wait_for(self._consumer.close(), _GOODBYE_S)
         except Exception as error:  # noqa: BLE001 - it is gone either way
             self._log.debug("consumer_not_closed", error=str(error))
-
-    async def _ask(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call in a thread of its own: disks and databases may be slow, and the connection is kept alive meanwhile."""
-        return await asyncio.to_thread(call, *arguments, **named)

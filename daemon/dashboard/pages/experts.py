@@ -37,10 +37,6 @@ _MAX_BINS = 200_000
 _MAX_ANSWERS = 24
 _PAGE_ROWS = 100
 _CHART_MINUTES = 60
-_CATALOG_CACHE_S = 10.0
-_PLACES_CACHE_S = 0.5
-_RECENT_CACHE_S = 5.0
-_DRIFT_CACHE_S = 60.0
 
 _RATES = """
 SELECT stages.expert, count(*) AS answers, avg(stages.confidence) AS confidence,
@@ -207,13 +203,13 @@ class ExpertOverview:
     """All experts from the daemon, the catalog and the results. Answers are cached. Any thread."""
 
     def __init__(self, site: Site) -> None:
-        self._database = site.database
-        self._catalog = CachedAnswer(_CATALOG_CACHE_S, lambda: _read_catalog(site.config))
-        self._places = CachedAnswer(_PLACES_CACHE_S, lambda: site.ask_daemon("experts")["experts"])
-        self._recent = CachedAnswer(_RECENT_CACHE_S, lambda: _recent_work(site))
-        self._confidences = CachedAnswer(_DRIFT_CACHE_S, lambda: self.confidences(None))
-        self._calls = CachedAnswer(_DRIFT_CACHE_S, lambda: self.calls(None))
-        self._drifted = CachedAnswer(_DRIFT_CACHE_S, self._find_drifted)
+        self._places = CachedAnswer(0.5, lambda: site.ask_daemon("experts")["experts"])
+        self._recent = CachedAnswer(5.0, lambda: _recent_work(site))
+        self.catalog = CachedAnswer(10.0, lambda: _read_catalog(site.config)).get
+        self.confidences = CachedAnswer(60.0, lambda: _confidences(site.database)).get
+        self.calls = CachedAnswer(60.0, lambda: _calls(site.database)).get
+        #: The experts graded `drifted`, the worst first; none if they cannot be counted.
+        self.drifted = CachedAnswer(60.0, self._find_drifted).get
 
     def listing(self) -> ExpertList:
         catalog, problems = self.catalog()
@@ -222,40 +218,17 @@ class ExpertOverview:
         if failed:
             known = [_without_daemon(catalog, name) for name in catalog]
         recent: Mapping[str, Mapping[str, Any]] = ask_or({}, self._recent.get, "Rates and loads", failed)
-        histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", failed)
-        calls: Sequence[ExpertCalls] = ask_or([], self._calls.get, "False calls and escapes", failed)
+        histograms: VersionHistograms = ask_or({}, self.confidences, "Drift", failed)
+        calls: Sequence[ExpertCalls] = ask_or([], self.calls, "False calls and escapes", failed)
         calls_of = {(each.expert, each.expert_version, each.expert_settings): each for each in calls}
         rows = [_row(each, catalog, recent, histograms, calls_of) for each in known]
         batches = sum(numbers.get("batches", 0) for numbers in recent.values())
         after_load = sum(numbers.get("batches_after_load", 0) for numbers in recent.values())
         return ExpertList(rows, 1 - after_load / batches if batches else None, [*failed, *problems])
 
-    def catalog(self) -> tuple[Catalog, list[str]]:
-        return self._catalog.get()
-
-    def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
-        return self.catalog()[0].confidences.get(ExpertId(name))
-
-    def confidences(self, expert: str | None) -> VersionHistograms:
-        return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
-
-    def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
-        spec, histograms = self.catalog()[0].get(ExpertId(expert)), self.confidences(expert)
-        if spec is not None:
-            return histograms.get((expert, spec.version, spec.settings_digest), {})
-        return next(iter(histograms.values()), {})
-
-    def calls(self, expert: str | None) -> list[ExpertCalls]:
-        after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
-        return [ExpertCalls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
-
     def is_any_known(self) -> bool:
         """Return False if the daemon has no experts; ControlError if it does not answer."""
         return bool(self._places.get())
-
-    def drifted(self) -> list[str]:
-        """Return the experts graded `drifted`, the worst first; none if they cannot be counted."""
-        return self._drifted.get()
 
     def unusable(self) -> list[str]:
         failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
@@ -263,9 +236,18 @@ class ExpertOverview:
 
     def _find_drifted(self) -> list[str]:
         catalog, _ = self.catalog()
-        histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", []) if catalog.confidences else {}
+        histograms: VersionHistograms = ask_or({}, self.confidences, "Drift", []) if catalog.confidences else {}
         rows = [_row(_without_daemon(catalog, name), catalog, {}, histograms, {}) for name in catalog]
         return [row["expert"] for row in sorted(rows, key=SORTS["drift"]) if row["health"] == "drifted"]
+
+
+def _confidences(database: Database) -> VersionHistograms:
+    return by_version(database.rows(confidences_statement(), limit=_MAX_BINS))
+
+
+def _calls(database: Database) -> list[ExpertCalls]:
+    after = max(0, database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
+    return [ExpertCalls(*row) for row in database.rows(calls_statement(None, after), limit=_MAX_EXPERTS)]
 
 
 def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
@@ -376,10 +358,14 @@ def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: s
     if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")
     problems = [*listing.problems, *(mistake for mistake in mistakes if name in mistake)]
-    calls: Sequence[ExpertCalls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
+    every: Sequence[ExpertCalls] = ask_or([], overview.calls, "False calls and escapes", problems)
+    calls = [each for each in every if each.expert == name]
     answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
-    training, recent = overview.training(name), overview.newest_confidences(name)
     spec, history = catalog.get(ExpertId(name)), _history(site, name, problems)
+    histograms: VersionHistograms = ask_or({}, overview.confidences, "Drift", problems)
+    newest: VersionKey = next((key for key in histograms if key[0] == name), (name, "", None))
+    shown = (name, spec.version, spec.settings_digest) if spec is not None else newest
+    training, recent = catalog.confidences.get(ExpertId(name)), histograms.get(shown, {})
     routes = rules_in_force(site, catalog)
     return site.page(
         request,

@@ -26,10 +26,6 @@ from daemon.units import size_text
 
 #: Seconds that the timeline may show: names can be read in the shortest, shifts of work seen in the longest.
 WINDOWS = (5, 10, 30, 60, 300)
-_NOW_CACHE_S = 0.9
-_HOLDINGS_CACHE_S = 30.0
-_FILES_CACHE_S = 5.0
-_PRUNED_CACHE_S = 5.0
 #: The charts of queues and executors: how far they look back, and points of a line.
 _CHART_S, _MAX_POINTS = 600, 600
 _MAX_TABLE_ROWS = 200
@@ -90,7 +86,7 @@ class DiskUse:
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    now = CachedAnswer(_NOW_CACHE_S, _Machine(site).gather)
+    now = CachedAnswer(0.9, _Machine(site).gather)
     for seconds in WINDOWS:
         work = partial(_timeline, site, seconds)
         site.add_part(f"timeline-{seconds}", "_timeline.html", work, "The daemon shows no timeline", 2.0)
@@ -138,9 +134,9 @@ class _Machine:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._thermometer = Thermometer()
-        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database, site.day_began()))
-        self._files = CachedAnswer(_FILES_CACHE_S, lambda: _file_sizes(site.config))
-        self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
+        self._holdings = CachedAnswer(30.0, lambda: _holdings(site.database, site.day_began()))
+        self._files = CachedAnswer(5.0, lambda: _file_sizes(site.config))
+        self._pruned = CachedAnswer(5.0, lambda: site.ask_daemon("prune", begin=False))
 
     def gather(self) -> dict[str, Any]:
         problems: list[str] = []
