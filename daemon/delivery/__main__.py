@@ -10,7 +10,7 @@ from pathlib import Path
 from daemon.config.settings import load_config
 from daemon.consumers.kinds import make_consumer
 from daemon.delivery.deliveries import SharedStatusPage, StoredLine
-from daemon.delivery.process import run_consumer
+from daemon.delivery.runner import run_consumer
 from daemon.errors import ConfigError, MissingExtraError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs

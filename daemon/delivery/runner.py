@@ -4,10 +4,14 @@ Results are read a batch at a time, so that a consumer that is a million message
 """
 
 import asyncio
+import os
+import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -16,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.consumers.protocol import Consumer, ConsumerSettings, DeliveryError, Message, State
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
+from daemon.host.children import heartbeat
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 
@@ -31,6 +36,8 @@ _DELIVER_AGAIN_S = 5.0
 #: After `stop`, what the line has just finished is still delivered for this long.
 _LAST_MESSAGES_S = 1.5
 _GOODBYE_S = 1.0
+#: After SIGTERM; the daemon waits for three.
+_END_WITHIN_S = 2.5
 
 
 class Runner:
@@ -261,3 +268,47 @@ class Runner:
             await asyncio.wait_for(self._consumer.close(), _GOODBYE_S)
         except Exception as error:  # noqa: BLE001 - it is gone either way
             self._log.debug("consumer_not_closed", error=str(error))
+
+
+def run_consumer(
+    name: str,
+    consumer: Consumer,
+    database: str,
+    positions: Path,
+    settings: ConsumerSettings,
+    *,
+    newest: int | None = None,
+    status_page: SharedStatusPage | None = None,
+    heart: int | None = None,
+) -> None:
+    """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
+
+    The position is the file `NAME.position` in `positions`; `start: newest` begins after `newest`, or after what there
+    is now. `status_page` and `heart` come from the daemon, if one keeps this process running. Raises StoreError if
+    there is no database.
+    """
+    reader = ResultsReader(database)
+    if settings.start == "oldest":
+        newest = None
+    elif newest is None:
+        newest = reader.last_seq()
+    position = PositionFile(positions, name)
+    runner = Runner(name, consumer, reader, position, settings, newest=newest, status_page=status_page)
+    asyncio.run(_until_asked_to_end(runner, heart))
+    reader.close()
+
+
+async def _until_asked_to_end(runner: Runner, heart: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    beating = asyncio.create_task(heartbeat(heart))
+    running = asyncio.create_task(runner.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runner.stop)
+    await runner.stopping.wait()
+    _, late = await asyncio.wait((running,), timeout=_END_WITHIN_S)
+    beating.cancel()
+    if late:
+        # A connection that is being made holds a thread, which the interpreter's own end would wait for.
+        structlog.get_logger("consumer").warning("consumer_cut", why=f"it did not end within {_END_WITHIN_S:g} s")
+        sys.stderr.flush()
+        os._exit(0)
