@@ -155,7 +155,7 @@ class _Machine:
             "files": files,
             "held": held,
             "pruned": pruned,
-            "retention": _retention(site.config),
+            "retention": site.config.retention,
             "duration": duration,
         }
 
@@ -277,18 +277,3 @@ def duration(seconds: float | None) -> str:
             number = seconds / length_s
             return f"more than 10 {unit}" if unit == "years" and number > 10 else f"{number:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _retention(config: Config) -> list[tuple[str, str]]:
-    kept = config.retention
-    return [
-        ("Images kept", ", ".join(kept.keep) or "none"),
-        ("Keep for", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
-        ("Good examples", f"the newest {kept.good_examples} passes of each component (good_examples)"),
-        ("Passes to train with", f"{kept.sample:.1%} (sample)"),
-        ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
-        ("Free on their disk", size_text(kept.free) if kept.free else "no floor (free)"),
-        ("Keep results for", duration(kept.results_for) if kept.results_for else "no limit (results_for)"),
-        ("Reserved free space", f"{size_text(kept.reserve)}, or an eighth of a small disk (reserve)"),
-        ("Refused images", f"at most {size_text(kept.quarantine)} (quarantine)"),
-    ]
