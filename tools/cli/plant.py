@@ -13,7 +13,7 @@ from tools.terminal.console import AsJson, CommandError, ConfigPath, console, ex
 from tools.terminal.option_values import Commands, Note
 
 if TYPE_CHECKING:
-    from daemon.registry.store import Source
+    from daemon.registry.hub_store import Source
 
 _EXTRA = {"boto3", "psycopg"}
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, decode, refusal, signer_of
-from daemon.registry.store import Source
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry
 from experts.durable import replace_text, switching

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from daemon.config.plant_time import PlantTime, Span
-from daemon.dashboard.pages.board import BOARDS, failures, final_verdicts, missing
+from daemon.dashboard.pages.board import BOARDS, final_verdicts, json_rows
 from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.stored_rules import StoredRules
@@ -196,7 +196,7 @@ def last_board(database: Database) -> LastBoard | None:
         findings,
         shown,
         database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],
-        missing(board),
+        json_rows(board.missing),
     )
 
 
@@ -205,7 +205,7 @@ def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[
     defects: Counter[str] = Counter()
     positions: Counter[str] = Counter()
     for board in database.rows(_FAILED, {"since": since}, limit=_MAX_FAILED_BOARDS):
-        failed = failures(board)
+        failed = json_rows(board.failed)
         defects.update({rules.defect(one.get("defect")) or "no code" for one in failed})
         positions.update({f"{one.get('designator', '?')} on {board.board_type}" for one in failed})
     return defects.most_common(_MAX_LISTED), positions.most_common(_MAX_LISTED)

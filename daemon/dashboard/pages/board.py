@@ -157,7 +157,7 @@ def listed(
     database: Database, boards: Sequence[Row[Any]]
 ) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
     final = final_verdicts(database, [board.board_id for board in boards])
-    return [(board, failures(board), final.get(board.board_id)) for board in boards]
+    return [(board, json_rows(board.failed), final.get(board.board_id)) for board in boards]
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
@@ -192,19 +192,6 @@ def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any
     if len(matches) < limit:
         return within, values
     return "lower(substr(boards.serial, 1, :length)) = :first", {"first": first, "length": len(text)}
-
-
-def failures(board: Row[Any]) -> list[dict[str, Any]]:
-    return _json_list(board.failed)
-
-
-def missing(board: Row[Any]) -> list[dict[str, Any]]:
-    return _json_list(board.missing)
-
-
-def attributes(board: Row[Any]) -> dict[str, Any]:
-    items = _json_list(f"[{board.attributes or '{}'}]")
-    return items[0] if items else {}
 
 
 def _board_page(
@@ -248,8 +235,8 @@ def _board_page(
         counts=counts,
         total=total,
         is_counted=total <= _MAX_COUNTED_IMAGES,
-        missing=missing(board),
-        attributes=attributes(board),
+        missing=json_rows(board.missing),
+        attributes=next(iter(json_rows(f"[{board.attributes or '{}'}]")), {}),
         verdict=verdict,
         after=after,
         more=more,
@@ -298,7 +285,8 @@ def _by_image(database: Database, sql: str, ids: Iterable[int], max_each: int) -
     return grouped
 
 
-def _json_list(value: str | None) -> list[dict[str, Any]]:
+def json_rows(value: str | None) -> list[dict[str, Any]]:
+    """Return the objects of a stored list; none if it cannot be read."""
     try:
         items = json.loads(value or "[]")
     except ValueError:

@@ -14,16 +14,13 @@ from typing import Any
 import anyio
 import structlog
 from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 MAX_LISTENERS = 64
 POLL_S = 0.5
 _HEARTBEAT_S = 15.0
 _RETRY_MS = 2000
-
-
-class TooManyListeners(Exception):  # noqa: N818
-    """MAX_LISTENERS pages listen already."""
 
 
 @dataclass(slots=True)
@@ -52,16 +49,14 @@ class LiveTopics:
     def text(self, name: str) -> str:
         return self._topics[name].make()
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._topics)
-
     def stream(self, names: Iterable[str]) -> "EventStream":
-        """Return a response that listens; KeyError for an unknown topic, or TooManyListeners."""
-        topics = {name: self._topics[name] for name in names}
+        """Return a response that listens. HTTPException for an unknown topic, or beyond MAX_LISTENERS."""
+        stream = EventStream(self, names)
+        if unknown := stream.names - self._topics.keys():
+            raise HTTPException(404, f"topic {min(unknown)}: expected one of {', '.join(self._topics)}")
         if len(self._listeners) >= MAX_LISTENERS:
-            raise TooManyListeners
-        return EventStream(self, topics.keys())
+            raise HTTPException(503, f"{MAX_LISTENERS} live pages are open already: close one, or try again later")
+        return stream
 
     def join(self, listener: "EventStream") -> None:
         self._listeners.append(listener)

@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import Keyring, safe_path
 from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.site.live import MAX_LISTENERS, TooManyListeners
 from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import PageShell
 from daemon.host.children import heartbeat
@@ -98,13 +97,7 @@ def _add_login(app: FastAPI, shell: PageShell, keyring: Keyring) -> None:
 def _add_events(app: FastAPI, shell: PageShell) -> None:
     @app.get("/events")
     async def events(topic: Annotated[list[str], Query(min_length=1, max_length=8)]) -> Response:
-        try:
-            return shell.live.stream(topic)
-        except KeyError as error:
-            raise HTTPException(404, f"topic {error}: expected one of {', '.join(shell.live.names)}") from None
-        except TooManyListeners:
-            text = f"{MAX_LISTENERS} live pages are open already: close one, or try again later\n"
-            return PlainTextResponse(text, 503, headers={"Retry-After": "10"})
+        return shell.live.stream(topic)
 
 
 def _add_error_pages(app: FastAPI, shell: PageShell, unaffected: str) -> None:
