@@ -5,15 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
-from sqlalchemy import Connection, Engine, func, select, update
+from sqlalchemy import Connection, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import JSONResponse, StreamingResponse
@@ -24,11 +23,11 @@ from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
 from daemon.errors import ReleaseError, StartError
 from daemon.host.logs import configure_logs
-from daemon.plant.picture_store import PictureStore, PictureStoreError, open_pictures
+from daemon.plant.picture_store import PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
-from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
+from daemon.wire.keys import KeyFileError, no_token_text, read_password, read_token
 from daemon.wire.sockets import bind_http, is_loopback_name, url_of
 from experts.catalog import Digest
 
@@ -39,26 +38,16 @@ _PART_BYTES = 64 * 1024
 _API = frozenset({"pictures", "healthz", "releases", "objects"})
 
 
-@dataclass(frozen=True, slots=True)
 class Hub:
-    """Settings, database and keys for the routers. `problem` returns what is wrong with the database, or None."""
+    """Settings, database, pictures and keys for the routers; nothing is started or connected yet."""
 
-    settings: HubSettings
-    engine: Engine
-    pictures: PictureStore
-    keys: Mapping[str, Token]
-    token: Token | None
-    problem: Callable[[], str | None]
-
-
-def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
-    """Return the hub of plant.yaml and its upkeep; nothing is started or connected yet."""
-    engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
-    pictures = open_pictures(settings.pictures)
-    upkeep = Upkeep(engine, settings, pictures)
-    keys = {name: read_token(line.key) for name, line in settings.lines.items()}
-    token = read_token(settings.http_token) if settings.http_token else None
-    return Hub(settings, engine, pictures, keys, token, lambda: upkeep.problem), upkeep
+    def __init__(self, settings: HubSettings) -> None:
+        self.settings = settings
+        self.engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
+        self.pictures = open_pictures(settings.pictures)
+        self.upkeep = Upkeep(self.engine, settings, self.pictures)
+        self.keys = {name: read_token(line.key) for name, line in settings.lines.items()}
+        self.token = read_token(settings.http_token) if settings.http_token else None
 
 
 def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
@@ -104,7 +93,7 @@ def picture_router(hub: Hub) -> APIRouter:
 
     @router.get("/healthz")
     def health() -> Response:  # pyright: ignore[reportUnusedFunction]
-        problem = hub.problem()
+        problem = hub.upkeep.problem
         return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")
 
     return router
@@ -146,7 +135,7 @@ def run_hub(
     """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or TokenError if it cannot start."""
     configure_logs(os.environ, sys.stderr)
     settings = load_plant(path)
-    hub, upkeep = open_hub(settings)
+    hub = Hub(settings)
     try:
         listener = bind_http(settings.http, has_token=hub.token is not None)
     except StartError as error:
@@ -154,18 +143,18 @@ def run_hub(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     site, live = pages(hub, path.resolve().parent)
     app = by_path(make_app(hub, *(router(hub) for router in routers)), site)
-    upkeep.start()
+    hub.upkeep.start()
     print(f"coserve plant: ready at {url_of(listener)}, database {hub.engine.url.render_as_string()}", flush=True)
     try:
         PageServer(app, live, request_s=_PAUSE_S).run(sockets=[listener])
     finally:
-        upkeep.stop()
+        hub.upkeep.stop()
 
 
 @contextmanager
 def _hub_transaction(path: Path) -> Iterator[tuple[Hub, Connection]]:
     """Yield the hub of plant.yaml and a transaction in its database. ConfigError, StartError."""
-    hub, _ = open_hub(load_plant(path))
+    hub = Hub(load_plant(path))
     try:
         with hub.engine.begin() as connection:
             yield hub, connection
