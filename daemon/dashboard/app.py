@@ -8,7 +8,7 @@ import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from daemon.dashboard.pages import board, defects, experts, line, machine, review, teach
+from daemon.dashboard.pages import board, defects, experts, line, machine, review
 from daemon.dashboard.site.access import AccessGuard, Keyring
 from daemon.dashboard.site.site import Site
 from daemon.dashboard.site.web_app import web_app
@@ -21,7 +21,6 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
     review.router,
     defects.router,
     experts.router,
-    teach.router,
     machine.router,
 )
 #: Concurrent probes. They have threads of their own, so that a slow page does not make the line look unhealthy.

@@ -3,11 +3,8 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
-
-from sqlalchemy import Row
 
 from daemon.config.plant_time import PlantTime, Span
 from daemon.dashboard.pages.board import BOARDS, final_verdicts, json_rows
@@ -163,23 +160,11 @@ def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> Bar:
     return Bar(name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} passed", tone)
 
 
-@dataclass(frozen=True, slots=True)
-class LastBoard:
-    """The board that closed last: `verdict` is final, `decided_by` the person who decided, if any.
+def last_board(database: Database) -> dict[str, Any] | None:
+    """Return the `board` that closed last, its final `verdict`, and `decided_by`, a person or the daemon.
 
     `findings` are its images that did not pass, the worst first; `shown` is the first of them with a picture.
     """
-
-    board: Row[Any]
-    verdict: str
-    decided_by: str
-    findings: Sequence[Row[Any]]
-    shown: Row[Any] | None
-    boxes: Sequence[Row[Any]]
-    missing: Sequence[Mapping[str, Any]]
-
-
-def last_board(database: Database) -> LastBoard | None:
     board = database.first(_LAST_BOARD)
     if board is None:
         return None
@@ -189,15 +174,15 @@ def last_board(database: Database) -> LastBoard | None:
         findings = database.rows(_FINDINGS, {"board_id": board.board_id}, limit=_MAX_FINDINGS)
         findings.sort(key=lambda row: ("fail", "unknown", "review").index(row.verdict))
     shown = next((row for row in findings if row.image_path), None)
-    return LastBoard(
-        board,
-        final.verdict if final else board.verdict,
-        final.decided_by if final else "daemon",
-        findings,
-        shown,
-        database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],
-        json_rows(board.missing),
-    )
+    return {
+        "board": board,
+        "verdict": final.verdict if final else board.verdict,
+        "decided_by": final.decided_by if final else "daemon",
+        "findings": findings,
+        "shown": shown,
+        "boxes": database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],
+        "missing": json_rows(board.missing),
+    }
 
 
 def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[Any], list[Any]]:

@@ -1,5 +1,6 @@
-"""The pages Experts and one expert: memory, rates, loads, drift. They change nothing (docs/decisions.md)."""
+"""The pages Experts, one expert and Teach: memory, rates, drift, decisions. They change nothing (docs/decisions.md)."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
@@ -19,6 +20,7 @@ from daemon.dashboard.site.site import Filters, SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
 from daemon.shadow.comparison import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
+from daemon.storage.decided_pictures import MAX_PICTURES, Decided, decided_pictures, decided_question, learned_files
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
@@ -35,6 +37,8 @@ _RECENT_LOADS = 50_000
 _MAX_EXPERTS = 10_000
 _MAX_BINS = 200_000
 _MAX_ANSWERS = 24
+#: Pictures of each label that the page Teach shows, the newest ones.
+_MAX_TAUGHT = 12
 _PAGE_ROWS = 100
 _CHART_MINUTES = 60
 
@@ -161,7 +165,7 @@ class ExpertSearch(Filters):
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
     overview = ExpertOverview(site)
-    site.templates.globals["expert_href"] = href
+    site.templates.globals |= {"expert_href": href, "teach_href": teach_href}
     memory, loads = "The daemon does not say what is in memory", "The loads cannot be counted now"
     site.add_part("memory", "_memory.html", lambda: _memory(site), memory, 1.0)
     site.add_part("loads", "_loads.html", lambda: _loads(site), loads, 30.0)
@@ -188,6 +192,7 @@ def router(site: Site) -> APIRouter:
         stem = name.partition("@")[0]  # a backbone in memory is named with its version
         return _expert_page(site, overview, request, stem if ExpertId(stem) in overview.catalog()[0] else name)
 
+    _add_teach(routes, site, overview)
     return routes
 
 
@@ -421,4 +426,60 @@ def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
         return Versions(site.config.catalog).read().get(name)
     except (VersionsError, OSError) as error:
         problems.append(f"versions: {error}")
+        return None
+
+
+# Teach: pictures that people decided about, and the report of the last `coserve learn`
+
+
+def _add_teach(routes: APIRouter, site: Site, overview: ExpertOverview) -> None:
+    @routes.get("/teach")
+    def teach(request: Request, expert: ShortText) -> HTMLResponse:
+        catalog, _ = overview.catalog()
+        spec = catalog.get(ExpertId(expert))
+        if spec is None:
+            raise HTTPException(404, "no expert of this name is in the catalog: see the page Experts")
+        problems: list[str] = []
+        rules = rules_in_force(site, catalog)
+        rows = ask_or(
+            [], lambda: site.database.rows(decided_question(expert), limit=MAX_PICTURES), "Decisions", problems
+        )
+        decided = decided_pictures(rows, rules, expert, spec.classes) if rules is not None else Decided((), {}, ())
+        if rules is None:
+            problems.append("The rules in force are not known: decisions cannot be given labels. See the page Line")
+        return site.page(
+            request,
+            "teach.html",
+            name=expert,
+            spec=spec,
+            decided=decided,
+            shown={
+                label: [picture for picture in decided.pictures if picture.label == label][:_MAX_TAUGHT]
+                for label in decided.counts
+            },
+            learned=_learned(site, expert, problems),
+            problems=problems,
+        )
+
+    @routes.get("/teach/picture")
+    def picture(expert: ShortText, which: Literal["worst", "confusion"]) -> Response:
+        _, worst, confusion = learned_files(site.config.catalog, expert)
+        file = worst if which == "worst" else confusion
+        if ExpertId(expert) not in overview.catalog()[0] or not file.is_file():
+            raise HTTPException(404, "no picture yet: coserve learn draws it")
+        return FileResponse(file, media_type="image/png", headers={"Cache-Control": "no-cache"})
+
+
+def teach_href(name: str) -> str:
+    return "/teach?" + urlencode({"expert": name})
+
+
+def _learned(site: Site, expert: str, problems: list[str]) -> dict[str, Any] | None:
+    document, *_ = learned_files(site.config.catalog, expert)
+    try:
+        return json.loads(document.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{document.name}: {error}: run coserve learn {expert} again")
         return None

@@ -80,7 +80,8 @@ class _LinePage:
 
     def andon(self) -> dict[str, Any]:
         last = last_board(self._site.database)
-        return {"last": last, "size": self._site.pictures.size(last.shown.image_path) if last and last.shown else None}
+        shown = last["shown"] if last else None
+        return {"last": last, "size": self._site.pictures.size(shown.image_path) if shown else None}
 
     def now(self) -> dict[str, Any]:
         status: Status | ControlError

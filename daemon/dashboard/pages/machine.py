@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,29 +212,23 @@ def _file_sizes(config: Config) -> Facts:
     """Return the bytes of each part of the line; None if unreadable."""
     database = sqlite_path(config.database)
     return {
-        "database_bytes": _file_bytes(database),
-        "wal_bytes": _file_bytes(database.with_name(database.name + "-wal")),
-        "journal_bytes": _folder_bytes(config.journal),
-        "quarantine_bytes": _folder_bytes(config.quarantine),
+        "database_bytes": _bytes(database),
+        "wal_bytes": _bytes(database.with_name(database.name + "-wal")),
+        "journal_bytes": _bytes(config.journal),
+        "quarantine_bytes": _bytes(config.quarantine),
     }
 
 
-def _file_bytes(path: Path) -> int | None:
+def _bytes(place: Path) -> int | None:
+    """Return the bytes of a file, or of a folder's files; None if unreadable."""
     try:
-        return path.stat().st_size
+        if not place.is_dir():
+            return place.stat().st_size
+        with os.scandir(place) as entries:
+            files = [entry for entry in islice(entries, _MAX_FILES) if entry.is_file(follow_symlinks=False)]
+            return sum(file.stat(follow_symlinks=False).st_size for file in files)
     except OSError:
         return None
-
-
-def _folder_bytes(folder: Path) -> int | None:
-    total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for _, entry in zip(range(_MAX_FILES), entries, strict=False):
-                total += entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
-    except OSError:
-        return None
-    return total
 
 
 def disk_uses(config: Config, files: Facts, held: Facts | None, now: datetime) -> list[DiskUse]:

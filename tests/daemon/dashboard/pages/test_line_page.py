@@ -105,9 +105,9 @@ def test_the_last_board_has_its_worst_finding_and_what_fails_now_has_names(web: 
     web.add_image(2, 2, "fail", defect="D207", image_path="images/2026-11-25/000000/2.png")
     last = last_board(site.database)
     assert last is not None
-    assert (last.board.serial, last.verdict, [row.inspection_id for row in last.findings]) == ("S2", "fail", [2, 1])
-    assert last.shown is not None
-    assert list(last.missing) == [{"component": "R0402", "count": 1}]
+    assert (last["board"].serial, last["verdict"], last["shown"].inspection_id) == ("S2", "fail", 2)
+    assert [row.inspection_id for row in last["findings"]] == [2, 1]
+    assert last["missing"] == [{"component": "R0402", "count": 1}]
     defects, positions = fails_now(site.database, site.rules, utc_text(NOW_S - 3600))
     assert (defects, positions) == ([("bridge (D207)", 1)], [("U1 on mainboard-a", 1)])
 
