@@ -160,23 +160,18 @@ def _child(name: str) -> str:
 
 
 def consumer_problems(path: Path, config: Config) -> list[str]:
-    return at_their_lines(path, [problem for name in config.consumers for problem in _problems(config, name)])
+    problems: list[tuple[KeyPath, str]] = []
+    for name, settings in config.consumers.items():
+        unset = [(key, _UNSET) for key, file in settings.files().items() if CREDENTIALS in file.parts]
+        problems += [(("consumers", name, *key), problem) for key, problem in unset or settings.file_problems()]
+        try:
+            make_consumer(name, settings, config.journal, StoredLine(config))
+        except MissingExtraError as error:
+            problems.append((("consumers", name, "kind"), str(error)))
+    return at_their_lines(path, problems)
 
 
 def consumer_warnings(path: Path, config: Config) -> list[str]:
     consumers = config.consumers.items()
     warnings = [(("consumers", name, *key), text) for name, one in consumers for key, text in one.warnings()]
     return at_their_lines(path, warnings)
-
-
-def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
-    settings = config.consumers[name]
-    unset = [(key, _UNSET) for key, file in settings.files().items() if CREDENTIALS in file.parts]
-    problems: list[tuple[KeyPath, str]] = [
-        (("consumers", name, *key), problem) for key, problem in unset or settings.file_problems()
-    ]
-    try:
-        make_consumer(name, settings, config.journal, StoredLine(config))
-    except MissingExtraError as error:
-        problems.append((("consumers", name, "kind"), str(error)))
-    return problems

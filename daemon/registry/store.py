@@ -172,11 +172,14 @@ class Store:
 
 
 @contextmanager
-def locked(folder: Path, *, waits: bool = True) -> Iterator[None]:
-    """Exclude processes and threads that lock this folder too. BlockingIOError if one has it and `waits` is False."""
+def locked(folder: Path, busy: str | None = None) -> Iterator[None]:
+    """Exclude processes and threads that lock this folder too: wait for them, or raise ReleaseError with `busy`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise ReleaseError(busy) from None
         yield
     finally:
         os.close(descriptor)

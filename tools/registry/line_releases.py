@@ -1,7 +1,7 @@
 """A line's own record of releases, `releases/` beside the catalog: accepted signers, past releases, fetched files."""
 
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,16 +39,10 @@ class LineReleases:
         self.store = Store(line.config.catalog.parent / "releases")
         self._notes = self.store.folder / "in_force.json"
 
-    @contextmanager
-    def pulling(self) -> Iterator[None]:
+    def pulling(self) -> AbstractContextManager[None]:
         """Hold the right to pull, for one process at a time. Raises ReleaseError."""
         make_folders(self.store.folder, self.line.config.catalog.parent)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.store.folder, waits=False))
-            except BlockingIOError:
-                raise ReleaseError("another pull is under way on this line: pull again when it is over") from None
-            yield
+        return locked(self.store.folder, busy="another pull is under way on this line: pull again when it is over")
 
     def signers(self) -> dict[Path, PublicKey]:
         """Return the keys that `plant.signers` names, by their files. Raises ReleaseError."""

@@ -8,7 +8,7 @@ import json
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -60,7 +60,6 @@ _GOOD_PARTS = 60
 _GOOD_PARTS_TIMEOUT_S = 1.0
 #: A page that is silent for this long is closed.
 _SHOWN_S = 60.0
-_MAX_OFFERS = 20_000
 
 #: Only detectors have boxes or answer without a label.
 _CLASSES = """
@@ -313,7 +312,7 @@ class ReviewOffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._shown: dict[int, tuple[str, float]] = {}
 
     def __len__(self) -> int:
         return len(self._shown)
@@ -324,22 +323,14 @@ class ReviewOffers:
         """Return up to `count` more of `waiting`: images on no other page first, then others, then `skipped`."""
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
-
-        def rank(image: int) -> tuple[int, int]:
-            shown_to, at_s = self._shown.get(image, (seat, now_s))
-            is_elsewhere = shown_to != seat and now_s - at_s < _SHOWN_S
-            return (2, places[image]) if image in places else (int(is_elsewhere), 0)
-
         with self._lock:
-            for image in [image for image, (shown_to, _) in self._shown.items() if shown_to == seat]:
-                del self._shown[image]
+            shown = {image: (other, at_s) for image, (other, at_s) in self._shown.items()
+                     if other != seat and now_s - at_s < _SHOWN_S}  # fmt: skip
             free = [image for image in waiting if image not in held]
-            chosen = sorted(free, key=rank)[:count]  # stable: else the order of `waiting`
-            for image in (*held, *(image for image in chosen if rank(image)[0] != 1)):
-                self._shown[image] = seat, now_s
-                self._shown.move_to_end(image)
-            while len(self._shown) > _MAX_OFFERS:
-                self._shown.popitem(last=False)
+            # Stable: else the order of `waiting`.
+            free.sort(key=lambda image: (2, places[image]) if image in places else (int(image in shown), 0))
+            chosen = free[:count]
+            self._shown = dict.fromkeys((*held, *chosen), (seat, now_s)) | shown
             return chosen
 
 

@@ -28,7 +28,6 @@ from daemon.units import counted, size_text, utc_text
 from daemon.wire.control import ControlError, ask
 
 _CONTROL_TIMEOUT_S = 1.0
-_STATUS_CACHE_S = 0.5
 #: A text in an address or a form.
 ShortText = Annotated[str, StringConstraints(max_length=128)]
 SearchText = Annotated[ShortText, StringConstraints(strip_whitespace=True)]
@@ -63,6 +62,7 @@ class PageShell:
 
     def __init__(
         self,
+        database: Database,
         clock: PlantClock,
         navigation: Sequence[tuple[str, str, str]],
         defect: Callable[[Any], str],
@@ -70,6 +70,7 @@ class PageShell:
         has_token: bool,
     ) -> None:
         """`navigation` names the pages: path, title, and the key that follows `g`; `folders` have more templates."""
+        self.database = database
         self.live = LiveTopics()
         self.plant = clock.clock()
         self.templates = jinja2.Environment(
@@ -126,19 +127,17 @@ class PageShell:
 class Site(PageShell):
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.database = Database(config.database)
         self.pictures = PictureFolder(config.images)
-        self.rules = StoredRules(self.database)
-        self._status = CachedAnswer(_STATUS_CACHE_S, lambda: self.ask_daemon("status"))
-        super().__init__(config.plant, NAVIGATION, self.rules.defect, has_token=config.security.http_token is not None)
+        database = Database(config.database)
+        self.rules = StoredRules(database)
+        has_token = config.security.http_token is not None
+        super().__init__(database, config.plant, NAVIGATION, self.rules.defect, has_token=has_token)
+        #: Return control's `status`, at most half a second old; ControlError if there is none.
+        self.status = CachedAnswer(0.5, lambda: self.ask_daemon("status")).get
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """Return control's answer; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
-
-    def status(self) -> Mapping[str, Any]:
-        """Return control's `status`, at most half a second old; ControlError as above."""
-        return self._status.get()
 
 
 def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,6 @@ def web_app(
     shell: PageShell,
     keyring: Keyring,
     routers: Sequence[APIRouter],
-    close: Callable[[], None],
     *,
     heart: int | None = None,
     unaffected: str = "the line itself goes on",
@@ -49,13 +48,17 @@ def web_app(
         yield
         for task in tasks:
             task.cancel()
-        close()
+        shell.database.close()
 
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # malformed forms are answered, not logged
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.site = shell
     _add_login(app, shell, keyring)
-    _add_events(app, shell)
+
+    @app.get("/events")
+    async def events(topic: Annotated[list[str], Query(min_length=1, max_length=8)]) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return shell.live.stream(topic)
+
     for router in routers:
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
@@ -92,12 +95,6 @@ def _add_login(app: FastAPI, shell: PageShell, keyring: Keyring) -> None:
         response = RedirectResponse("/login", 303)
         response.delete_cookie(keyring.cookie_name, httponly=True, samesite="strict")
         return response
-
-
-def _add_events(app: FastAPI, shell: PageShell) -> None:
-    @app.get("/events")
-    async def events(topic: Annotated[list[str], Query(min_length=1, max_length=8)]) -> Response:
-        return shell.live.stream(topic)
 
 
 def _add_error_pages(app: FastAPI, shell: PageShell, unaffected: str) -> None:

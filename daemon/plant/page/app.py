@@ -33,9 +33,9 @@ _LISTED_DEFECTS = 200
 class PlantSite(PageShell):
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self.database = Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading)
+        database = Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading)
         folder = Path(__file__).parent / "templates"
-        super().__init__(hub.settings.plant, NAVIGATION, str, folder, has_token=hub.token is not None)
+        super().__init__(database, hub.settings.plant, NAVIGATION, str, folder, has_token=hub.token is not None)
         self.templates.globals["serial_path"] = serial_path
 
     def since(self, days: int) -> str:
@@ -49,7 +49,7 @@ def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
     Logged-out sessions are kept in `folder`. TokenError if a file cannot be used.
     """
     keyring, site = Keyring(hub.settings.http_token, folder / "logged_out"), PlantSite(hub)
-    app = web_app(site, keyring, [router(site)], site.database.close, unaffected="the lines go on")
+    app = web_app(site, keyring, [router(site)], unaffected="the lines go on")
     return AccessGuard(app, keyring), site.live
 
 
