@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
@@ -27,6 +28,9 @@ from daemon.plant.picture_store import PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
+from daemon.registry.hub_store import SIGNATURE_HEADER
+from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, SignedManifest
+from daemon.registry.store import Store
 from daemon.wire.keys import KeyFileError, no_token_text, read_password, read_token
 from daemon.wire.sockets import bind_http, is_loopback_name, url_of
 from experts.catalog import Digest
@@ -34,6 +38,7 @@ from experts.catalog import Digest
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
 _PAUSE_S = 600.0
 _PART_BYTES = 64 * 1024
+_INCOMING = "incoming-"
 #: First parts of the paths for lines and programs; all other paths are pages.
 _API = frozenset({"pictures", "healthz", "releases", "objects"})
 
@@ -50,7 +55,7 @@ class Hub:
         self.token = read_token(settings.http_token) if settings.http_token else None
 
 
-def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
+def make_app(hub: Hub) -> FastAPI:
     app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
     # Lines try again after a status of 500 or more.
@@ -59,8 +64,8 @@ def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
     app.add_exception_handler(
         SQLAlchemyError, lambda _, error: JSONResponse({"detail": database_problem(hub.engine, error)}, 503)
     )
-    for router in (picture_router(hub), *routers):
-        app.include_router(router)
+    app.include_router(picture_router(hub))
+    app.include_router(release_router(hub))
     return app
 
 
@@ -119,6 +124,63 @@ async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
             yield piece[start : start + _PART_BYTES]
 
 
+def release_router(hub: Hub) -> APIRouter:
+    """Return the releases' routes: a line's key reads, only the hub's own token adds. Lines check what they take."""
+    router, store = APIRouter(), Store(hub.settings.releases)
+    read, change = [Depends(partial(require_reader, hub))], [Depends(partial(require_administrator, hub))]
+    for left in store.folder.glob(f"{_INCOMING}*"):
+        left.unlink()  # a hub that was killed left it
+
+    @router.get("/releases", dependencies=read)
+    def list_releases() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        return {"names": {name: store.numbers(name) for name in store.names()}, "revoked": store.revoked()}
+
+    @router.get("/releases/{name}/{number}", dependencies=read)
+    def get_release(name: str, number: int) -> Response:  # pyright: ignore[reportUnusedFunction]
+        signed = store.manifest(name, number)
+        signature = signed.signature.decode("ascii", "replace").strip()
+        return Response(signed.data, media_type="application/json", headers={SIGNATURE_HEADER: signature})
+
+    @router.put("/releases/{name}/{number}", status_code=201, dependencies=change)
+    async def put_release(name: str, number: int, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        data = await read_body(request, MAX_MANIFEST_BYTES)
+        signed = SignedManifest(data, f"{request.headers.get(SIGNATURE_HEADER, '')}\n".encode())
+        await run_in_threadpool(store.add_manifest, name, number, signed)
+        return Response(status_code=201)
+
+    @router.put("/objects/{sha256}/space", dependencies=change)
+    def check_space_for_object(sha256: str, bytes: int) -> dict[str, Any]:  # noqa: A002  # pyright: ignore[reportUnusedFunction]
+        present = store.has(sha256)
+        store.check_free_space(0 if present else bytes)
+        return {"present": present}
+
+    @router.get("/objects/{sha256}", dependencies=read)
+    def get_object(sha256: str, start: int = 0) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return StreamingResponse(in_parts(store.pieces(sha256, max(start, 0))), media_type="application/octet-stream")
+
+    @router.put("/objects/{sha256}", status_code=201, dependencies=change)
+    async def put_object(sha256: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        store.place(sha256)
+        await _receive(store, sha256, request)
+        return Response(status_code=201)
+
+    return router
+
+
+async def _receive(store: Store, sha256: str, request: Request) -> None:
+    """Receive a file under a temporary name, and store it once its bytes have the digest."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=store.folder, prefix=_INCOMING) as part:
+        size_bytes = 0
+        async for piece in parts_of(request):
+            size_bytes += len(piece)
+            if size_bytes > MAX_FILE_BYTES:
+                raise ReleaseError(f"a file of a release has {MAX_FILE_BYTES} bytes at most")
+            await run_in_threadpool(part.write, piece)
+        part.flush()
+        await run_in_threadpool(store.add_object, Path(part.name), sha256)
+
+
 def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
     """Return one application: `api` answers its paths, `pages` all others and the lifespan events."""
 
@@ -129,9 +191,7 @@ def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
     return answer
 
 
-def run_hub(
-    path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]], *routers: Callable[[Hub], APIRouter]
-) -> None:
+def run_hub(path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]]) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or TokenError if it cannot start."""
     configure_logs(os.environ, sys.stderr)
     settings = load_plant(path)
@@ -142,7 +202,7 @@ def run_hub(
         raise StartError(str(error).replace("endpoints.http", f"{path}: http")) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     site, live = pages(hub, path.resolve().parent)
-    app = by_path(make_app(hub, *(router(hub) for router in routers)), site)
+    app = by_path(make_app(hub), site)
     hub.upkeep.start()
     print(f"coserve plant: ready at {url_of(listener)}, database {hub.engine.url.render_as_string()}", flush=True)
     try:

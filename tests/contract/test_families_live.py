@@ -55,7 +55,7 @@ def test_heads_whole_networks_and_detectors_share_a_line(tmp_path: Path, torch_e
         assert resident["R0402"] == resident["C0603"] == resident["line"] != []
         assert not line.log().count("expert_load_failed")
         site = Site(load_config(tmp_path / "coserve.yaml"))
-        listed = {row["expert"]: (row["health"], row["answers"]) for row in ExpertOverview(site).listing().rows}
+        listed = {row["expert"]: (row["health"], row["answers"]) for row in ExpertOverview(site).listing()[0]}
         site.database.close()
     assert len(numbers) == 24
     assert listed["line"] == ("OK", 16), "a backbone is used as often as its heads"

@@ -61,9 +61,8 @@ def run(plant: PlantPath) -> None:
     _must_exist(plant)
     from daemon.plant.hub import run_hub
     from daemon.plant.page.app import plant_pages
-    from daemon.plant.releases import release_router
 
-    run_hub(plant, plant_pages, release_router)
+    run_hub(plant, plant_pages)
 
 
 @plant_app.command()

@@ -89,14 +89,8 @@ class BoardSearch(Filters):
     before: IdInQuery = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedComponent:
-    """One image of a board with the experts' answers, boxes and reviews."""
-
-    image: Row[Any]
-    stages: Sequence[Row[Any]]
-    boxes: Sequence[Row[Any]]
-    reviews: Sequence[Row[Any]]
+#: One `image` of a board with the experts' `stages`, `boxes` and `reviews`.
+InspectedComponent = Mapping[str, Any]
 
 
 def router(site: Site) -> APIRouter:
@@ -213,11 +207,11 @@ def _board_page(
     if is_whole:
         images.sort(key=lambda row: _WORST_FIRST.index(row.verdict))
     shown = _components(database, images)
-    findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
+    findings = [component for component in shown if component["image"].verdict in ("fail", "unknown", "review")]
 
     def card(one: InspectedComponent) -> tuple[InspectedComponent, PictureSize | None, str]:
-        size = site.pictures.size(one.image.image_path)
-        return one, size, site.rules.reason(board.board_type, one.image, one.stages, one.boxes, size)
+        size = site.pictures.size(one["image"].image_path)
+        return one, size, site.rules.reason(board.board_type, one["image"], one["stages"], one["boxes"], size)
 
     chosen = _chosen(database, board_id, inspection) if inspection else None
     of_serial = f"{BOARDS} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
@@ -242,7 +236,7 @@ def _board_page(
         more=more,
         is_whole=is_whole,
         components=shown,
-        with_picture={one.image.inspection_id for one in shown if site.pictures.size(one.image.image_path)},
+        with_picture={one["image"].inspection_id for one in shown if site.pictures.size(one["image"].image_path)},
         findings=[card(finding) for finding in findings[:_MAX_FINDINGS]],
         more_findings=len(findings[_MAX_FINDINGS:]),
         chosen=chosen and card(chosen),
@@ -269,8 +263,8 @@ def _components(database: Database, images: Sequence[Row[Any]]) -> list[Inspecte
     boxes = _by_image(database, _BOXES, ids, _MAX_BOXES)
     reviews = _by_image(database, _REVIEWS, ids, _MAX_REVIEWS)
     return [
-        InspectedComponent(image, stages[image.inspection_id], boxes[image.inspection_id], reviews[image.inspection_id])
-        for image in images
+        {"image": image, "stages": stages[number], "boxes": boxes[number], "reviews": reviews[number]}
+        for number, image in zip(ids, images, strict=True)
     ]
 
 

@@ -110,15 +110,6 @@ _NO_WORK: ExpertRow = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertList:
-    """All experts, and a message for each thing that could not be read."""
-
-    rows: Sequence[ExpertRow]
-    hit_rate: float | None
-    problems: Sequence[str]
-
-
 #: The worst first.
 HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "OK")
 #: The orders of the list. The largest comes first but for names, health, confidence and hit rate.
@@ -172,13 +163,15 @@ def router(site: Site) -> APIRouter:
 
     @routes.get("/experts")
     def experts(request: Request, search: Annotated[ExpertSearch, Depends()]) -> HTMLResponse:
-        listing = overview.listing()
-        matches = sorted(filter(search.matches, listing.rows), key=SORTS[search.sort])
+        every, hit_rate, problems = overview.listing()
+        matches = sorted(filter(search.matches, every), key=SORTS[search.sort])
         first = (search.page - 1) * _PAGE_ROWS
         return site.page(
             request,
             "experts.html",
-            listing=listing,
+            all=every,
+            hit_rate=hit_rate,
+            problems=problems,
             rows=matches[first : first + _PAGE_ROWS],
             count=len(matches),
             first=first,
@@ -216,7 +209,8 @@ class ExpertOverview:
         #: The experts graded `drifted`, the worst first; none if they cannot be counted.
         self.drifted = CachedAnswer(60.0, self._find_drifted).get
 
-    def listing(self) -> ExpertList:
+    def listing(self) -> tuple[list[ExpertRow], float | None, list[str]]:
+        """Return all rows, their hit rate, and a message for each thing that could not be read."""
         catalog, problems = self.catalog()
         failed: list[str] = []
         known: list[dict[str, Any]] = ask_or([], self._places.get, "Where experts are", failed)
@@ -229,7 +223,7 @@ class ExpertOverview:
         rows = [_row(each, catalog, recent, histograms, calls_of) for each in known]
         batches = sum(numbers.get("batches", 0) for numbers in recent.values())
         after_load = sum(numbers.get("batches_after_load", 0) for numbers in recent.values())
-        return ExpertList(rows, 1 - after_load / batches if batches else None, [*failed, *problems])
+        return rows, 1 - after_load / batches if batches else None, [*failed, *problems]
 
     def is_any_known(self) -> bool:
         """Return False if the daemon has no experts; ControlError if it does not answer."""
@@ -357,12 +351,12 @@ def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
 
 def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: str) -> HTMLResponse:
     catalog, mistakes = overview.catalog()
-    listing = overview.listing()
-    row = next((row for row in listing.rows if row["expert"] == name), None)
+    rows, _, problems = overview.listing()
+    row = next((row for row in rows if row["expert"] == name), None)
     versions = site.database.rows(_VERSIONS, {"expert": name}, limit=100)
     if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")
-    problems = [*listing.problems, *(mistake for mistake in mistakes if name in mistake)]
+    problems += [mistake for mistake in mistakes if name in mistake]
     every: Sequence[ExpertCalls] = ask_or([], overview.calls, "False calls and escapes", problems)
     calls = [each for each in every if each.expert == name]
     answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
