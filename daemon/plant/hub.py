@@ -59,18 +59,16 @@ def make_app(hub: Hub) -> FastAPI:
     app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
     # Lines try again after a status of 500 or more.
-    for error, status in ((ReleaseError, 409), (KeyFileError, 503), (OSError, 507)):
-        app.add_exception_handler(error, partial(_refuse, status))
-    app.add_exception_handler(
-        SQLAlchemyError, lambda _, error: JSONResponse({"detail": database_problem(hub.engine, error)}, 503)
-    )
+    for kind, status in ((ReleaseError, 409), (KeyFileError, 503), (OSError, 507), (SQLAlchemyError, 503)):
+        app.add_exception_handler(kind, partial(_refuse, hub, status))
     app.include_router(picture_router(hub))
     app.include_router(release_router(hub))
     return app
 
 
-def _refuse(status: int, _request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, status)
+def _refuse(hub: Hub, status: int, _request: Request, error: Exception) -> JSONResponse:
+    detail = database_problem(hub.engine, error) if isinstance(error, SQLAlchemyError) else str(error)
+    return JSONResponse({"detail": detail}, status)
 
 
 def picture_router(hub: Hub) -> APIRouter:

@@ -62,10 +62,6 @@ class DefectSpan:
     station: str = ""
     plant: PlantTime = _UTC
 
-    @property
-    def edges(self) -> Span:
-        return self.plant.days(self.since, self.until)
-
 
 @dataclass(frozen=True, slots=True)
 class DefectFilter(Filters):
@@ -401,6 +397,17 @@ def by_component_question(span: DefectSpan) -> Question:
 
 def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> Question:
     """Select the images behind a number, newest first, older than the image `before`."""
+    where = [*_within(span), *_equal((_final, only.final), (inspections.c.component, only.component))]
+    where += [*_equal((_final_defect, only.defect), missing="-"), inspections.c.status == "done"]
+    if only.day:
+        where += _between(span.plant.days(_date(only.day)))
+    kinds = {
+        "false_call": [inspections.c.verdict == "fail", _newest.c.verdict == "pass"],
+        "escape": [inspections.c.verdict == "pass", _newest.c.verdict == "fail"],
+        "reviewed": [_is_reviewed],
+    }
+    if before is not None:
+        where.append(inspections.c.inspection_id < before)
     query = _joined(
         select(
             *(inspections.c.inspection_id, inspections.c.board_id, boards.c.completed_at, boards.c.board_type),
@@ -408,9 +415,7 @@ def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> 
             *(inspections.c.designator, inspections.c.verdict.label("said"), inspections.c.defect.label("said_defect")),
             *(_final.label("final"), _final_defect.label("defect"), _newest.c.reviewer, _newest.c.at, _newest.c.note),
         )
-    ).where(*_within(span), inspections.c.status == "done", *_conditions(span, only))
-    if before is not None:
-        query = query.where(inspections.c.inspection_id < before)
+    ).where(*where, *kinds.get(only.kind, []))
     return query.order_by(inspections.c.inspection_id.desc())
 
 
@@ -435,7 +440,7 @@ def _joined(query: Question) -> Question:
 
 def _within(span: DefectSpan) -> list[ColumnElement[bool]]:
     return [
-        *_between(span.edges),
+        *_between(span.plant.days(span.since, span.until)),
         *_equal((boards.c.board_type, span.type)),
         *_equal((boards.c.lot, span.lot), (boards.c.station, span.station), missing="-"),
     ]
@@ -459,19 +464,6 @@ def _day_of(span: DefectSpan) -> ColumnElement[str]:
         return case((boards.c.completed_at < begins, among(days[: len(days) // 2])), else_=among(later))
 
     return among(days)
-
-
-def _conditions(span: DefectSpan, only: ImageFilter) -> list[ColumnElement[bool]]:
-    where = _equal((_final, only.final), (inspections.c.component, only.component))
-    if only.day:
-        where += _between(span.plant.days(_date(only.day)))
-    where += _equal((_final_defect, only.defect), missing="-")
-    kinds = {
-        "false_call": [inspections.c.verdict == "fail", _newest.c.verdict == "pass"],
-        "escape": [inspections.c.verdict == "pass", _newest.c.verdict == "fail"],
-        "reviewed": [_is_reviewed],
-    }
-    return [*where, *kinds.get(only.kind, [])]
 
 
 def _equal(*filters: tuple[ColumnElement[Any], str], missing: str | None = None) -> list[ColumnElement[bool]]:

@@ -142,14 +142,14 @@ class _LinePage:
         return {
             "drifted": self._experts.drifted(),
             "unusable": ask_or([], self._experts.unusable, "experts", unknown),
-            "collecting": ask_or(0, self._collected_components, "components", unknown),
+            "collecting": ask_or(0, self._collected, "components", unknown),
             "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
             "disks": DiskSpace(places(config), config.retention.reserve).look(),
             "ready": health.get("ready", {}).get("text", ""),
             "rejected": health.get("rejected", ()),
         }
 
-    def _collected_components(self) -> int:
+    def _collected(self) -> int:
         after = self._site.database.id_before_newest(_COLLECTED_IMAGES)
         return 0 if self._experts.is_any_known() else self._site.database.number(_COLLECTED, after=after)
 

@@ -9,8 +9,9 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote
 
@@ -183,7 +184,10 @@ class _ReviewPage:
         chosen = map(self._rendered, self._offers.choose(seat, ids, here, last, count))
         items = [item for item in chosen if item is not None]
         left = self._database.number(count_of(query, _MAX_COUNTED))
-        (done,) = self._database.rows(done_question(self._site.day_began(), name_of(cookie)), limit=1)
+        is_own = case((reviews.c.reviewer == name_of(cookie), 1), else_=0)
+        done_today = select(func.count().label("by_all"), func.coalesce(func.sum(is_own), 0).label("by_one"))
+        done_today = done_today.where(reviews.c.at >= self._site.day_began(), stands())
+        (done,) = self._database.rows(done_today, limit=1)
         progress = {"done": int(done.by_all), "done_by_you": int(done.by_one)}
         return JSONResponse({"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED} | progress)
 
@@ -194,7 +198,10 @@ class _ReviewPage:
         return JSONResponse(item)
 
     def last(self, cookie: ReviewerCookie = "") -> JSONResponse:
-        row = self._database.first(_last_question(self._site.day_began(), name_of(cookie)))
+        table = reviews.c
+        is_own = (table.inspection_id.is_not(None), table.reviewer == name_of(cookie), stands())
+        newest = select(table.inspection_id, table.review_id).order_by(table.review_id.desc())
+        row = self._database.first(newest.where(*is_own, table.at >= self._site.day_began()))
         return JSONResponse({"id": row.inspection_id, "newest": row.review_id} if row is not None else {})
 
     def decide(
@@ -254,17 +261,31 @@ class _ReviewPage:
         return {"id": inspection_id, "html": html}
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
-        rows = self._database.rows(_some_waiting(), limit=_FACET_IMAGES)
+        some = waiting().order_by(None).limit(_FACET_IMAGES)  # in any order: sorting would read all of them
+        rows = self._database.rows(some, limit=_FACET_IMAGES)
         columns = {"type": "board_type", "lot": "lot", "component": "component", "verdict": "verdict"}
-        facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
-        experts = self._database.rows(experts_question(), limit=_MAX_ROWS)
-        return facets | {"expert": [(str(expert), int(images)) for expert, images in map(tuple, experts)]}
+        facets: dict[str, list[tuple[str, int]]] = {
+            name: Counter(value for row in rows if (value := getattr(row, column)) is not None).most_common(_MAX_ROWS)
+            for name, column in columns.items()
+        }
+        found, expert = some.subquery(), stages.c.expert
+        counts = select(expert, func.count()).join(found, found.c.inspection_id == stages.c.inspection_id)
+        counts = counts.group_by(expert).order_by(func.count().desc(), expert)
+        experts = self._database.rows(counts, limit=_MAX_ROWS)
+        return facets | {"expert": [(str(name), int(images)) for name, images in map(tuple, experts)]}
 
     def _codes(self) -> list[tuple[str, str]]:
         """Return (code, name): the rules' codes in their order, then those that people and the line have used."""
+        table, images = reviews.c, inspections.c
+        # In the order of first use: so a code keeps its number.
+        of_people = select(table.defect).where(table.defect.is_not(None)).group_by(table.defect)
+        of_people = of_people.order_by(func.min(table.review_id))
+        newest = select(images.defect).where(images.verdict == "fail", images.image_path.is_not(None))
+        newest = newest.order_by(images.completed_at.desc()).limit(_CODE_IMAGES).subquery()
+        of_line = select(newest.c.defect).where(newest.c.defect.is_not(None)).distinct().order_by(newest.c.defect)
         codes = dict(self._site.rules.defects())
-        for question in (_codes_of_people(), _codes_of_line()):
-            for code, *_ in self._database.rows(question, limit=_MAX_CODES):
+        for question in (of_people, of_line):
+            for (code,) in self._database.rows(question, limit=_MAX_CODES):
                 codes.setdefault(code, code)
         return list(codes.items())[:_MAX_CODES]
 
@@ -288,19 +309,31 @@ class _ReviewPage:
         return None
 
     def _good_parts(self, component: str) -> list[Row[Any]]:
+        """Return good parts with a kept picture, newest first: passed by people, then passed by the line."""
+        table, board = inspections.c, boards.c
+        columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
+        is_shown = and_(table.component == component, table.image_path.is_not(None))
+        by_person = (
+            select(*columns, literal(1).label("is_reviewed"))
+            .select_from(reviews)
+            .join(inspections, table.inspection_id == reviews.c.inspection_id)
+            .join(boards, board.board_id == table.board_id)
+            .where(reviews.c.verdict == "pass", is_newest(), is_shown)
+            .order_by(reviews.c.review_id.desc())
+        )
+        is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
+        by_line = (
+            select(*columns, literal(0).label("is_reviewed"))
+            .select_from(inspections)
+            .join(boards, board.board_id == table.board_id)
+            .where(table.verdict == "pass", is_shown, ~is_reviewed)
+            .order_by(table.completed_at.desc())
+        )
+        ask = partial(self._database.rows, limit=_GOOD_PARTS, timeout_s=_GOOD_PARTS_TIMEOUT_S)
         try:
-            return [
-                row
-                for question in good_part_questions(component)
-                for row in self._database.rows(question, limit=_GOOD_PARTS, timeout_s=_GOOD_PARTS_TIMEOUT_S)
-            ]
+            return [*ask(by_person), *ask(by_line)]
         except TooMuchToCount:
             return []  # the page does not wait longer for a comparison
-
-
-def _most_frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:
-    counts = Counter(value for value in values if value is not None)
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_ROWS]
 
 
 def _refusal(status: int, code: str, reason: str) -> JSONResponse:
@@ -360,72 +393,3 @@ def _of_image(table: Any, inspection_id: int) -> Question:
         detections: (detections.c.confidence.desc(), detections.c.detection_id),
     }
     return select(table).where(table.c.inspection_id == inspection_id).order_by(*order[table])
-
-
-def good_part_questions(component: str) -> tuple[Question, Question]:
-    """Select kept pictures of good parts, newest first: passed by people, and passed by the line."""
-    table, board = inspections.c, boards.c
-    columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
-    is_shown = and_(table.component == component, table.image_path.is_not(None))
-    by_person = (
-        select(*columns, literal(1).label("is_reviewed"))
-        .select_from(reviews)
-        .join(inspections, table.inspection_id == reviews.c.inspection_id)
-        .join(boards, board.board_id == table.board_id)
-        .where(reviews.c.verdict == "pass", is_newest(), is_shown)
-        .order_by(reviews.c.review_id.desc())
-    )
-    is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
-    by_line = (
-        select(*columns, literal(0).label("is_reviewed"))
-        .select_from(inspections)
-        .join(boards, board.board_id == table.board_id)
-        .where(table.verdict == "pass", is_shown, ~is_reviewed)
-        .order_by(table.completed_at.desc())
-    )
-    return by_person, by_line
-
-
-def _codes_of_people() -> Question:
-    """Select codes that people named, in the order of first use: so a code keeps its number."""
-    table = reviews.c
-    first = func.min(table.review_id)
-    return select(table.defect, func.count()).where(table.defect.is_not(None)).group_by(table.defect).order_by(first)
-
-
-def _codes_of_line() -> Question:
-    table = inspections.c
-    newest = (
-        select(table.inspection_id, table.defect)
-        .where(table.verdict == "fail", table.image_path.is_not(None))
-        .order_by(table.completed_at.desc())
-        .limit(_CODE_IMAGES)
-        .subquery()
-    )
-    code = newest.c.defect
-    return select(code, func.count()).where(code.is_not(None)).group_by(code).order_by(code)
-
-
-def done_question(since: str, reviewer: str) -> Question:
-    is_own = reviews.c.reviewer == reviewer
-    return select(
-        func.count().label("by_all"), func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one")
-    ).where(reviews.c.at >= since, stands())
-
-
-def _last_question(since: str, reviewer: str) -> Question:
-    table = reviews.c
-    is_own = (table.inspection_id.is_not(None), table.reviewer == reviewer, table.at >= since, stands())
-    return select(table.inspection_id, table.review_id).where(*is_own).order_by(table.review_id.desc())
-
-
-def _some_waiting() -> Question:
-    """Select some waiting images in any order, for the filters: sorting would read all of them."""
-    return waiting().order_by(None).limit(_FACET_IMAGES)
-
-
-def experts_question() -> Question:
-    some = _some_waiting().subquery()
-    expert = stages.c.expert
-    query = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)
-    return query.group_by(expert).order_by(func.count().desc(), expert)
