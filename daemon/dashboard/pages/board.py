@@ -213,7 +213,10 @@ def _board_page(
         size = site.pictures.size(one["image"].image_path)
         return one, size, site.rules.reason(board.board_type, one["image"], one["stages"], one["boxes"], size)
 
-    chosen = _chosen(database, board_id, inspection) if inspection else None
+    of_board = f"{_IMAGES} WHERE inspection_id = :id AND board_id = :board_id"
+    image = database.first(of_board, id=inspection, board_id=board_id) if inspection else None
+    if inspection and image is None:
+        raise HTTPException(404, f"Board {board_id} has no image {inspection}.")
     of_serial = f"{BOARDS} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
     attempts = database.rows(of_serial, {"type": board.board_type, "serial": board.serial}, limit=_MAX_ATTEMPTS)
     finals = final_verdicts(database, [board_id, *(one.board_id for one in attempts)])
@@ -239,7 +242,7 @@ def _board_page(
         with_picture={one["image"].inspection_id for one in shown if site.pictures.size(one["image"].image_path)},
         findings=[card(finding) for finding in findings[:_MAX_FINDINGS]],
         more_findings=len(findings[_MAX_FINDINGS:]),
-        chosen=chosen and card(chosen),
+        chosen=card(*_components(database, [image])) if image is not None else None,
     )
 
 
@@ -248,13 +251,6 @@ def _images(database: Database, board_id: int, verdict: str, after: int, limit: 
     sql = f"{_IMAGES} WHERE board_id = :board_id {of_verdict} AND inspection_id > :after ORDER BY inspection_id"
     values: dict[str, Any] = {"board_id": board_id, "after": after} | ({"verdict": verdict} if verdict else {})
     return database.rows(f"{sql} LIMIT {limit}", values, limit=limit)
-
-
-def _chosen(database: Database, board_id: int, inspection: int) -> InspectedComponent:
-    image = database.first(f"{_IMAGES} WHERE inspection_id = :id", id=inspection)
-    if image is None or image.board_id != board_id:
-        raise HTTPException(404, f"Board {board_id} has no image {inspection}.")
-    return _components(database, [image])[0]
 
 
 def _components(database: Database, images: Sequence[Row[Any]]) -> list[InspectedComponent]:

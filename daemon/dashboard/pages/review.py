@@ -132,10 +132,6 @@ def name_of(cookie: str) -> str:
     return name if NAME.fullmatch(name) and name.strip() else ""
 
 
-def _ids(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
-
-
 class _ReviewPage:
     """The routes and their state. Answers that change seldom are cached for half a minute."""
 
@@ -178,7 +174,7 @@ class _ReviewPage:
     ) -> JSONResponse:
         """Return up to `count` more images for the page `seat`, and what is left and done today."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
-        here, last = _ids(held), _ids(skipped)
+        here, last = ([int(part) for part in text.split(",") if part] for text in (held, skipped))
         limit = count + len(here) + len(last) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
         ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
         chosen = map(self._rendered, self._offers.choose(seat, ids, here, last, count))
