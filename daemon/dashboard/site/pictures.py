@@ -107,7 +107,7 @@ class PictureFolder:
             fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise NoPicture("the picture was pruned") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # a loop of links is a RuntimeError
             raise NoPicture(f"the picture cannot be read: {getattr(error, 'strerror', error)}") from None
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
