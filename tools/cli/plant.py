@@ -13,7 +13,7 @@ from tools.terminal.console import AsJson, CommandError, ConfigPath, console, ex
 from tools.terminal.option_values import Commands, Note
 
 if TYPE_CHECKING:
-    from daemon.registry.store import Source
+    from daemon.registry.hub_store import Source
 
 _EXTRA = {"boto3", "psycopg"}
 
@@ -61,9 +61,8 @@ def run(plant: PlantPath) -> None:
     _must_exist(plant)
     from daemon.plant.hub import run_hub
     from daemon.plant.page.app import plant_pages
-    from daemon.plant.releases import release_router
 
-    run_hub(plant, plant_pages, release_router)
+    run_hub(plant, plant_pages)
 
 
 @plant_app.command()
@@ -180,15 +179,15 @@ def pull(
     """
     from daemon.registry.manifest import parse_release
     from tools.experts.line import open_line
-    from tools.registry.pull import PullOptions, pull_newest
+    from tools.registry.pull import PullOptions
     from tools.registry.pull import pull as pull_release
 
     name, number = parse_release(release) if "/" in release else (release, None)
     if newest and (number is not None or allow_older):
         fail("--newest goes with neither a number nor --allow-older", status=2)
-    options = PullOptions(None if at_once else within, allow_older)
-    line, place = open_line(config), _source_of(source, token)
-    pulled = pull_newest(line, place, name, options) if newest else pull_release(line, place, name, number, options)
+    options = PullOptions(number, newest, None if at_once else within, allow_older)
+    place = _source_of(source, token)
+    pulled = pull_release(open_line(config), place, name, options)
     if isinstance(pulled, str):
         print_json({"release": pulled}) if as_json else console.print(
             f"{pulled} is in force: {place} has nothing newer by a signer of this line"

@@ -66,8 +66,7 @@ class Bringing:
     @asynccontextmanager
     async def running(self):
         self.consumer = Counted(self.settings, "coserve-test", self.database.file.with_name("alarms.json"))
-        named = {"send": self.settings.send, "repeats_boards": self.settings.repeats_boards}
-        async with running(self.database, self.consumer, status_page=self.status_page, **named):
+        async with running(self.database, self.consumer, None, self.settings, status_page=self.status_page):
             yield self
 
     async def reached(self, seq: int) -> None:
