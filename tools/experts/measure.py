@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experts.catalog import CatalogFile, Confidences
-from experts.catalog_edit import read, replace_entry
+from experts.catalog_edit import read, replace_entries
 from experts.drift import histograms
 from experts.errors import ExpertError, ImageError
 from experts.spec import Answer, ExpertId, ExpertSpec
@@ -77,7 +77,7 @@ def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> Non
     for expert, own in answers.items():
         entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
         measured = entries[expert].model_copy(update={"confidences": by_label(own)})
-        replace_entry(catalog, entries, expert, measured)
+        replace_entries(catalog, entries, {expert: measured})
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:
