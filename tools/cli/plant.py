@@ -9,7 +9,7 @@ import typer
 from daemon.errors import ConfigError, MissingExtraError, ReleaseError
 from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
-from tools.terminal.console import AsJson, CommandError, ConfigPath, console, exit_on, fail, print_json, print_table
+from tools.terminal.console import AsJson, ConfigPath, console, fail, print_json, print_table
 from tools.terminal.option_values import Commands, Note
 
 if TYPE_CHECKING:
@@ -109,12 +109,10 @@ def demo(
     """
     must_be_a_checkout()
     from tools.demo.plant import run_plant_demo
+    from tools.query.formats import clean_up_on_signals
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
-    with exit_on(CommandError):
-        run_plant_demo(folder, port)
+    clean_up_on_signals(signal.default_int_handler)
+    run_plant_demo(folder, port)
 
 
 @plant_app.command()

@@ -2,9 +2,11 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +20,8 @@ from daemon.plant.schema import unknown_line
 from daemon.plant.settings import HubSettings
 from experts.durable import replacing
 from tools.query import reading
-from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_signals, os_errors_end
-from tools.query.reading import ResultsQuery
+from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, os_errors_end, write_parquet
+from tools.query.reading import Batch, ResultsQuery
 from tools.terminal.console import console, exit_on, fail, print_json, print_table
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
@@ -119,23 +121,27 @@ def _title(query: ResultsQuery, count: int) -> str:
 
 
 def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
+    """Write the rows; return their number."""
     count = 0
+
+    def batches() -> Iterator[Batch]:
+        nonlocal count
+        for batch in reading.read_batches(engine, query):
+            yield batch
+            count += len(batch)
+
     with ExitStack() as stack:
         if out is None:
             # Rows for a program are exact; a terminal gets no text that steers it.
             file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
-            writer: RowWriter = TEXT_WRITERS[row_format](file, query.columns)
         else:
             clean_up_on_signals()
             part = stack.enter_context(replacing(out, FILE_MODE))
             if row_format is RowFormat.PARQUET:
-                writer = ParquetFile(part, query.columns, [query.rows.column_type(name) for name in query.columns])
-            else:
-                file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
-                writer = TEXT_WRITERS[row_format](file, query.columns)
-        for batch in reading.read_batches(engine, query):
-            writer.add(batch)
-            count += len(batch)
-        writer.end()
+                types = [query.rows.column_type(name) for name in query.columns]
+                write_parquet(part, query.columns, types, batches())
+                return count
+            file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
+        TEXT_WRITERS[row_format](file, query.columns, chain.from_iterable(batches()))
         sys.stdout.flush()
     return count
