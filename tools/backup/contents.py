@@ -1,6 +1,5 @@
 """The parts of a line and their places in its backup: relative paths that work wherever it is restored."""
 
-import errno
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import sqlite_path
 from experts.catalog import CatalogFile
-from experts.versions import VERSIONS_FILE, Versions, VersionsError
+from experts.versions import VERSIONS_FILE, Versions
 from routing_rules.load import Document, KeyPath, read_yaml, validate
+from tools.terminal.console import CommandError
 
 CONFIG = "coserve.yaml"
 _DATABASE: KeyPath = ("database",)
@@ -25,15 +25,8 @@ _FILLED = ("journal", "images", "record")
 _NOTE = "# Written by `coserve backup`: paths lie inside this folder now. The file as it was: {before}\n"
 
 
-class BackupError(Exception):
+class BackupError(CommandError):
     """The backup failed; the text says why and what to do."""
-
-
-def not_written(error: OSError, target: Path) -> BackupError:
-    """Return the error of a backup or restore into `target`; a full disk names no file of its own."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return BackupError(f"{target}: {error.strerror}; make room, or name another disk")
-    return BackupError(f"{error.filename or target}: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +57,8 @@ class Contents:
 
 
 def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> Contents:
-    """Return the files that `path` names, except database, journal and images. Raises ConfigError or BackupError."""
-    config = load_config(path, environ)
-    try:
-        return _Line(path, config, with_secrets, environ).contents
-    except VersionsError as error:
-        raise BackupError(str(error)) from None
+    """Return what `path` names, but database, journal and images. Raises ConfigError, VersionsError, BackupError."""
+    return _Line(path, load_config(path, environ), with_secrets, environ).contents
 
 
 class _Line:

@@ -17,7 +17,6 @@ from tools.terminal.console import (
     as_typed,
     console,
     errors,
-    exit_on,
     fail,
     print_json,
     print_table,
@@ -156,12 +155,10 @@ def put(
 
     Example: coserve experts put R0402 /tmp/new --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
-    with exit_on(VersionsError):
-        version, warning = change.put(open_line(config), name, source, note)
+    version, warning = change.put(open_line(config), name, source, note)
     if as_json:
         print_json({"expert": name, "version": version, "note": warning})
         return
@@ -188,15 +185,13 @@ def shadow(
 
     Example: coserve experts shadow R0402 5c1e --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
     from tools.experts.look import describe_shadow
 
     line = open_line(config)
     if off or version:
-        with exit_on(VersionsError):
-            marked = change.mark_shadow(line, name, version * (not off), note, images=images, agreement=agreement)
+        marked = change.mark_shadow(line, name, version * (not off), note, images=images, agreement=agreement)
         if as_json:
             print_json({"expert": name, "shadow": marked})
         else:
@@ -266,12 +261,10 @@ def prune(
 
     Example: coserve experts prune R0402 --keep 1 --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
-    with exit_on(VersionsError):
-        pruned = change.prune(open_line(config), names or (), keep, note)
+    pruned = change.prune(open_line(config), names or (), keep, note)
     if as_json:
         print_json(pruned)
     elif not pruned:
@@ -295,12 +288,10 @@ def measure(
 
     Example: coserve experts measure R0402 images/R0402 --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts.line import open_line
     from tools.experts.measure import measure_in_force
 
-    with exit_on(VersionsError):
-        measured = measure_in_force(open_line(config), name, images)
+    measured = measure_in_force(open_line(config), name, images)
     if as_json:
         print_json(measured)
         return
@@ -343,12 +334,10 @@ def threshold(
 
 
 def _switch(config: Path, name: str, version: str | None, note: str | None, *, as_json: bool) -> None:
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
-    with exit_on(VersionsError):
-        switch = change.switch(open_line(config), name, version, note)
+    switch = change.switch(open_line(config), name, version, note)
     if as_json:
         print_json(asdict(switch))
     else:

@@ -15,8 +15,8 @@ from tools.terminal.console import (
     as_typed,
     console,
     errors,
-    exit_on,
     fail,
+    os_errors_end,
     print_json,
 )
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
@@ -78,15 +78,14 @@ def _write(
 ) -> None:
     from daemon.host.folders import make_folder
     from daemon.units import size_text
-    from daemon.wire.keys import KeyFileError
     from tools.backup.gentle import step_back
-    from tools.query.formats import clean_up_on_signals, os_errors_end
+    from tools.query.formats import clean_up_on_signals
     from tools.query.package.write import write_package
     from tools.terminal.open_line import opened
 
     step_back()
     clean_up_on_signals()
-    with opened(config) as (settings, engine), os_errors_end(out), exit_on(KeyFileError):
+    with opened(config) as (settings, engine), os_errors_end(out):
         make_folder(out.absolute().parent)
         report = write_package(
             *(config, settings, engine, selection, out),
@@ -115,8 +114,6 @@ def _print_progress(part: str) -> None:
 
 def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:
     """Print a package's differences, from the database of `config` too; return 1 if there are any."""
-    from daemon.wire.keys import KeyFileError
-    from tools.query.formats import os_errors_end
     from tools.query.package.verify import verify_package
     from tools.terminal.open_line import opened
 
@@ -125,7 +122,6 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
     with ExitStack() as stack:
         engine = None if config is None else stack.enter_context(opened(config))[1]
         stack.enter_context(os_errors_end(package))
-        stack.enter_context(exit_on(KeyFileError))
         check = verify_package(package, key, None if engine is None else engine.connect)
     if as_json:
         print_json({"package": str(package), "is_whole": check.is_whole, **asdict(check)})

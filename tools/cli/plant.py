@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.errors import ConfigError, MissingExtraError, ReleaseError
+from daemon.errors import ConfigError, MissingExtraError
 from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
-from tools.terminal.console import AsJson, ConfigPath, console, fail, print_json, print_table
+from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
 from tools.terminal.option_values import Commands, Note
 
 if TYPE_CHECKING:
@@ -19,20 +19,11 @@ _EXTRA = {"boto3", "psycopg"}
 
 
 class _Group(Commands):
-    """A mistake in plant.yaml, a refusal or a missing package ends a command with one sentence."""
+    """A missing package ends a command with one sentence."""
 
     def invoke(self, ctx: typer.Context) -> object:
-        from daemon.wire.keys import KeyFileError
-        from experts.versions import VersionsError
-
         try:
             return super().invoke(ctx)
-        except (ConfigError, KeyFileError, ReleaseError, VersionsError) as error:
-            fail(str(error), status=2 if ctx.invoked_subcommand == "run" else 1)
-        except BrokenPipeError:
-            raise  # the reader of the output has ended
-        except OSError as error:  # a stick that is pulled out, a full disk
-            fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), status=1)
         except ModuleNotFoundError as missing:
             package = (missing.name or "").partition(".")[0]
             if package not in _EXTRA:
@@ -63,7 +54,8 @@ def run(plant: PlantPath) -> None:
     from daemon.plant.page.app import plant_pages
     from daemon.plant.releases import release_router
 
-    run_hub(plant, plant_pages, release_router)
+    with exit_on(ConfigError, status=2):
+        run_hub(plant, plant_pages, release_router)
 
 
 @plant_app.command()

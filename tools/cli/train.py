@@ -17,7 +17,6 @@ from tools.terminal.console import (
     as_typed,
     console,
     errors,
-    exit_on,
     fail,
     print_json,
     print_table,
@@ -425,7 +424,6 @@ def learn(
 
     Example: coserve learn R0402 --with training/R0402 --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts.line import open_line
     from tools.learn import learn as learn_expert
     from tools.training.classifier import TrainingPlan
@@ -434,7 +432,7 @@ def learn(
     since, _ = time_window(config, since, None, None)
     plan = TrainingPlan(Schedule(12, seed=seed), threads, play=_pixels_of(play), symmetry=symmetry)
     line = open_line(config)
-    with exit_on(VersionsError), _training_bar(name) as on_share:
+    with _training_bar(name) as on_share:
         learned = learn_expert(line, name, training, plan, since=since, sample=sample, on_progress=on_share)
     if as_json:
         print_json(learned)

@@ -1,11 +1,9 @@
 """Rows as files: CSV for people, JSON and JSON lines for programs, Parquet for notebooks."""
 
 import csv
-import errno
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,31 +18,35 @@ from tools.terminal.console import fail
 FILE_MODE = 0o640
 
 
-def write_csv(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a header and rows; an empty cell is a null."""
-    writer = csv.writer(file, lineterminator="\n")
+def write_csv(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+    """Write a header and rows; an empty cell is a null. Return the number of rows, as the others do."""
+    writer, count = csv.writer(file, lineterminator="\n"), 0
     writer.writerow(names)
-    writer.writerows(map(spreadsheet_cell, row) for row in rows)
+    for count, row in enumerate(rows, 1):  # noqa: B007 - the last one is the number of rows
+        writer.writerow(map(spreadsheet_cell, row))
+    return count
 
 
-def write_json_lines(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    for row in rows:
+def write_json_lines(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007
         file.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
+    return count
 
 
-def write_json(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    before = "[\n  "
-    for row in rows:
+def write_json(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
+    count = 0
+    for count, row in enumerate(rows, 1):
         text = json.dumps(dict(zip(names, row, strict=True)), indent=2, ensure_ascii=False)
-        file.write(before + text.replace("\n", "\n  "))
-        before = ",\n  "
-    file.write("\n]\n" if before.startswith(",") else "[]\n")
+        file.write(("[" if count == 1 else ",") + "\n  " + text.replace("\n", "\n  "))
+    file.write("\n]\n" if count else "[]\n")
+    return count
 
 
 TEXT_WRITERS = {"csv": write_csv, "jsonl": write_json_lines, "json": write_json}
 
 
-def write_parquet(path: Path, names: Sequence[str], types: Sequence[ColumnType], batches: Iterable[Batch]) -> None:
+def write_parquet(path: Path, names: Sequence[str], types: Sequence[ColumnType], batches: Iterable[Batch]) -> int:
     """Write typed columns: times are UTC timestamps to the millisecond. Raises MissingExtraError without pyarrow."""
     try:
         import pyarrow as pa
@@ -53,25 +55,17 @@ def write_parquet(path: Path, names: Sequence[str], types: Sequence[ColumnType],
         raise MissingExtraError("pyarrow", "Parquet", "export") from None
     kinds = {"text": pa.string(), "int": pa.int64(), "real": pa.float64(), "time": pa.timestamp("ms", tz="UTC")}
     schema: Any = pa.schema([(name, kinds[kind]) for name, kind in zip(names, types, strict=True)])
+    count = 0
     with ParquetWriter(path, schema) as writer:
         for batch in batches:
+            count += len(batch)
             columns = zip(zip(*batch, strict=True), types, schema, strict=True)
             arrays = [
                 pa.array([at and datetime.fromisoformat(at) for at in values] if kind == "time" else values, field.type)
                 for values, kind, field in columns
             ]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
-
-
-@contextmanager
-def os_errors_end(path: Path) -> Iterator[None]:
-    """End the command on an OSError. A full disk names `path`, which was written, not a file that was read."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            fail(f"{path}: {error.strerror}; make room, or name another disk", status=1)
-        fail(f"{error.filename or path}: {error.strerror or error}", status=1)
+    return count
 
 
 def clean_up_on_signals(handle: Callable[..., Any] | None = None) -> None:

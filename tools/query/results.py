@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from itertools import chain
@@ -15,14 +13,13 @@ from sqlalchemy import Engine
 
 from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
-from daemon.errors import MissingExtraError
 from daemon.plant.schema import unknown_line
 from daemon.plant.settings import HubSettings
 from experts.durable import replacing
 from tools.query import reading
-from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, os_errors_end, write_parquet
-from tools.query.reading import Batch, ResultsQuery
-from tools.terminal.console import console, exit_on, fail, print_json, print_table
+from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, write_parquet
+from tools.query.reading import ResultsQuery
+from tools.terminal.console import console, fail, os_errors_end, print_json, print_table
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
 
@@ -63,7 +60,7 @@ def print_or_write(
         if row_format is RowFormat.TABLE:
             _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
             return
-        with exit_on(MissingExtraError, status=2), os_errors_end(out or Path("standard output")):
+        with os_errors_end(out or Path("standard output")):
             try:
                 count = _write(engine, query, row_format, out)
             except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
@@ -122,26 +119,17 @@ def _title(query: ResultsQuery, count: int) -> str:
 
 def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
     """Write the rows; return their number."""
-    count = 0
-
-    def batches() -> Iterator[Batch]:
-        nonlocal count
-        for batch in reading.read_batches(engine, query):
-            yield batch
-            count += len(batch)
-
-    with ExitStack() as stack:
-        if out is None:
-            # Rows for a program are exact; a terminal gets no text that steers it.
-            file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
-        else:
-            clean_up_on_signals()
-            part = stack.enter_context(replacing(out, FILE_MODE))
-            if row_format is RowFormat.PARQUET:
-                types = [query.rows.column_type(name) for name in query.columns]
-                write_parquet(part, query.columns, types, batches())
-                return count
-            file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
-        TEXT_WRITERS[row_format](file, query.columns, chain.from_iterable(batches()))
+    batches = reading.read_batches(engine, query)
+    if out is None:
+        # Rows for a program are exact; a terminal gets no text that steers it.
+        file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
+        count = TEXT_WRITERS[row_format](file, query.columns, chain.from_iterable(batches))
         sys.stdout.flush()
-    return count
+        return count
+    clean_up_on_signals()
+    with replacing(out, FILE_MODE) as part:
+        if row_format is RowFormat.PARQUET:
+            types = [query.rows.column_type(name) for name in query.columns]
+            return write_parquet(part, query.columns, types, batches)
+        with part.open("w", encoding="utf-8", newline="") as text:
+            return TEXT_WRITERS[row_format](text, query.columns, chain.from_iterable(batches))

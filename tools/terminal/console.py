@@ -1,5 +1,6 @@
 """Output of commands: tables for people, JSON for programs, one sentence for an error."""
 
+import errno
 import json
 import os
 import shlex
@@ -78,6 +79,17 @@ def exit_on(*errors: type[Exception], status: int = 1) -> Iterator[None]:
         yield
     except errors as error:
         fail(str(error), status)
+
+
+@contextmanager
+def os_errors_end(path: Path) -> Iterator[None]:
+    """End the command on an OSError. A full disk names `path`, which was written, not a file that was read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise CommandError(f"{path}: {error.strerror}; make room, or name another disk") from error
+        raise CommandError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def print_json(value: Any) -> None:

@@ -61,8 +61,6 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except CommandError as error:
-            fail(str(error), error.status)
         except KeyboardInterrupt:
             fail("stopped by Ctrl-C", status=1)
         except typer.BadParameter as error:
@@ -70,6 +68,22 @@ class Commands(TyperGroup):
             if error.param is None or not isinstance(error.__cause__, ValidationError | None) or not error.message:
                 raise
             _refuse(error, error.param)
+        except Exception as error:
+            if not isinstance(error, _refusals()):
+                raise
+            fail(str(error), getattr(error, "status", 1))
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return the errors whose text is all that a person needs. Imported late: most commands meet none."""
+    from daemon.errors import ConfigError, MissingExtraError, ReleaseError
+    from daemon.storage.database.connections import StoreError
+    from daemon.wire.control import ControlError
+    from daemon.wire.keys import KeyFileError
+    from experts.versions import VersionsError
+
+    of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
+    return CommandError, VersionsError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:

@@ -8,84 +8,61 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Select
+from sqlalchemy import Connection, func
 
 from daemon.config.settings import Config
-from daemon.storage.database.reviews import VersionKey
+from daemon.storage.database.schema import boards, inspections
 from daemon.storage.image_archive import is_as_sent
 from experts.catalog import backbone_file, dump, entry_with
 from experts.spec import digest_of
 from experts.versions import weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
-from tools.query.formats import CsvWriter, JsonLinesWriter
+from tools.query.formats import write_csv, write_json_lines
 from tools.query.reading import BATCH_ROWS, BoardSelection, read_position
 
-_PICTURE_LIST = "pictures.csv"
 _PICTURE_COLUMNS = ("inspection_id", "serial", "designator", "verdict", "file", "why_not")
 _MAX_NAME_LENGTH = 60
 
 
 @dataclass(slots=True)
 class PackageRows:
-    """Numbers of rows by table, and notes taken while they were written.
+    """The rows in `folder`: `counts` by table, and what no row of the package says.
 
-    `rules` are the texts of rules versions, None if the database has none any more. `answered` names what gave answers,
-    `experts` has the sha256 of expert versions, `settings` the texts of settings by their digest. `tasks` are the
-    daemon's open ones by image: `judge` or `keep`.
+    `rules` are the texts of rules versions, None if the database has none any more. `tasks` are the daemon's open ones
+    by image: `judge` or `keep`.
     """
 
+    folder: Path
     last_seq: int
     epoch: str | None
-    rows: dict[str, int] = field(default_factory=dict[str, int])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
     rules: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    answered: set[VersionKey] = field(default_factory=set[VersionKey])
-    experts: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    settings: dict[tuple[str, str | None], str] = field(default_factory=dict[tuple[str, str | None], str])
     tasks: dict[int, str] = field(default_factory=dict[int, str])
     picture_bytes: int = 0
 
+    def read(self, table: str) -> Iterator[dict[str, Any]]:
+        return json_lines(self.folder / f"{table}.jsonl")
+
 
 def write_rows(connection: Connection, selection: BoardSelection, folder: Path) -> PackageRows:
-    """Write all rows of the chosen boards, one state of the database, into `folder`; nothing without boards."""
-    written = PackageRows(*read_position(connection))
-    queries = selection.queries()
-    tasks = queries.pop("pending")
-    if connection.execute(queries["boards"].limit(1)).first() is None:
-        return written
+    """Write all rows of the chosen boards, one state of the database, into `folder`."""
+    folder.mkdir()
+    written, queries = PackageRows(folder, *read_position(connection)), selection.queries()
+    written.tasks = {row.inspection_id: row.task for row in connection.execute(queries.pop("pending"))}
     for name, query in queries.items():
-        for row in _write_table(connection, written, folder, name, query):
-            match name:
-                case "boards":
-                    written.rules.setdefault(row["rules_version"])
-                case "inspections":
-                    written.rules.setdefault(row["rules_version"])
-                    written.picture_bytes += row["image_bytes"] if row["image_path"] else 0
-                case "stages":
-                    written.answered.add((row["expert"], row["expert_version"], row["expert_settings"]))
-                case "rules_versions":
-                    written.rules[row["rules_version"]] = row["text"]
-                case "expert_versions":
-                    written.experts[row["expert"], row["expert_version"]] = row["sha256"]
-                case "expert_settings" if digest_of(row["settings"]) == row["expert_settings"]:
-                    written.settings[row["expert"], row["expert_settings"]] = row["settings"]
-                case _:
-                    pass
-    written.tasks = {row.inspection_id: row.task for row in connection.execute(tasks)}
+        names = [column.name for column in query.selected_columns]
+        rows = connection.execution_options(yield_per=BATCH_ROWS).execute(query)
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            written.counts[name] = write_json_lines(file, names, rows)
+    image = inspections.c
+    size = queries["inspections"].with_only_columns(func.sum(image.image_bytes)).order_by(None)
+    written.picture_bytes = connection.execute(size.where(image.image_path.is_not(None))).scalar() or 0
+    for table in (boards, inspections):
+        named = queries[table.name].with_only_columns(table.c.rules_version).distinct().order_by(None)
+        written.rules |= dict.fromkeys(connection.execute(named).scalars())
+    written.rules |= {row["rules_version"]: row["text"] for row in written.read("rules_versions")}
     return written
-
-
-def _write_table(
-    connection: Connection, written: PackageRows, folder: Path, name: str, query: "Select[Any]"
-) -> Iterator[dict[str, Any]]:
-    names = [column.name for column in query.selected_columns]
-    written.rows[name] = 0
-    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-        writer = JsonLinesWriter(file, names)
-        for batch in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
-            writer.add(batch)
-            written.rows[name] += len(batch)
-            yield from (dict(zip(names, row, strict=True)) for row in batch)
 
 
 @dataclass(slots=True)
@@ -98,28 +75,37 @@ class PackagePictures:
     damaged: list[int] = field(default_factory=list[int])
 
 
-def copy_pictures(settings: Config, written: PackageRows, rows: Path, package: Path) -> PackagePictures:
+def copy_pictures(settings: Config, written: PackageRows, package: Path) -> PackagePictures:
     """Copy stored pictures into `package/pictures` and list every image in `pictures.csv`; no transaction."""
     pictures = PackagePictures()
-    serials = {row["board_id"]: row["serial"] for row in json_lines(rows / "boards.jsonl")}
-    with (package / _PICTURE_LIST).open("w", encoding="utf-8", newline="") as file:
-        listing = CsvWriter(file, _PICTURE_COLUMNS)
-        for row in json_lines(rows / "inspections.jsonl"):
+    serials = {row["board_id"]: row["serial"] for row in written.read("boards")}
+
+    def listed() -> Iterator[tuple[Any, ...]]:
+        for row in written.read("inspections"):
             serial = serials[row["board_id"]]
             target = _picture_name(row, serial)
             why_not = _copy_picture(settings, written, row, package / target, pictures)
             if why_not is not None:
                 pictures.missing[why_not] = pictures.missing.get(why_not, 0) + 1
             place = (row["inspection_id"], serial, row["designator"], row["verdict"])
-            listing.add([(*place, "" if why_not else target, why_not)])
+            yield *place, "" if why_not else target, why_not
+
+    with (package / "pictures.csv").open("w", encoding="utf-8", newline="") as file:
+        write_csv(file, _PICTURE_COLUMNS, listed())
     return pictures
 
 
 def _copy_picture(
     settings: Config, written: PackageRows, row: dict[str, Any], target: Path, pictures: PackagePictures
 ) -> str | None:
+    """Copy an image's picture; return why there is none."""
     if row["image_path"] is None:
-        return _why_not_stored(settings, written, row)
+        task = written.tasks.get(row["inspection_id"])
+        if task is not None:
+            return "not judged yet" if task == "judge" else "its copy was not made yet: export again"
+        if row["verdict"] not in settings.retention.keep:
+            return f"verdict {row['verdict']}: not kept (retention.keep)"
+        return "pruned by retention (images_for, images_bytes, free), or lost"
     try:
         data = (settings.images.parent / row["image_path"]).read_bytes()
     except FileNotFoundError:
@@ -131,15 +117,6 @@ def _copy_picture(
     if not is_as_sent(data, target.suffix, row["image_sha256"]):
         pictures.damaged.append(row["inspection_id"])
     return None
-
-
-def _why_not_stored(settings: Config, written: PackageRows, row: dict[str, Any]) -> str:
-    task = written.tasks.get(row["inspection_id"])
-    if task is not None:
-        return "not judged yet" if task == "judge" else "its copy was not made yet: export again"
-    if row["verdict"] not in settings.retention.keep:
-        return f"verdict {row['verdict']}: not kept (retention.keep)"
-    return "pruned by retention (images_for, images_bytes, free), or lost"
 
 
 def _picture_name(row: dict[str, Any], serial: str) -> str:
@@ -157,63 +134,61 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-@dataclass(slots=True)
-class PackageExperts:
-    """Versions that answered, each with its checksum, its standing today, and its weights file."""
+def copy_experts(
+    catalog: Path, written: PackageRows, folder: Path, *, with_weights: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Write `catalog.yaml` with the entries of the versions that answered, as they were then, and copy their weights.
 
-    listed: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    warnings: list[str] = field(default_factory=list[str])
-
-
-def copy_experts(catalog: Path, written: PackageRows, folder: Path, *, with_weights: bool) -> PackageExperts:
-    """Write `catalog.yaml` with the versions' entries as they answered, and copy their weights."""
+    Return each version with its checksum, its standing today and its weights file; and warnings.
+    """
     folder.mkdir()
-    today, experts = CatalogVersions.of(catalog), PackageExperts()
+    today, listed, warnings = CatalogVersions.of(catalog), list[dict[str, Any]](), list[str]()
+    sums = {(row["expert"], row["expert_version"]): row["sha256"] for row in written.read("expert_versions")}
+    texts = {
+        (row["expert"], row["expert_settings"]): row["settings"]
+        for row in written.read("expert_settings")
+        if digest_of(row["settings"]) == row["expert_settings"]
+    }
+    names = ("expert", "expert_version", "expert_settings")
     entries: dict[str, Any] = {}
     if today.problem:
-        experts.warnings.append(f"the catalog cannot be read, so there are no entries of experts: {today.problem}")
-    for expert, version, digest in sorted(written.answered, key=lambda key: (*key[:2], key[2] or "")):
-        settings, sha256 = written.settings.get((expert, digest)), written.experts.get((expert, version))
-        row: dict[str, Any] = {
-            "expert": expert,
-            "expert_version": version,
-            "expert_settings": digest,
-            "sha256": sha256,
-            "today": today.standing(expert, version, settings),
-            "weights": None,
-        }
-        experts.listed.append(row)
+        warnings.append(f"the catalog cannot be read, so there are no entries of experts: {today.problem}")
+    answered = {tuple(row[name] for name in names) for row in written.read("stages")}
+    for expert, version, digest in sorted(answered, key=lambda key: (*key[:2], key[2] or "")):
+        settings, sha256 = texts.get((expert, digest)), sums.get((expert, version))
+        standing = today.standing(expert, version, settings)
+        row = dict(zip(names, (expert, version, digest), strict=True)) | {"sha256": sha256, "today": standing}
+        listed.append(row | {"weights": None})
         name = f"{quote(expert, safe='').replace('%', '_')}-{version}.safetensors"
         known = today.experts[expert].entries if expert in today.experts else {}
         kept = next((entry for name, entry in known.items() if weights_of(name) == version), None)
         if kept is None and not today.problem:
-            experts.warnings.append(f"expert {expert} {version}: its weights are deleted")
+            warnings.append(f"expert {expert} {version}: its weights are deleted")
         if kept is not None and with_weights:
-            row["weights"] = _copy_weights(catalog.parent / kept.file, folder / name, kept.sha256, experts)
+            listed[-1]["weights"] = _copy_weights(catalog.parent / kept.file, folder / name, kept.sha256, warnings)
             if (backbone := kept.backbone) is not None:
                 place = folder / backbone_file(backbone.sha256)
-                _copy_weights(catalog.parent / backbone.file, place, backbone.sha256, experts)
+                _copy_weights(catalog.parent / backbone.file, place, backbone.sha256, warnings)
         entry = None if settings is None or sha256 is None else entry_with(settings, name, sha256)
         if entry is None and kept is not None:
             entry = kept.model_copy(update={"file": name, "backbone": kept.backbone and kept.backbone.for_package()})
-            experts.warnings.append(f"expert {expert} {version}: its settings are not known; its entry is today's")
-        if entry is None:
-            continue
-        label = f"{expert} {version}+{digest}" if digest is not None else f"{expert} {version}"
-        entries[label] = entry.model_dump(mode="json", exclude_unset=True)
+            warnings.append(f"expert {expert} {version}: its settings are not known; its entry is today's")
+        if entry is not None:
+            label = f"{expert} {version}+{digest}" if digest is not None else f"{expert} {version}"
+            entries[label] = entry.model_dump(mode="json", exclude_unset=True)
     if entries:
         (folder / "catalog.yaml").write_text(dump({"experts": entries}), encoding="utf-8")
-    return experts
+    return listed, warnings
 
 
-def _copy_weights(source: Path, target: Path, sha256: str, experts: PackageExperts) -> str | None:
+def _copy_weights(source: Path, target: Path, sha256: str, warnings: list[str]) -> str | None:
     """Copy weights and compare them with the catalog's checksum; return the file's name, None if there is none."""
     if target.exists():
         return f"experts/{target.name}"
     if not source.is_file():
-        experts.warnings.append(f"{source}: this weights file does not exist")
+        warnings.append(f"{source}: this weights file does not exist")
         return None
     shutil.copyfile(source, target)
     if file_sha256(target) != sha256:
-        experts.warnings.append(f"{source}: these are not the weights that the catalog names (sha256)")
+        warnings.append(f"{source}: these are not the weights that the catalog names (sha256)")
     return f"experts/{target.name}"

@@ -25,14 +25,7 @@ from experts.durable import sync
 from experts.versions import current_user
 from experts.weights import file_sha256
 from tools.query.evidence import check_evidence
-from tools.query.package.contents import (
-    PackageExperts,
-    PackagePictures,
-    PackageRows,
-    copy_experts,
-    copy_pictures,
-    write_rows,
-)
+from tools.query.package.contents import copy_experts, copy_pictures, write_rows
 from tools.query.reading import BoardSelection
 from tools.terminal.console import CommandError
 
@@ -49,8 +42,8 @@ class PackageError(CommandError):
     """The package cannot be written; the text says why, and what to do."""
 
 
-class PackageFolderError(CommandError):
-    """The folder is in use, or holds files that no export has written."""
+class OutputInUseError(CommandError):
+    """The place is in use, or holds files that no export has written."""
 
     status = 2
 
@@ -80,29 +73,34 @@ def write_package(
     sign_with: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PackageReport:
-    """Write the package `out`. After PackageError, PackageFolderError or OSError nothing is left of it."""
+    """Write the package `out`. After PackageError, OutputInUseError or OSError nothing is left of it."""
     key = None if sign_with is None else read_signing_key(sign_with)
     with unfinished_folder(out) as part:
-        rows = part / "rows"
-        rows.mkdir()
         progress("rows")
         with engine.connect() as connection:
-            written = write_rows(connection, selection, rows)
+            written = write_rows(connection, selection, part / "rows")
+            if not written.counts["boards"]:
+                raise PackageError("no board matches: `coserve results --boards` lists those that closed last")
             evidence = check_evidence(
                 lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
             )
-        if not written.rows.get("boards"):
-            raise PackageError("no board matches: `coserve results --boards` lists those that closed last")
         need_room(settings, out, written.picture_bytes + _ROW_BYTES)
         progress("pictures")
-        pictures = copy_pictures(settings, written, rows, part)
+        pictures = copy_pictures(settings, written, part)
         progress("experts")
-        experts = copy_experts(settings.catalog, written, part / "experts", with_weights=with_weights)
+        experts, warnings = copy_experts(settings.catalog, written, part / "experts", with_weights=with_weights)
+        deleted = sorted(name for name, text in written.rules.items() if text is None)
+        warnings = [
+            *(f"rules {name}: the database no longer has their text" for name in deleted),
+            *warnings,
+            *(f"inspection {number}: its picture is not what the camera sent (sha256)" for number in pictures.damaged),
+            *evidence.problems,
+            *evidence.gaps,
+        ]
         (part / "rules").mkdir()
         for name, text in written.rules.items():
             if text is not None:
                 (part / "rules" / f"{name}.yaml").write_text(text, encoding="utf-8", newline="")
-        warnings = [*_warnings(written, pictures, experts), *evidence.problems, *evidence.gaps]
         manifest = {
             "coserve_export": _FORMAT,
             "coserve": version("coserve"),
@@ -116,10 +114,10 @@ def write_package(
             },
             "selection": asdict(selection),
             "last_seq": written.last_seq,
-            "rows": written.rows,
+            "rows": written.counts,
             "pictures": asdict(pictures),
             "rules": sorted(written.rules),
-            "experts": experts.listed,
+            "experts": experts,
             "judged_once_more": evidence.counts,
             "signed_by": {"key": key_id(key.public_key()), "user": current_user()} if key else None,
             "warnings": warnings,
@@ -134,8 +132,8 @@ def write_package(
             files += 1
         fingerprint = file_sha256(part / SUMS)
     return PackageReport(
-        boards=written.rows["boards"],
-        images=written.rows["inspections"],
+        boards=written.counts["boards"],
+        images=written.counts["inspections"],
         pictures=pictures.copied,
         files=files,
         bytes=size_bytes,
@@ -150,13 +148,13 @@ def unfinished_folder(out: Path) -> Iterator[Path]:
     """Yield `OUT.part`, locked by this process; it becomes `out` at the end, or is deleted after an error."""
     part = out.with_name(f"{out.name}.part")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PackageFolderError(f"{out} is there and not empty: name another folder, or move that one away")
+        raise OutputInUseError(f"{out} is there and not empty: name another folder, or move that one away")
     mark = part / _MARK
     if part.exists() and any(part.iterdir()) and not mark.is_file():
-        raise PackageFolderError(f"{part} was not left by an export: move it away")
+        raise OutputInUseError(f"{part} was not left by an export: move it away")
     part.mkdir(mode=0o750, exist_ok=True)
     with mark.open("w", encoding="utf-8") as locked:
-        _claim(locked.fileno(), mark, out)
+        claim(locked.fileno(), mark, out)
         try:
             _empty(part)  # an export that was killed left its files
             yield part
@@ -169,14 +167,14 @@ def unfinished_folder(out: Path) -> Iterator[Path]:
     sync(out.absolute().parent)
 
 
-def _claim(fd: int, mark: Path, out: Path) -> None:
-    """Lock `mark`, open as `fd`. Raises PackageFolderError if another export holds it, or has just finished."""
+def claim(fd: int, part: Path, out: Path) -> None:
+    """Lock `part`, open as `fd`. Raises OutputInUseError if another process writes `out`, or has just finished."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise PackageFolderError(f"{out} is being written by another export: wait for it, or name another") from None
-    if not mark.exists() or mark.stat().st_ino != os.fstat(fd).st_ino:
-        raise PackageFolderError(f"{out} was written by another export just now")
+        raise OutputInUseError(f"{out} is being written by another process: wait for it, or name another") from None
+    if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
+        raise OutputInUseError(f"{out} was written by another process just now")
 
 
 def _empty(folder: Path) -> None:
@@ -188,23 +186,14 @@ def _empty(folder: Path) -> None:
 
 
 def need_room(settings: Config, out: Path, size_bytes: int, what: str = "the package") -> None:
-    """Raise PackageError if `what` would take space that a line on the same disk reserves."""
+    """Raise CommandError if `what` would take space that a line on the same disk reserves."""
     folder = out.absolute().parent
     if settings.journal.exists() and settings.journal.stat().st_dev == folder.stat().st_dev:
         size_bytes += settings.retention.reserve + (settings.retention.free or 0)
         what += ", with what the line keeps free,"
     problem = room_problem(folder, size_bytes, what)
     if problem:
-        raise PackageError(problem)
-
-
-def _warnings(written: PackageRows, pictures: PackagePictures, experts: PackageExperts) -> list[str]:
-    deleted = sorted(name for name, text in written.rules.items() if text is None)
-    return [
-        *(f"rules {name}: the database no longer has their text" for name in deleted),
-        *experts.warnings,
-        *(f"inspection {number}: its picture is not what the camera sent (sha256)" for number in pictures.damaged),
-    ]
+        raise CommandError(problem)
 
 
 def _write_sums(package: Path) -> tuple[int, int]:
