@@ -474,7 +474,7 @@ def rejudge(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     from tools.experts.line import open_line
-    from tools.query.rejudge import RejudgeRequest, rejudge_line, write_csv
+    from tools.query.rejudge import RejudgeRequest, rejudge_line, write_changes
     from tools.terminal.progress import Bars
 
     if csv is not None and not csv.absolute().parent.is_dir():
@@ -494,7 +494,7 @@ def rejudge(
             announce=errors.print,
         )
     if csv is not None:
-        write_csv(csv, changes)
+        write_changes(csv, changes)
     if as_json:
         print_json({**summary, "list": changes})
     else:

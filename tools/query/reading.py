@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, f
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reader import by_inspection
-from daemon.storage.database.reviews import DAEMON, VersionKey, answered_settings
+from daemon.storage.database.reviews import DAEMON, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
@@ -414,26 +414,6 @@ def _attempts(connection: Connection, serial: str, board_type: str | None) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class StoredImage:
-    """One image with a picture. `final` is the newest reviewer's verdict if there is a review."""
-
-    inspection_id: int
-    board_type: str
-    serial: str
-    component: str
-    designator: str
-    verdict: str
-    defect: str | None
-    rules_version: str
-    image_path: str
-    image_sha256: str
-    reviewer: str | None
-    final: str | None
-    #: What answered then, step by step.
-    answers: tuple[VersionKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StoredImages:
     """Numbers of images with a picture, newest first; `pruned` ones have none, `unjudged` no verdict."""
 
@@ -442,41 +422,38 @@ class StoredImages:
     unjudged: int
 
 
-def find_stored_images(connection: Connection, filters: RowFilters, *, lot: str | None = None) -> StoredImages:
+def find_stored_images(connection: Connection, filters: RowFilters) -> StoredImages:
     """Find all images that match. An `unknown` image has no verdict to compare with."""
     image = inspections.c
-    matching = [*filters.conditions(IMAGES), *([image.lot == lot] if lot is not None else [])]
-
-    def chosen(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Select[Any]:
-        return select(column).select_from(IMAGES.tables).where(*matching, *conditions)
+    chosen = select(image.inspection_id).select_from(IMAGES.tables).where(*filters.conditions(IMAGES))
+    is_judged, has_none = image.reason.is_(None), image.image_path.is_(None)
 
     def count(*conditions: ColumnElement[bool]) -> int:
-        return connection.execute(chosen(func.count(), *conditions)).scalar_one()
+        return connection.execute(chosen.where(*conditions).with_only_columns(func.count())).scalar_one()
 
-    judged = image.reason.is_(None)
-    with_picture = chosen(image.inspection_id, image.image_path.is_not(None), judged)
-    ids = connection.execute(with_picture.order_by(image.inspection_id.desc())).scalars().all()
-    return StoredImages(ids, count(image.image_path.is_(None), judged), count(image.reason.is_not(None)))
+    ids = connection.execute(chosen.where(is_judged, ~has_none).order_by(image.inspection_id.desc())).scalars().all()
+    return StoredImages(ids, count(is_judged, has_none), count(~is_judged))
 
 
-def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[StoredImage]:
-    """Return the images of `ids` whose picture is still there, newest first."""
+def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Row]:
+    """Return the images of `ids` whose picture is still there, newest first.
+
+    `verdict` and `defect` are the line's, `final_verdict` is the newest `reviewer`'s if there is one. `answers` say
+    what answered then, step by step.
+    """
     image, columns = inspections.c, IMAGES.columns
-    same_names = ("inspection_id", "board_type", "serial", "component", "designator")
+    names = ("inspection_id", "board_type", "serial", "component", "designator", "rules_version")
     query = (
-        select(
-            *(columns[name] for name in (*same_names, "daemon_verdict", "daemon_defect", "rules_version")),
-            *(image.image_path, image.image_sha256, reviews.c.reviewer, reviews.c.verdict),
-        )
+        select(*(columns[name] for name in names), image.image_path, image.image_sha256, image.verdict, image.defect)
+        .add_columns(reviews.c.reviewer, reviews.c.verdict.label("final_verdict"))
         .select_from(IMAGES.tables)
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
     )
-    answers = by_inspection(connection, stages, ids)
-    key = ("expert", "expert_version", "expert_settings")
+    answers, key = by_inspection(connection, stages, ids), ("expert", "expert_version", "expert_settings")
     return [
-        StoredImage(*row, answers=tuple(tuple(answer[name] for name in key) for answer in answers[row.inspection_id]))
-        for row in connection.execute(query)
+        {**row, "answers": [tuple(answer[name] for name in key) for answer in answers[row["inspection_id"]]]}
+        for row in connection.execute(query).mappings()
     ]
 
 
