@@ -29,7 +29,7 @@ from daemon.storage.database.upkeep import (
 )
 from daemon.storage.journal import segment_file
 from experts.durable import sync
-from tools.backup.contents import BackupError, Contents, Part, contents_of
+from tools.backup.contents import BackupError, Contents, Part
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
 from tools.query.package.write import claim, need_room
 from tools.terminal.console import os_errors_end
@@ -79,7 +79,7 @@ def write_backup(
     progress: Progress = lambda _what, _done, _total: None,
 ) -> BackupReport:
     """Back up a line, whole or not at all; `progress` gets part, bytes done, bytes in all. BackupError, ConfigError."""
-    contents = contents_of(config, with_secrets=with_secrets)
+    contents = Contents(config, with_secrets=with_secrets)
     if archive.exists() and not (archive.is_file() and tarfile.is_tarfile(archive)):
         raise BackupError(f"{archive} exists and is not an archive: name another file")
     part = archive.with_name(f".{archive.name}.part")

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, select, tuple_
 from daemon.registry.signing import SIGNATURE, read_public_key, signature_problem
 from daemon.storage.database.schema import metadata
 from experts.weights import file_sha256
-from tools.query.package.contents import json_lines
-from tools.query.package.write import MANIFEST, SUMS, PackageError
+from tools.query.package.write import MANIFEST, SUMS, PackageError, json_lines
 
 _MAX_PROBLEMS = 100
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00\\]+)")
