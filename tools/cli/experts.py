@@ -1,6 +1,5 @@
 """`coserve experts …`: where each is resident, its versions, and switching them; `coserve rejudge`."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from daemon.config.plant_time import PlantTime
 
 _LISTED = 20
-_NICENESS = 10
 #: More overflows when it is multiplied.
 _MAX_COST = 1e12
 experts_app = typer.Typer(cls=Commands)
@@ -473,14 +471,14 @@ def rejudge(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from tools.backup.gentle import step_back
     from tools.experts.line import open_line
     from tools.query.rejudge import RejudgeRequest, rejudge_line, write_changes
     from tools.terminal.progress import Bars
 
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
-    os.nice(_NICENESS)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    step_back()
     since, until = time_window(config, since, until, shift)
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
