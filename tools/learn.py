@@ -73,7 +73,7 @@ def learn(
         _offer_backbone(line, in_service, out / "catalog.yaml")
         report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_progress)
         compared = _compare(report, pictures, in_service, decided.passes)
-        version, _ = change.put(line, name, out, f"learned from {len(pictures)} decisions")
+        version = change.put(line, name, out, f"learned from {len(pictures)} decisions")
         document, *drawings = learned_files(line.versions.catalog, name)
         for drawn, place in zip(draw_report(report, out / "reports"), drawings, strict=True):
             place.parent.mkdir(exist_ok=True)

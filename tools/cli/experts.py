@@ -156,11 +156,11 @@ def put(
     from tools.experts import change
     from tools.experts.line import open_line
 
-    version, warning = change.put(open_line(config), name, source, note)
+    version = change.put(open_line(config), name, source, note)
     if as_json:
-        print_json({"expert": name, "version": version, "note": warning})
+        print_json({"expert": name, "version": version})
         return
-    console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}")
+    console.print(f"{name} {version} is kept as a candidate")
     console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}")
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}")
 

@@ -5,6 +5,7 @@ Rows written meanwhile are not in the answer, a review written meanwhile may be.
 the database. Nothing here writes.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -305,24 +306,12 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
 
 
 def _find_by_place(connection: Connection, inspection: InspectionName) -> list[int]:
-    number = inspections.c.inspection_id
-    query = (
-        select(number, boards.c.board_type)
-        .join(boards, boards.c.board_id == inspections.c.board_id)
-        .where(has_serial(inspection.name), inspections.c.designator == inspection.designator)
-        .order_by(boards.c.attempt.desc(), number.desc())
-    )
-    if inspection.board_type is not None:
-        query = query.where(boards.c.board_type == inspection.board_type)
-    if inspection.attempt is not None:
-        query = query.where(boards.c.attempt == inspection.attempt)
-    rows = connection.execute(query).all()
-    types = sorted({row.board_type for row in rows})
-    if len(types) > 1:
-        raise UnknownInspectionError(
-            f"several board types have the serial {inspection.name}: add --type {' or '.join(types)}"
-        )
-    return [row.inspection_id for row in rows]
+    attempts = _attempts(connection, inspection.name, inspection.board_type)
+    board_ids = [row["board_id"] for row in attempts if inspection.attempt in (None, row["attempt"])]
+    image = inspections.c
+    on_boards = image.board_id.in_(board_ids), image.designator == inspection.designator
+    newest = select(image.inspection_id).join(boards).order_by(boards.c.attempt.desc(), image.inspection_id.desc())
+    return list(connection.execute(newest.where(*on_boards)).scalars())
 
 
 def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
@@ -348,13 +337,14 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board after review, images that failed or were decided upon, and labels of `defects`."""
+    """One attempt at a board, its images that failed or were decided upon, and the labels of `defects`.
+
+    `board` has the verdict after review with who gave it, `daemon_verdict`, the numbers of `attempts` and of `pending`
+    images; `is_whole` where a person decided about the board itself.
+    """
 
     board: Row
-    final: Row
-    attempts: int
     images: Sequence[Row]
-    pending: int
     defects: Mapping[str, str]
 
 
@@ -377,24 +367,22 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         images = [dict(row) for row in connection.execute(findings).mappings()]
         answers = read_stages(connection, [image["inspection_id"] for image in images])
         unfinished = select(func.count()).select_from(inspections).where(on_board, inspections.c.status != "done")
-        names = ("verdict", "decided_by", "decided_at")
-        of_board = FINAL_BOARDS.c.board_id == board["board_id"]
-        final = connection.execute(select(*(FINAL_BOARDS.c[name] for name in names)).where(of_board)).mappings().first()
+        final = select(*(FINAL_BOARDS.c[name] for name in ("verdict", "decided_by", "decided_at")))
+        of_board = connection.execute(final.where(FINAL_BOARDS.c.board_id == board["board_id"])).mappings().first()
         of_whole = select(reviews.c.reviewer, reviews.c.note).where(reviews.c.board_id == board["board_id"])
         whole = connection.execute(of_whole.order_by(reviews.c.review_id.desc())).first()
-        decided_whole = whole if whole is not None and whole.reviewer != DAEMON else None
-        return AttemptRecord(
-            board,
-            {
-                **(final or dict.fromkeys(names)),
-                "note": decided_whole and decided_whole.note,
-                "is_whole": decided_whole is not None,
-            },
-            len(attempts),
-            [image | {"stages": answers[image["inspection_id"]]} for image in images],
-            connection.execute(unfinished).scalar_one(),
-            read_defect_labels(connection),
-        )
+        is_whole = whole is not None and whole.reviewer != DAEMON
+        facts = {
+            "daemon_verdict": board["verdict"],
+            **(of_board or {"decided_by": None, "decided_at": None}),
+            "note": whole.note if whole is not None and is_whole else None,
+            "is_whole": is_whole,
+            "attempts": len(attempts),
+            "pending": connection.execute(unfinished).scalar_one(),
+            "missing": json.loads(board["missing"] or "[]"),
+        }
+        images = [image | {"stages": answers[image["inspection_id"]]} for image in images]
+        return AttemptRecord(board | facts, images, read_defect_labels(connection))
 
 
 def _attempts(connection: Connection, serial: str, board_type: str | None) -> list[dict[str, Any]]:

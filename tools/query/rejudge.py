@@ -149,7 +149,7 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
         kept_versions = experts[name].versions
         try:
             if ("/" in version or Path(version).exists()) and version not in kept_versions:
-                entries[name] = find_candidate(name, Path(version)).entry_in_place
+                entries[name] = find_candidate(name, Path(version))
             else:
                 entries[name] = kept_versions[experts[name].named(version)].entry
         except VersionsError as error:
