@@ -72,17 +72,14 @@ def import_expert(
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
-    from tools.training.expert_file import Form, ImportRefusedError
+    from tools.training.expert_file import Form
     from tools.training.importer import ImportTarget, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
     target = ImportTarget(architecture, input_size, out, labels, expert, form)
-    try:
-        report = import_file(file, target, images=images, trust=trust)
-    except ImportRefusedError as error:
-        fail(str(error), status=1)
+    report = import_file(file, target, images=images, trust=trust)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
@@ -256,7 +253,6 @@ def train_all(
 
     Example: coserve train all training --out line/experts
     """
-    from tools.training import TrainingError
     from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
     from tools.training.classifier import TrainingPlan
     from tools.training.everything import TypeReport, train_each, type_folders
@@ -266,12 +262,8 @@ def train_all(
     plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
-    try:
-        folders = type_folders(folder)
-        is_new = load_backbone(out / "catalog.yaml", backbone) is None
-    except TrainingError as error:
-        fail(str(error), status=1)
-    if is_new:
+    folders = type_folders(folder)
+    if load_backbone(out / "catalog.yaml", backbone) is None:
         of_backbone = BackbonePlan(
             input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads
         )
@@ -373,15 +365,9 @@ def _pixels_of(text: str) -> float:
 
 @contextmanager
 def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
-    """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
-    from tools.training import TrainingError
-
+    """Yield a function that moves a bar to a share from 0 to 1."""
     with share_bar(f"training {name}") as (bar, task):
-        try:
-            yield lambda share: bar.update(task, completed=share)
-        except TrainingError as error:
-            bar.stop()
-            fail(str(error), status=1)
+        yield lambda share: bar.update(task, completed=share)
 
 
 def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:

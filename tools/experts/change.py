@@ -93,7 +93,7 @@ def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None
         catalog, before, old = line.versions.catalog, expert.in_force, expert.version
         text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
         report = describe_shadow(line, name) if expert.shadow and expert.shadow.version == version else None
-        change.promote(name, version, action, note)
+        change.promote({name: version}, action, note)
         heard, problem = _reload(line, change, name, text, before, note)
     lacks = None if report is None or report["holds"] else f"its shadow {report['sentence']}"
     return VersionSwitch(name, version, old, heard, problem, change.lost_comments, lacks)

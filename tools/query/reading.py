@@ -199,14 +199,8 @@ def _few_board_ids(connection: Connection, filters: RowFilters) -> list[int] | N
 # One image: `coserve explain`
 
 
-@dataclass(frozen=True, slots=True)
-class InspectionName:
-    """An inspection by its number, by `SOURCE/IMAGE_ID`, or by serial and designator."""
-
-    name: str
-    designator: str | None = None
-    board_type: str | None = None
-    attempt: int | None = None
+#: An inspection's number or `SOURCE/IMAGE_ID`; or a serial, and designator, board type and attempt, if they are named.
+InspectionName = tuple[str, str | None, str | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +273,8 @@ def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) 
 
 def _find_inspections(connection: Connection, inspection: InspectionName) -> list[int]:
     """Return the named inspection, and behind it others of the same place, newest first."""
-    number, name = inspections.c.inspection_id, inspection.name
-    if inspection.designator is not None:
+    number, (name, designator, *_) = inspections.c.inspection_id, inspection
+    if designator is not None:
         matches = _find_by_place(connection, inspection)
     elif "/" in name:
         # Both may have slashes in them.
@@ -293,12 +287,12 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
         matches = list(connection.execute(select(number).where(number == int(name))).scalars()) if is_number else []
     if matches:
         return matches
-    if inspection.designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
+    if designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
         raise UnknownInspectionError(
             f"{name} is a board, not an image: name the part too, such as `coserve explain {name} R1`"
             f" (`coserve results --serial {name}` lists its parts)"
         )
-    shown = name if inspection.designator is None else f"{name} {inspection.designator}"
+    shown = name if designator is None else f"{name} {designator}"
     raise UnknownInspectionError(
         f"no inspection {shown} in the results: name its inspection_id, SOURCE/IMAGE_ID, or SERIAL DESIGNATOR"
         " (`coserve results --columns inspection_id,serial,designator` lists them)"
@@ -306,10 +300,11 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
 
 
 def _find_by_place(connection: Connection, inspection: InspectionName) -> list[int]:
-    attempts = _attempts(connection, inspection.name, inspection.board_type)
-    board_ids = [row["board_id"] for row in attempts if inspection.attempt in (None, row["attempt"])]
+    serial, designator, board_type, attempt = inspection
+    attempts = _attempts(connection, serial, board_type)
+    board_ids = [row["board_id"] for row in attempts if attempt in (None, row["attempt"])]
     image = inspections.c
-    on_boards = image.board_id.in_(board_ids), image.designator == inspection.designator
+    on_boards = image.board_id.in_(board_ids), image.designator == designator
     newest = select(image.inspection_id).join(boards).order_by(boards.c.attempt.desc(), image.inspection_id.desc())
     return list(connection.execute(newest.where(*on_boards)).scalars())
 

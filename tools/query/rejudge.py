@@ -120,11 +120,10 @@ def _sample(images: int, of: int, total: "_Total") -> dict[str, Any] | None:
     """Return a sample's size, and the share of all images that would change: Clopper-Pearson 95 % interval."""
     if images == of:
         return None
-    from scipy.stats import binomtest
+    from tools.training.held_out import Rate
 
-    found = binomtest(len(total.changes), max(1, total.rejudged)).proportion_ci(0.95)
-    share = {"changed_low": round(float(found.low), 6), "changed_high": round(float(found.high), 6)}
-    return {"images": images, "of": of, **share}
+    low, high = Rate(len(total.changes), total.rejudged).interval
+    return {"images": images, "of": of, "changed_low": round(low, 6), "changed_high": round(high, 6)}
 
 
 def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
@@ -146,12 +145,12 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
             raise RejudgeError(f"--expert {option}: expected NAME=VERSION or NAME=FOLDER")
         if name not in experts:
             raise RejudgeError(f"--expert {option}: there is no expert {name}; there are {', '.join(experts)}")
-        kept_versions = experts[name].versions
+        expert = experts[name]
         try:
-            if ("/" in version or Path(version).exists()) and version not in kept_versions:
+            if ("/" in version or Path(version).exists()) and version not in expert.versions:
                 entries[name] = find_candidate(name, Path(version))
             else:
-                entries[name] = kept_versions[experts[name].named(version)].entry
+                entries[name] = expert.versions[expert.named(version)].entry
         except VersionsError as error:
             raise RejudgeError(f"--expert {option}: {error}") from None
         replaced.append(name)

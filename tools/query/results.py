@@ -2,12 +2,11 @@
 
 import os
 import sys
-from enum import StrEnum
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Engine
 
@@ -23,6 +22,7 @@ from tools.terminal.console import console, fail, os_errors_end, print_json, pri
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
 
+RowFormat = Literal["table", "csv", "json", "jsonl", "parquet"]
 #: Rows that a person sees without `--limit`; files have all.
 DEFAULT_LIMIT = 50
 #: All rows of a table are in memory, since its columns are as wide as its longest cells.
@@ -32,14 +32,6 @@ _UNBROKEN = (
     *("verdict", "daemon_verdict", "inspection_id", "board_id", "attempt", "step"),
     *("expert_version", "expert_settings", "rules_version"),
 )
-
-
-class RowFormat(StrEnum):
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    JSON_LINES = "jsonl"
-    PARQUET = "parquet"
 
 
 def print_count(settings: Config | HubSettings, query: ResultsQuery, *, as_json: bool) -> None:
@@ -57,7 +49,7 @@ def print_or_write(
     """Print the rows, or write them to `out`; `all_columns` in a table even where they are too wide."""
     with open_database(settings) as engine:
         query.validate()
-        if row_format is RowFormat.TABLE:
+        if row_format == "table":
             _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
             return
         with os_errors_end(out or Path("standard output")):
@@ -128,7 +120,7 @@ def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path
         return count
     clean_up_on_signals()
     with replacing(out, FILE_MODE) as part:
-        if row_format is RowFormat.PARQUET:
+        if row_format == "parquet":
             types = [query.rows.column_type(name) for name in query.columns]
             return write_parquet(part, query.columns, types, batches)
         with part.open("w", encoding="utf-8", newline="") as text:

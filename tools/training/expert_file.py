@@ -26,6 +26,7 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
+from tools.training import TrainingError
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
@@ -43,7 +44,7 @@ BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 
 
-class ImportRefusedError(Exception):
+class ImportRefusedError(TrainingError):
     """The model file cannot become an expert; the text says why and what to do."""
 
 
@@ -184,14 +185,7 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     finally:
         for place in places:
             place.unlink(missing_ok=True)
-    entry = {
-        "architecture": job.architecture.name,
-        "file": file.name,
-        "classes": list(job.classes),
-        "input_size": job.input_size,
-        "normalisation": job.architecture.normalisation,
-        "sha256": best.spec.sha256,
-    }
+    entry = entry_of(job.architecture, file, job.classes, job.input_size, best.spec.sha256)
     if best.spec.stored_as:
         figures = {"form": best.spec.stored_as, "bytes": best.spec.stored_bytes, "slot_bytes": best.spec.weights_bytes}
         entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
@@ -215,23 +209,12 @@ def _thinner(store: str, dtype: str) -> str:
 
 def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
-    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, _MEMORY_FORMAT, head)
+    metadata = header_of(job.architecture, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin)
     try:
-        built = build_layout(layout)
+        built = build_layout(metadata["layout"])
         blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
-    metadata = {
-        "architecture": job.architecture.name,
-        "classes": json.dumps(list(job.classes)),
-        "input_size": str(job.input_size),
-        "normalisation": job.architecture.normalisation,
-        "dtype": dtype,
-        "memory_format": _MEMORY_FORMAT,
-        "head": head,
-        "layout": layout,
-        "origin": job.form.origin,
-    }
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
@@ -246,11 +229,33 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
         mean=mean,
         std=std,
         sha256=sha256,
-        layout=LayoutId(layout),
+        layout=LayoutId(metadata["layout"]),
         weights_bytes=built.region_bytes,
         stored_as=stored_as,
         stored_bytes=built.form(stored_as).region_bytes if stored_as else 0,
     )
+
+
+def header_of(
+    kind: Architecture, classes: Sequence[str], input_size: int, form: tuple[str, str, str], origin: str
+) -> dict[str, str]:
+    """Return the header of a weights file; `form` is dtype, memory format and head."""
+    return {
+        "architecture": kind.name,
+        "classes": json.dumps(list(classes)),
+        "input_size": str(input_size),
+        "normalisation": kind.normalisation,
+        **dict(zip(("dtype", "memory_format", "head"), form, strict=True)),
+        "layout": layout_id(kind, len(classes), input_size, *form),
+        "origin": origin,
+    }
+
+
+def entry_of(kind: Architecture, file: Path, classes: Sequence[str], input_size: int, sha256: str) -> dict[str, Any]:
+    """Return the catalog's entry of a weights file; a backbone has no classes."""
+    named = {"classes": list(classes)} if classes else {}
+    size = {"input_size": input_size, "normalisation": kind.normalisation}
+    return {"architecture": kind.name, "file": file.name, **named, **size, "sha256": sha256}
 
 
 def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
