@@ -76,9 +76,9 @@ def import_expert(
     from tools.training.importer import ImportTarget, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
-    labels = tuple(label.strip() for label in classes.split(",")) if classes else None
-    form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
-    target = ImportTarget(architecture, input_size, out, labels, expert, form)
+    labels = tuple(label.strip() for label in classes.split(",")) if classes else ()
+    form = Form(dtype=dtype, store=store)
+    target = ImportTarget(architecture, input_size, out, labels, expert or "", form)
     report = import_file(file, target, images=images, trust=trust)
     agreement = report.agreement
     if as_json:

@@ -97,21 +97,28 @@ class Form:
 
     dtype: str = "float32"
     tolerance: float | None = None
-    origin: str = "imported"
+    origin: str = ""
     store: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class ImportJob:
-    """The expert to write, independent of the kind of file that the network comes from."""
+class ImportTarget:
+    """The expert to write, independent of the kind of file that the network comes from.
 
-    architecture: Architecture
-    classes: tuple[str, ...]
+    A file gives what is empty here: an ultralytics `.pt` its classes, any its name as the expert's id.
+    """
+
+    architecture: str
     input_size: int
     out: Path
-    expert: str
-    form: Form
-    has_pictures: bool
+    classes: Sequence[str] = ()
+    expert: str = ""
+    form: Form = Form()
+    has_pictures: bool = False
+
+    @property
+    def kind(self) -> Architecture:
+        return ARCHITECTURES[self.architecture]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +153,13 @@ class _Candidate:
         return same_labels and agreement.confidence <= _NEAR_CONFIDENCE
 
 
-def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], outputs: OriginalOutputs) -> ImportReport:
+def make_expert(
+    job: ImportTarget, original: nn.Module, images: Sequence[Image], outputs: OriginalOutputs
+) -> ImportReport:
     """Fold, pack, write under another name, prove, and only then put the file in its place."""
     file = job.out / f"{job.expert}.safetensors"
     try:
-        adapted = adapt(job.architecture, original, job.input_size)
+        adapted = adapt(job.kind, original, job.input_size)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
     dtypes = AUTO_DTYPES if job.form.dtype == AUTO else (job.form.dtype,)
@@ -185,7 +194,7 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     finally:
         for place in places:
             place.unlink(missing_ok=True)
-    entry = entry_of(job.architecture, file, job.classes, job.input_size, best.spec.sha256)
+    entry = entry_of(job.kind, file, job.classes, job.input_size, best.spec.sha256)
     if best.spec.stored_as:
         figures = {"form": best.spec.stored_as, "bytes": best.spec.stored_bytes, "slot_bytes": best.spec.weights_bytes}
         entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
@@ -193,7 +202,7 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, reasons, tuple(thin))
 
 
-def _remove_abandoned(job: ImportJob) -> None:
+def _remove_abandoned(job: ImportTarget) -> None:
     """Remove candidates of this expert whose process was killed."""
     name = re.compile(rf"\.+{re.escape(job.expert)}\.(\d+)\.\w+\.\w+\.candidate(\.part)?")
     for place in job.out.glob(".*"):
@@ -207,9 +216,11 @@ def _thinner(store: str, dtype: str) -> str:
     return store if ITEM_BYTES[FILE_DTYPES[store]] < ITEM_BYTES[FILE_DTYPES[dtype]] else ""
 
 
-def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
+def _write(job: ImportTarget, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
-    metadata = header_of(job.architecture, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin)
+    metadata = header_of(
+        job.kind, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin or "imported"
+    )
     try:
         built = build_layout(metadata["layout"])
         blocks = pack(built, adapted)
@@ -218,13 +229,13 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
-    mean, std = NORMALISATIONS[job.architecture.normalisation]
+    mean, std = NORMALISATIONS[job.kind.normalisation]
     return ExpertSpec(
         expert=ExpertId(job.expert),
-        architecture=job.architecture.name,
-        task=job.architecture.task,
+        architecture=job.architecture,
+        task=job.kind.task,
         file=place,
-        classes=job.classes,
+        classes=tuple(job.classes),
         input_size=job.input_size,
         mean=mean,
         std=std,
@@ -258,7 +269,7 @@ def entry_of(kind: Architecture, file: Path, classes: Sequence[str], input_size:
     return {"architecture": kind.name, "file": file.name, **named, **size, "sha256": sha256}
 
 
-def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
+def _try_speeds(job: ImportTarget, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
     """Time each dtype on this machine. A dtype that was not asked for must name the same label on every image."""
     milliseconds = batch_ms([candidate.spec for candidate in candidates], images)
     return tuple(
@@ -272,7 +283,7 @@ def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequen
     )
 
 
-def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
+def _refuse_disagreement(job: ImportTarget, candidate: _Candidate) -> None:
     if candidate.agrees(job.form.tolerance):
         return
     agreement = candidate.agreement
@@ -284,30 +295,27 @@ def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
     )
 
 
-def check_request(kind: Architecture, input_size: int, expert: str, form: Form, *, has_pictures: bool) -> None:
+def check_target(job: ImportTarget) -> None:
     """Refuse what cannot become an expert, before any model runs."""
+    form, input_size = job.form, job.input_size
+    if job.architecture not in ARCHITECTURES:
+        raise ImportRefusedError(f"unknown architecture {job.architecture!r}; known are {', '.join(ARCHITECTURES)}")
     if form.store not in (*STORES, AUTO):
         raise ImportRefusedError(f"files cannot hold weights as {form.store}; known are {', '.join((*STORES, AUTO))}")
-    if form.store == AUTO and not has_pictures:
+    if form.store == AUTO and not job.has_pictures:
         raise ImportRefusedError(
             "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
         )
     if form.dtype not in (*DTYPES, AUTO):
         raise ImportRefusedError(f"weights cannot be stored as {form.dtype}; known are {', '.join((*DTYPES, AUTO))}")
-    if not is_expert_id(expert):
-        raise ImportRefusedError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
+    if not is_expert_id(job.expert):
+        raise ImportRefusedError(f"{job.expert!r} is not an expert id; use letters, digits and . _ : -")
     if not 32 <= input_size <= 4096:
         raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
-    if kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
+    if job.kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
         raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
 
 
 def is_expert_id(name: str) -> bool:
     """Return True if `name` can name an expert: in the catalog, in rules and as a file."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) is not None
-
-
-def known_architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise ImportRefusedError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
