@@ -256,6 +256,8 @@ class Change:
         """Put one stored version of each of several experts in force, atomically."""
         for name, version in versions.items():
             expert = self.expert(name)
+            if version == expert.version:
+                raise VersionsError(f"{name} {version} is in force already")
             self._store_in_force(expert)
             expert.steps.append(_step(action, version, expert.version, note))
         self._write()

@@ -117,8 +117,7 @@ def _in_service(line: ExpertsLine, name: str) -> ExpertSpec:
 
 
 def _decided(line: ExpertsLine, name: str, in_service: ExpertSpec) -> Decided:
-    catalog, _ = line.catalog(entries_in_force(line.experts()))
-    routes = line.routes(catalog)
+    _, routes = line.in_force()
     if routes is None:
         raise LearnError(f"{line.config.rules}: has mistakes: coserve rules check {line.config.rules}")
     rows = line.in_database(lambda connection: connection.execute(decided_question(name)).all())

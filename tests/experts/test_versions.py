@@ -117,6 +117,7 @@ def test_a_catalog_written_by_hand_keeps_its_comments_and_gets_them_back(tmp_pat
     ("deed", "said"),
     [
         (lambda v, version: put(v, 1), "has version .* already"),
+        (lambda v, version: promote(v, in_force(v)), "is in force already"),
         (lambda v, version: v.read()["R0402"].named("0123456789ab"), "is none of them"),
         (lambda v, version: v.read()["R0402"].named(version[:3]), "is none of them"),
     ],

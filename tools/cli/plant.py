@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.errors import ConfigError, MissingExtraError
+from daemon.errors import ConfigError
 from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
 from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
@@ -15,23 +15,7 @@ from tools.terminal.option_values import Commands, Note
 if TYPE_CHECKING:
     from daemon.registry.store import Source
 
-_EXTRA = {"boto3", "psycopg"}
-
-
-class _Group(Commands):
-    """A missing package ends a command with one sentence."""
-
-    def invoke(self, ctx: typer.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except ModuleNotFoundError as missing:
-            package = (missing.name or "").partition(".")[0]
-            if package not in _EXTRA:
-                raise
-            fail(str(MissingExtraError(package, f"coserve plant {ctx.invoked_subcommand}", "plant")), status=2)
-
-
-plant_app = typer.Typer(cls=_Group, no_args_is_help=True, help="One place for the results of many lines.")
+plant_app = typer.Typer(cls=Commands, no_args_is_help=True, help="One place for the results of many lines.")
 
 _PLACE = "A folder or USB stick, or the hub's http://…"
 Token = Annotated[

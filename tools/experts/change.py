@@ -197,11 +197,7 @@ def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool 
     catalog, problems = resolve(CatalogFile(experts={name: entry}), root)
     if problems:
         return [_with_file(root / entry.file, f"{where[-1]}: {message}", message) for where, message in problems]
-    return load_problems(catalog[ExpertId(name)], forward=forward)
-
-
-def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
-    """Return why `spec` cannot be loaded and, with `forward`, run."""
+    spec = catalog[ExpertId(name)]
     pool = SlotPool("cpu", spec.resident.weights_bytes)
     try:
         pool.load(spec.resident)

@@ -18,7 +18,7 @@ from daemon.storage.database.schema import detections, inspections, reviews, sta
 from experts.errors import ExpertError
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import ClassifierStep, Routes, chain
-from tools.experts.line import ExpertsLine, entries_in_force
+from tools.experts.line import ExpertsLine
 from tools.experts.measure import MeasureError, answers_of, images_in
 
 _Floats = NDArray[np.float64]
@@ -56,8 +56,8 @@ def cheapest(
     line: ExpertsLine, name: str, label: str | None, escape_cost: float, false_call_cost: float, pictures: Path | None
 ) -> dict[str, Any]:
     """Return the cost of 1,000 images by threshold, and the best threshold with its interval. Raises MeasureError."""
-    catalog, _ = line.catalog(entries_in_force(line.experts()))
-    spec, routes = catalog.get(ExpertId(name)), line.routes(catalog)
+    catalog, routes = line.in_force()
+    spec = catalog.get(ExpertId(name))
     if spec is None or routes is None:
         raise MeasureError(f"{name} is not in force, or the rules have mistakes: coserve check")
     use = _in_rules(routes, name, label)
