@@ -47,10 +47,6 @@ _MARK = ".coserve-export"
 _ROW_BYTES = 4000
 
 
-class PackageError(CommandError):
-    """The package cannot be written; the text says why, and what to do."""
-
-
 class OutputInUseError(CommandError):
     """The place is in use, or holds files that no export has written."""
 
@@ -82,14 +78,14 @@ def write_package(
     sign_with: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PackageReport:
-    """Write the package `out`. After PackageError, OutputInUseError or OSError nothing is left of it."""
+    """Write the package `out`. After CommandError, OutputInUseError or OSError nothing is left of it."""
     key = None if sign_with is None else read_signing_key(sign_with)
     with unfinished_folder(out) as part:
         progress("rows")
         with engine.connect() as connection:
             written = write_rows(connection, selection, part / "rows")
             if not written.counts["boards"]:
-                raise PackageError("no board matches: `coserve results --boards` lists those that closed last")
+                raise CommandError("no board matches: `coserve results --boards` lists those that closed last")
             evidence = check_evidence(
                 lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
             )
