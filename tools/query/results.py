@@ -121,7 +121,7 @@ def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path
     clean_up_on_signals()
     with replacing(out, FILE_MODE) as part:
         if row_format == "parquet":
-            types = [query.rows.column_type(name) for name in query.columns]
-            return write_parquet(part, query.columns, types, batches)
+            types = map(query.rows.column_type, query.columns)
+            return write_parquet(part, query.columns, [*types], batches)
         with part.open("w", encoding="utf-8", newline="") as text:
             return TEXT_WRITERS[row_format](text, query.columns, chain.from_iterable(batches))

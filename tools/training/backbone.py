@@ -13,7 +13,7 @@ from torch import nn
 
 from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import add_to_catalog, read
-from experts.spec import ExpertId
+from experts.spec import ExpertId, LayoutId
 from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, FEATURES
 from experts.vision.layouts import build_layout, pack
@@ -110,7 +110,7 @@ def write_backbone(
     """
     kind = ARCHITECTURES[architecture]
     metadata = header_of(kind, (), input_size, ("float32", "channels_last", FEATURES), "backbone")
-    built = build_layout(metadata["layout"])
+    built = build_layout(LayoutId(metadata["layout"]))
     blocks = pack(built, adapt_backbone(network))
     is_thin = store != STORES[-1]
     if is_thin:

@@ -221,8 +221,9 @@ def _write(job: ImportTarget, place: Path, adapted: nn.Module, dtype: str, store
     metadata = header_of(
         job.kind, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin or "imported"
     )
+    layout = LayoutId(metadata["layout"])
     try:
-        built = build_layout(metadata["layout"])
+        built = build_layout(layout)
         blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
@@ -232,7 +233,7 @@ def _write(job: ImportTarget, place: Path, adapted: nn.Module, dtype: str, store
     mean, std = NORMALISATIONS[job.kind.normalisation]
     return ExpertSpec(
         expert=ExpertId(job.expert),
-        architecture=job.architecture,
+        architecture=job.kind.name,
         task=job.kind.task,
         file=place,
         classes=tuple(job.classes),
@@ -240,7 +241,7 @@ def _write(job: ImportTarget, place: Path, adapted: nn.Module, dtype: str, store
         mean=mean,
         std=std,
         sha256=sha256,
-        layout=LayoutId(metadata["layout"]),
+        layout=layout,
         weights_bytes=built.region_bytes,
         stored_as=stored_as,
         stored_bytes=built.form(stored_as).region_bytes if stored_as else 0,
