@@ -31,12 +31,6 @@ _HEAD_BYTES = 64 * 2**10
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
-class FolderInUseError(BackupError):
-    """The target is not empty: a restore never overwrites files."""
-
-    status = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Restored:
     """`left_out` counts kept images that the archive lacks; None: it does not say how many."""
@@ -55,7 +49,7 @@ def unpack(
     """Unpack `archive` whole or not at all; BackupError names a damaged member. `note` goes into `changes`."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderInUseError(f"{folder} is not an empty folder: name a new one")
+        raise BackupError(f"{folder} is not an empty folder: name a new one", status=2)
     part = folder.with_name(f".{folder.name}.part")
     with os_errors_end(folder), ExitStack() as stack:
         total = archive.stat().st_size

@@ -3,11 +3,11 @@
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from daemon.units import count_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -20,9 +20,6 @@ from tools.terminal.console import (
     print_json,
 )
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
-
-if TYPE_CHECKING:
-    from tools.query.reading import BoardSelection
 
 Texts = list[str] | None
 
@@ -57,27 +54,20 @@ def export(
 
     Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
     """
-    from tools.query.reading import BoardSelection
-
     if verify is not None:
         raise SystemExit(_verify(verify, key, config if compare else None, as_json=as_json))
     if key is not None or compare:
         fail("--key and --compare check a package: name it with --verify DIR", status=2)
     since, until = time_window(config, since, until, shift)
+    from tools.query.reading import BoardSelection
+
     selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
     if out is None or selection == BoardSelection():
         fail(
             "name --out DIR and which boards: --lot, --serial, --type, --since, --until or --shift (or --verify DIR)",
             status=2,
         )
-    _write(config, selection, out, with_weights=with_weights, sign=sign, as_json=as_json)
-
-
-def _write(
-    config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, sign: Path | None, as_json: bool
-) -> None:
     from daemon.host.folders import make_folder
-    from daemon.units import size_text
     from tools.backup.gentle import step_back
     from tools.query.formats import clean_up_on_signals
     from tools.query.package.write import write_package

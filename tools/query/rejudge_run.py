@@ -25,10 +25,6 @@ _BATCH = 8
 _Waiting = tuple[Row, Step, Judgement | None]
 
 
-class StoredPictureError(Exception):
-    """A picture's file is deleted or changed; the text says which."""
-
-
 def memory_bytes(catalog: Catalog) -> int:
     """Return the most memory that experts take: they are loaded one at a time."""
     return max((spec.weights_bytes for spec in resident_in(catalog).values()), default=1)
@@ -81,7 +77,7 @@ class _RejudgeRun:
         for waiting in batch:
             try:
                 ready.append((waiting, _prepare(self._folder, waiting[0], slot)))
-            except (ImageError, StoredPictureError) as error:
+            except ImageError as error:
                 self._end(waiting[0], "unknown", None, unread=str(error))
         answers = infer(slot, [prepared for _, prepared in ready], spec) if ready else []
         for ((image, step, so_far), prepared), answer in zip(ready, answers, strict=True):
@@ -105,16 +101,16 @@ class _RejudgeRun:
 
 
 def _prepare(images: Path, image: Row, slot: Slot) -> Prepared:
-    """Preprocess the payload that the camera sent. Raises StoredPictureError, ImageError."""
+    """Preprocess the payload that the camera sent. Raises ImageError."""
     file = images.parent / image["image_path"]
     if not file.resolve().is_relative_to(images.resolve()):
-        raise StoredPictureError(f"{image['image_path']} lies outside {images}")
+        raise ImageError(f"{image['image_path']} lies outside {images}")
     try:
         payload, shape = as_sent(file.read_bytes(), file.suffix)
     except OSError as error:
-        raise StoredPictureError(f"{file}: {error.strerror or error}") from error
+        raise ImageError(f"{file}: {error.strerror or error}") from error
     except ValueError as error:
-        raise StoredPictureError(f"{file}: its header is damaged") from error
+        raise ImageError(f"{file}: its header is damaged") from error
     if hashlib.sha256(payload).hexdigest() != image["image_sha256"]:
-        raise StoredPictureError(f"{file}: is not what the camera sent (its sha256 differs)")
+        raise ImageError(f"{file}: is not what the camera sent (its sha256 differs)")
     return prepare(payload, "image" if shape is None else "raw", shape, slot.spec)

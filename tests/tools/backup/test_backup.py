@@ -39,7 +39,7 @@ from tests.waiting import PATIENCE_S
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
-from tools.backup.restore import FolderInUseError, unpack
+from tools.backup.restore import unpack
 from tools.terminal.console import CommandError
 
 EXPERTS = ROOT / "tests/tools/backup/line"
@@ -509,7 +509,7 @@ def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
-    with pytest.raises(FolderInUseError, match="not an empty folder"):
+    with pytest.raises(BackupError, match="not an empty folder"):
         unpack(archive, tmp_path / "line")
     coserve("restore", archive, tmp_path / "line", status=2)
     (tmp_path / "empty").mkdir()
