@@ -138,18 +138,16 @@ class Contents:
             for version, stored in expert.versions.items():
                 file = versions.weights_file(name, version)
                 place = (folder / file.relative_to(versions.folder)).as_posix()
-                if place not in self._names and file.is_file():
-                    self._names.add(place)
-                    self.parts.append(Part(place, file, sha256=stored.entry.sha256, may_be_gone=True))
+                self._add_weights(file, place, stored.entry.sha256, may_be_gone=True)
         self.parts.append(Part((folder / VERSIONS_FILE).as_posix(), text))
 
-    def _add_weights(self, source: Path, name: str, sha256: str) -> None:
+    def _add_weights(self, source: Path, name: str, sha256: str, *, may_be_gone: bool = False) -> None:
         if name in self._names:
             return  # two experts of one file
         self._names.add(name)
         if source.is_file():
-            self.parts.append(Part(name, source, sha256=sha256))
-        else:
+            self.parts.append(Part(name, source, sha256=sha256, may_be_gone=may_be_gone))
+        elif not may_be_gone:
             self.warnings.append(f"{source}: this weights file does not exist, so the backup does not have it")
 
     def _add_configuration(self, path: Path, is_overridden: bool) -> None:

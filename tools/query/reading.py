@@ -232,7 +232,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
         number, *others = _find_inspections(connection, name)
         (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
         (board,) = _rows(connection, boards, boards.c.board_id == inspection["board_id"])
-        rules = _rows(connection, rules_versions, rules_versions.c.rules_version == inspection["rules_version"])
+        rules = rules_versions.c.rules_version == inspection["rules_version"]
         answers = read_stages(connection, [number])[number]
         versions = {(answer["expert"], answer["expert_version"]) for answer in answers}
         version_key = (expert_versions.c.expert, expert_versions.c.expert_version)
@@ -241,7 +241,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
             board=board,
             stages=answers,
             reviews=_rows(connection, reviews, reviews.c.inspection_id == number),
-            rules=rules[0] if rules else None,
+            rules=next(iter(_rows(connection, rules_versions, rules)), None),
             versions={
                 (row["expert"], row["expert_version"]): row
                 for row in _rows(connection, expert_versions, tuple_(*version_key).in_(sorted(versions)))
