@@ -72,14 +72,17 @@ def import_expert(
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
-    from tools.training.expert_file import Form
+    from tools.training.expert_file import Form, ImportRefusedError
     from tools.training.importer import ImportTarget, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
-    labels = tuple(label.strip() for label in classes.split(",")) if classes else ()
-    form = Form(dtype=dtype, store=store)
-    target = ImportTarget(architecture, input_size, out, labels, expert or "", form)
-    report = import_file(file, target, images=images, trust=trust)
+    labels = tuple(label.strip() for label in classes.split(",")) if classes else None
+    form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
+    target = ImportTarget(architecture, input_size, out, labels, expert, form)
+    try:
+        report = import_file(file, target, images=images, trust=trust)
+    except ImportRefusedError as error:
+        fail(str(error), status=1)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}

@@ -1,4 +1,4 @@
-"""Reads data sets of other programs. Every problem is a CommandError that names the file and the picture's number."""
+"""Reads data sets of other programs. Every problem is a DatasetError that names the file and the picture's number."""
 
 import json
 import os
@@ -9,8 +9,7 @@ from typing import Any
 
 from experts.errors import ImageError
 from tools.dataset import Format
-from tools.dataset.write import LabelledBox, Picture, file_name, read_picture
-from tools.terminal.console import CommandError
+from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name, read_picture
 from tools.training.labelled import SUFFIXES, UNSORTED, board_of
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
@@ -30,7 +29,7 @@ def read_dataset(file: Path, form: Format, images: Path | None = None) -> list[P
     """Read the data set that `file` describes; its pictures lie in `images`, or the folder `images` beside it.
 
     For `folders`, `file` is the folder itself; for `yolo`, pictures lie anywhere in the folder of `data.yaml`. Boxes
-    that a program proposed count as drawn: a person has looked at the data set. Raises CommandError.
+    that a program proposed count as drawn: a person has looked at the data set. Raises DatasetError.
     """
     default = {"folders": file, "yolo": file.parent}.get(form, file.parent / "images")
     folder, pictures = images or default, list[Picture]()
@@ -41,7 +40,7 @@ def read_dataset(file: Path, form: Format, images: Path | None = None) -> list[P
     except _MISTAKES as error:
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         hint = ": name the folder of all pictures with --images" if isinstance(error, OSError) else ""
-        raise CommandError(f"{file}: not in the format {form}, at picture {len(pictures) + 1}: {text}{hint}") from error
+        raise DatasetError(f"{file}: not in the format {form}, at picture {len(pictures) + 1}: {text}{hint}") from error
     return pictures
 
 
@@ -87,7 +86,7 @@ def _coco(file: Path, folder: Path) -> Iterator[_Named]:
     content = file.read_bytes()
     data = None if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<") else json.loads(content)
     if not isinstance(data, dict):
-        raise CommandError(f"{file}: {_OWN_FORMATS}")
+        raise DatasetError(f"{file}: {_OWN_FORMATS}")
     names = {each["id"]: str(each["name"]) for each in data["categories"]}
     boxes: dict[Any, list[LabelledBox]] = {each["id"]: [] for each in data["images"]}
     for each in data["annotations"]:

@@ -14,9 +14,8 @@ from daemon.storage.database.transaction import chunks
 from experts.catalog import Catalog
 from experts.spec import ExpertId
 from routing_rules.routes import ClassifierStep, Routes, taught_label
-from tools.dataset.write import LabelledBox, Picture, file_name
+from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name
 from tools.query.rows import IMAGES, RowFilters
-from tools.terminal.console import CommandError
 
 _COLUMNS = (
     *("inspection_id", "board_type", "serial", "component", "image_path"),
@@ -39,7 +38,7 @@ def read_pictures(
 ) -> list[Picture]:
     """Return the kept pictures that match: only decided ones if `reviewed`, only with an answer less sure than `below`.
 
-    Boxes are those that a person drew with the newest decision, else the detector's, with scores. Raises CommandError
+    Boxes are those that a person drew with the newest decision, else the detector's, with scores. Raises DatasetError
     for more than `limit`.
     """
     number = inspections.c.inspection_id
@@ -56,7 +55,7 @@ def read_pictures(
         count = connection.execute(chosen.with_only_columns(func.count())).scalar_one()
         if count > limit:
             fewer = "choose fewer (--lot, --since, --component, --reviewed …) or raise --limit"
-            raise CommandError(f"{count} pictures match, and --limit is {limit}: {fewer}")
+            raise DatasetError(f"{count} pictures match, and --limit is {limit}: {fewer}")
         for ids in chunks(connection.execute(chosen.order_by(number)).scalars().all()):
             answers, boxes = by_inspection(connection, stages, ids), by_inspection(connection, detections, ids)
             drawn: defaultdict[int, list[Any]] = defaultdict(list)

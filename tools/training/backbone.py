@@ -13,15 +13,15 @@ from torch import nn
 
 from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import add_to_catalog, read
-from experts.spec import ExpertId, LayoutId
+from experts.spec import ExpertId
 from experts.stored import thinned
-from experts.vision.architectures import ARCHITECTURES, FEATURES
+from experts.vision.architectures import ARCHITECTURES, FEATURES, layout_id
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
 from experts.vision.slot import Slot, SlotPool
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
-from tools.training.expert_file import STORES, entry_of, header_of, is_expert_id
+from tools.training.expert_file import STORES, ImportRefusedError, is_expert_id
 from tools.training.importer import plain_tensors
 from tools.training.labelled import DIGEST_BYTES, held_back, read_labelled
 
@@ -109,8 +109,19 @@ def write_backbone(
     from, has the weights as they are stored.
     """
     kind = ARCHITECTURES[architecture]
-    metadata = header_of(kind, (), input_size, ("float32", "channels_last", FEATURES), "backbone")
-    built = build_layout(LayoutId(metadata["layout"]))
+    layout = layout_id(kind, 0, input_size, "float32", "channels_last", FEATURES)
+    metadata = {
+        "architecture": architecture,
+        "classes": "[]",
+        "input_size": str(input_size),
+        "normalisation": kind.normalisation,
+        "dtype": "float32",
+        "memory_format": "channels_last",
+        "head": FEATURES,
+        "layout": layout,
+        "origin": "backbone",
+    }
+    built = build_layout(layout)
     blocks = pack(built, adapt_backbone(network))
     is_thin = store != STORES[-1]
     if is_thin:
@@ -121,7 +132,13 @@ def write_backbone(
         sha256 = write_weights(part, blocks, metadata)
         file = out / f"{name}@{sha256[:12]}.safetensors"
         part.replace(file)
-        entry = entry_of(kind, file, (), input_size, sha256)
+        entry = {
+            "architecture": architecture,
+            "file": file.name,
+            "input_size": input_size,
+            "normalisation": kind.normalisation,
+            "sha256": sha256,
+        }
         if is_thin:
             network = _with_weights_of(stored_backbone(out, name, entry), network)
         state = {key: value for key, value in network.state_dict().items() if not key.startswith("fc.")}
@@ -239,7 +256,10 @@ def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> fr
 
     With `sha256` the file must be the one of that backbone. Raises TrainingError.
     """
-    tensors = plain_tensors(file)
+    try:
+        tensors = plain_tensors(file)
+    except ImportRefusedError as error:
+        raise TrainingError(str(error)) from error
     if tensors is None:
         raise TrainingError(
             f"{file}: is a pickled program, not plain weights: save its state_dict() and name that file"

@@ -24,7 +24,7 @@ from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_
 from experts.vision.networks import Backbone
 from tools.training import TrainingError, fit
 from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
-from tools.training.expert_file import Form, is_expert_id
+from tools.training.expert_file import Form, ImportRefusedError, is_expert_id
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, fit_bank, fit_linear, write_head
 from tools.training.held_out import HeldOutAnswers, beats, may_be_beaten
@@ -261,10 +261,13 @@ class _Study:
         else:
             network = self._fitted(trial.kind, self._everything)
             images = list(self._data.pictures[:8])
-            entry = import_model(
-                network, self._architecture, labels, self._input_size, out,
-                expert=expert, images=images, form=Form(origin=origin),
-            ).entry  # fmt: skip
+            try:
+                entry = import_model(
+                    network, self._architecture, labels, self._input_size, out,
+                    expert=expert, images=images, form=Form(origin=origin),
+                ).entry  # fmt: skip
+            except ImportRefusedError as error:
+                raise TrainingError(str(error)) from error
         best = trial.answers.shares.argmax(1)
         shares = trial.answers.shares.max(1).tolist()
         confidences = histograms((labels[label], share) for label, share in zip(best.tolist(), shares, strict=True))

@@ -26,7 +26,6 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
-from tools.training import TrainingError
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
@@ -44,7 +43,7 @@ BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 
 
-class ImportRefusedError(TrainingError):
+class ImportRefusedError(Exception):
     """The model file cannot become an expert; the text says why and what to do."""
 
 
@@ -97,28 +96,21 @@ class Form:
 
     dtype: str = "float32"
     tolerance: float | None = None
-    origin: str = ""
+    origin: str = "imported"
     store: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class ImportTarget:
-    """The expert to write, independent of the kind of file that the network comes from.
+class ImportJob:
+    """The expert to write, independent of the kind of file that the network comes from."""
 
-    A file gives what is empty here: an ultralytics `.pt` its classes, any its name as the expert's id.
-    """
-
-    architecture: str
+    architecture: Architecture
+    classes: tuple[str, ...]
     input_size: int
     out: Path
-    classes: Sequence[str] = ()
-    expert: str = ""
-    form: Form = Form()
-    has_pictures: bool = False
-
-    @property
-    def kind(self) -> Architecture:
-        return ARCHITECTURES[self.architecture]
+    expert: str
+    form: Form
+    has_pictures: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +145,11 @@ class _Candidate:
         return same_labels and agreement.confidence <= _NEAR_CONFIDENCE
 
 
-def make_expert(
-    job: ImportTarget, original: nn.Module, images: Sequence[Image], outputs: OriginalOutputs
-) -> ImportReport:
+def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], outputs: OriginalOutputs) -> ImportReport:
     """Fold, pack, write under another name, prove, and only then put the file in its place."""
     file = job.out / f"{job.expert}.safetensors"
     try:
-        adapted = adapt(job.kind, original, job.input_size)
+        adapted = adapt(job.architecture, original, job.input_size)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
     dtypes = AUTO_DTYPES if job.form.dtype == AUTO else (job.form.dtype,)
@@ -194,7 +184,14 @@ def make_expert(
     finally:
         for place in places:
             place.unlink(missing_ok=True)
-    entry = entry_of(job.kind, file, job.classes, job.input_size, best.spec.sha256)
+    entry = {
+        "architecture": job.architecture.name,
+        "file": file.name,
+        "classes": list(job.classes),
+        "input_size": job.input_size,
+        "normalisation": job.architecture.normalisation,
+        "sha256": best.spec.sha256,
+    }
     if best.spec.stored_as:
         figures = {"form": best.spec.stored_as, "bytes": best.spec.stored_bytes, "slot_bytes": best.spec.weights_bytes}
         entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
@@ -202,7 +199,7 @@ def make_expert(
     return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, reasons, tuple(thin))
 
 
-def _remove_abandoned(job: ImportTarget) -> None:
+def _remove_abandoned(job: ImportJob) -> None:
     """Remove candidates of this expert whose process was killed."""
     name = re.compile(rf"\.+{re.escape(job.expert)}\.(\d+)\.\w+\.\w+\.candidate(\.part)?")
     for place in job.out.glob(".*"):
@@ -216,61 +213,47 @@ def _thinner(store: str, dtype: str) -> str:
     return store if ITEM_BYTES[FILE_DTYPES[store]] < ITEM_BYTES[FILE_DTYPES[dtype]] else ""
 
 
-def _write(job: ImportTarget, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
+def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
-    metadata = header_of(
-        job.kind, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin or "imported"
-    )
-    layout = LayoutId(metadata["layout"])
+    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, _MEMORY_FORMAT, head)
     try:
         built = build_layout(layout)
         blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
+    metadata = {
+        "architecture": job.architecture.name,
+        "classes": json.dumps(list(job.classes)),
+        "input_size": str(job.input_size),
+        "normalisation": job.architecture.normalisation,
+        "dtype": dtype,
+        "memory_format": _MEMORY_FORMAT,
+        "head": head,
+        "layout": layout,
+        "origin": job.form.origin,
+    }
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
-    mean, std = NORMALISATIONS[job.kind.normalisation]
+    mean, std = NORMALISATIONS[job.architecture.normalisation]
     return ExpertSpec(
         expert=ExpertId(job.expert),
-        architecture=job.kind.name,
-        task=job.kind.task,
+        architecture=job.architecture.name,
+        task=job.architecture.task,
         file=place,
-        classes=tuple(job.classes),
+        classes=job.classes,
         input_size=job.input_size,
         mean=mean,
         std=std,
         sha256=sha256,
-        layout=layout,
+        layout=LayoutId(layout),
         weights_bytes=built.region_bytes,
         stored_as=stored_as,
         stored_bytes=built.form(stored_as).region_bytes if stored_as else 0,
     )
 
 
-def header_of(
-    kind: Architecture, classes: Sequence[str], input_size: int, form: tuple[str, str, str], origin: str
-) -> dict[str, str]:
-    """Return the header of a weights file; `form` is dtype, memory format and head."""
-    return {
-        "architecture": kind.name,
-        "classes": json.dumps(list(classes)),
-        "input_size": str(input_size),
-        "normalisation": kind.normalisation,
-        **dict(zip(("dtype", "memory_format", "head"), form, strict=True)),
-        "layout": layout_id(kind, len(classes), input_size, *form),
-        "origin": origin,
-    }
-
-
-def entry_of(kind: Architecture, file: Path, classes: Sequence[str], input_size: int, sha256: str) -> dict[str, Any]:
-    """Return the catalog's entry of a weights file; a backbone has no classes."""
-    named = {"classes": list(classes)} if classes else {}
-    size = {"input_size": input_size, "normalisation": kind.normalisation}
-    return {"architecture": kind.name, "file": file.name, **named, **size, "sha256": sha256}
-
-
-def _try_speeds(job: ImportTarget, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
+def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
     """Time each dtype on this machine. A dtype that was not asked for must name the same label on every image."""
     milliseconds = batch_ms([candidate.spec for candidate in candidates], images)
     return tuple(
@@ -284,7 +267,7 @@ def _try_speeds(job: ImportTarget, candidates: Sequence[_Candidate], images: Seq
     )
 
 
-def _refuse_disagreement(job: ImportTarget, candidate: _Candidate) -> None:
+def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
     if candidate.agrees(job.form.tolerance):
         return
     agreement = candidate.agreement
@@ -296,27 +279,30 @@ def _refuse_disagreement(job: ImportTarget, candidate: _Candidate) -> None:
     )
 
 
-def check_target(job: ImportTarget) -> None:
+def check_request(kind: Architecture, input_size: int, expert: str, form: Form, *, has_pictures: bool) -> None:
     """Refuse what cannot become an expert, before any model runs."""
-    form, input_size = job.form, job.input_size
-    if job.architecture not in ARCHITECTURES:
-        raise ImportRefusedError(f"unknown architecture {job.architecture!r}; known are {', '.join(ARCHITECTURES)}")
     if form.store not in (*STORES, AUTO):
         raise ImportRefusedError(f"files cannot hold weights as {form.store}; known are {', '.join((*STORES, AUTO))}")
-    if form.store == AUTO and not job.has_pictures:
+    if form.store == AUTO and not has_pictures:
         raise ImportRefusedError(
             "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
         )
     if form.dtype not in (*DTYPES, AUTO):
         raise ImportRefusedError(f"weights cannot be stored as {form.dtype}; known are {', '.join((*DTYPES, AUTO))}")
-    if not is_expert_id(job.expert):
-        raise ImportRefusedError(f"{job.expert!r} is not an expert id; use letters, digits and . _ : -")
+    if not is_expert_id(expert):
+        raise ImportRefusedError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
     if not 32 <= input_size <= 4096:
         raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
-    if job.kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
+    if kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
         raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
 
 
 def is_expert_id(name: str) -> bool:
     """Return True if `name` can name an expert: in the catalog, in rules and as a file."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) is not None
+
+
+def known_architecture(name: str) -> Architecture:
+    if name not in ARCHITECTURES:
+        raise ImportRefusedError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]

@@ -7,7 +7,7 @@ is a pickled program, is opened only on request and only in a process of its own
 import copy
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,35 @@ from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
 from tools.experts.measure import SAMPLES, images_below
-from tools.training.expert_file import Form, ImportRefusedError, ImportReport, ImportTarget, check_target, make_expert
+from tools.training.expert_file import (
+    Form,
+    ImportJob,
+    ImportRefusedError,
+    ImportReport,
+    check_request,
+    known_architecture,
+    make_expert,
+)
 from tools.training.proof import Image, original_outputs, pattern_images, squares
 from tools.training.unpickle import unpickle_elsewhere
 
 #: Pictures on which a thin file's answers are compared with the original's.
 _CALIBRATION_SAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTarget:
+    """The expert that a file becomes.
+
+    None: the classes that an ultralytics `.pt` names, the file's name as the expert's id.
+    """
+
+    architecture: str
+    input_size: int
+    out: Path
+    classes: tuple[str, ...] | None = None
+    expert: str | None = None
+    form: Form | None = None
 
 
 def import_file(file: Path, target: ImportTarget, *, images: Path | None = None, trust: bool = False) -> ImportReport:
@@ -33,32 +56,34 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
     The agreement is proved on the folder `images`, or on patterns. `trust` allows a pickled program to run in a
     process of its own. Raises ImportRefusedError, and then nothing is changed.
     """
-    form = replace(target.form, origin=target.form.origin or f"imported from {file.name}")
-    job = replace(target, expert=target.expert or file.stem, form=form, has_pictures=images is not None)
-    check_target(job)
+    expert = target.expert or file.stem
+    form = target.form or Form(origin=f"imported from {file.name}")
+    kind = known_architecture(target.architecture)
+    check_request(kind, target.input_size, expert, form, has_pictures=images is not None)
     pictures = pattern_images()
     if images is not None:
         files = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
-        pictures = [to_square(image, job.kind.task, job.input_size) for _, image in files]
+        pictures = [to_square(image, kind.task, target.input_size) for _, image in files]
     if not pictures:
         what = "holds no image that can be decoded" if images is not None and images.is_dir() else "is not a folder"
         raise ImportRefusedError(f"{images}: {what}; name another folder, or none")
-    tensors, weights = plain_tensors(file), job.out / f"{job.expert}.safetensors"
+    job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form, images is not None)
+    tensors, weights = plain_tensors(file), target.out / f"{expert}.safetensors"
     is_new = not weights.exists()
     try:
         if tensors is None:
-            _refuse_pickle(file, job.kind, trust=trust)
+            _refuse_pickle(file, kind, trust=trust)
             report = _import_pickle(file, job, pictures)
-        elif not job.classes:
+        elif target.classes is None:
             raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
         else:
-            report = _import_original(_load_original(job.kind, tensors, len(job.classes)), job, pictures)
-        add_to_catalog(job.out / "catalog.yaml", job.expert, report.entry)
+            report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
+        add_to_catalog(target.out / "catalog.yaml", expert, report.entry)
     except OSError as error:
         if is_new:
             weights.unlink(missing_ok=True)
         remedy = "correct that, or name another folder with --out"
-        raise ImportRefusedError(f"cannot write to {job.out}: {error.strerror or error}; {remedy}") from error
+        raise ImportRefusedError(f"cannot write to {target.out}: {error.strerror or error}; {remedy}") from error
     return report
 
 
@@ -78,19 +103,21 @@ def import_model(
     `original` has batch norms and stays unchanged: a torchvision ResNet, or an ultralytics DetectionModel, as
     `YOLO(...).model`. Writes no catalog: the report has the entry. Raises ImportRefusedError.
     """
-    job = ImportTarget(architecture, input_size, out, classes, expert, form or Form(), images is not None)
-    check_target(job)
+    kind = known_architecture(architecture)
+    form = form or Form()
+    check_request(kind, input_size, expert, form, has_pictures=images is not None)
+    job = ImportJob(kind, tuple(classes), input_size, out, expert, form, images is not None)
     return _import_original(copy.deepcopy(original), job, images if images is not None else pattern_images())
 
 
-def _import_original(original: nn.Module, job: ImportTarget, images: Sequence[Image]) -> ImportReport:
+def _import_original(original: nn.Module, job: ImportJob, images: Sequence[Image]) -> ImportReport:
     model = original.float().eval()
-    normalisation = NORMALISATIONS[job.kind.normalisation]
-    outputs = original_outputs(model, squares(images, job.kind.task, job.input_size), normalisation)
+    normalisation = NORMALISATIONS[job.architecture.normalisation]
+    outputs = original_outputs(model, squares(images, job.architecture.task, job.input_size), normalisation)
     return make_expert(job, model, images, outputs)
 
 
-def _import_pickle(file: Path, job: ImportTarget, images: Sequence[Image]) -> ImportReport:
+def _import_pickle(file: Path, job: ImportJob, images: Sequence[Image]) -> ImportReport:
     """Load the other process' weights into a model of ours, proved against the pickled model's answers there."""
     try:
         unpickled = unpickle_elsewhere(file, squares(images, "detect", job.input_size))
@@ -99,7 +126,7 @@ def _import_pickle(file: Path, job: ImportTarget, images: Sequence[Image]) -> Im
     count, names = len(unpickled.classes), ", ".join(unpickled.classes)
     if len(job.classes) not in (0, count):
         raise ImportRefusedError(f"{job.expert}: the model has {count} classes ({names}), not {len(job.classes)}")
-    original = _load_original(job.kind, unpickled.state_dict, count)
+    original = _load_original(job.architecture, unpickled.state_dict, count)
     select_head(original, end_to_end=unpickled.end_to_end)
     job = replace(job, classes=job.classes or unpickled.classes)
     return make_expert(job, original.float().eval(), images, unpickled.outputs)

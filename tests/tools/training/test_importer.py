@@ -75,7 +75,7 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
 @pytest.mark.parametrize("end_to_end", [pytest.param(False, marks=pytest.mark.test_all), True])
 def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
     file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
-    target, images = a_target(tmp_path, "yolo26n", 160, classes=()), an_image_folder(tmp_path)
+    target, images = a_target(tmp_path, "yolo26n", 160, classes=None), an_image_folder(tmp_path)
     report = import_file(file, target, images=images, trust=True)
     assert report.entry["classes"] == [f"defect {index}" for index in range(5)]
     assert report.agreement.confidence < 1e-3
@@ -140,7 +140,7 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     assert "known are resnet18" in refusal(classifier, a_target(tmp_path, "resnet19"))
     assert "not those of a resnet34" in refusal(classifier, a_target(tmp_path, "resnet34"))
     assert "with 3 classes" in refusal(classifier, a_target(tmp_path, classes=CLASSES[:3]))
-    assert "--classes" in refusal(classifier, a_target(tmp_path, classes=()))
+    assert "--classes" in refusal(classifier, a_target(tmp_path, classes=None))
     assert "is not an expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
     assert "weights cannot be stored as int8" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
     assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
@@ -150,7 +150,7 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
 def test_every_refusal_of_a_trusted_checkpoint_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     checkpoint = a_checkpoint(tmp_path)
     assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
-    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()), trust=True)
+    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
     assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
 
 
