@@ -31,8 +31,8 @@ from daemon.storage.journal import segment_file
 from experts.durable import sync
 from tools.backup.contents import BackupError, Contents, Part
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
-from tools.query.package.write import claim, need_room
 from tools.terminal.console import os_errors_end
+from tools.terminal.new_files import claim, need_room
 
 FORMAT = 1
 HEAD = "backup.json"

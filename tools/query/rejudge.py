@@ -120,10 +120,11 @@ def _sample(images: int, of: int, total: "_Total") -> dict[str, Any] | None:
     """Return a sample's size, and the share of all images that would change: Clopper-Pearson 95 % interval."""
     if images == of:
         return None
-    from tools.training.held_out import Rate
+    from scipy.stats import binomtest
 
-    low, high = Rate(len(total.changes), total.rejudged).interval
-    return {"images": images, "of": of, "changed_low": round(low, 6), "changed_high": round(high, 6)}
+    found = binomtest(len(total.changes), max(1, total.rejudged)).proportion_ci(0.95)
+    share = {"changed_low": round(float(found.low), 6), "changed_high": round(float(found.high), 6)}
+    return {"images": images, "of": of, **share}
 
 
 def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:

@@ -31,8 +31,9 @@ from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tools.query.package import write
 from tools.query.package.verify import verify_package
-from tools.query.package.write import OutputInUseError, PackageReport, write_package
+from tools.query.package.write import PackageReport, write_package
 from tools.query.reading import BoardSelection
+from tools.terminal.new_files import OutputInUseError
 
 
 def export(folder: Path, out: Path, *, with_weights: bool = False, **selection: Any) -> PackageReport:

@@ -4,13 +4,11 @@ First the rows, in one read transaction; then the pictures, while the writer can
 and the checksums of every file.
 """
 
-import fcntl
 import json
-import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,7 +21,6 @@ from sqlalchemy import Connection, Engine, func
 from daemon.config.settings import Config
 from daemon.registry.signing import SIGNATURE, key_id, read_signing_key, sign
 from daemon.storage.database.schema import boards, inspections
-from daemon.storage.database.upkeep import room_problem
 from daemon.storage.image_archive import is_as_sent
 from experts.catalog import backbone_file, dump, entry_with
 from experts.durable import sync
@@ -35,22 +32,15 @@ from tools.query.evidence import check_evidence
 from tools.query.formats import write_csv, write_json_lines
 from tools.query.reading import BATCH_ROWS, BoardSelection, read_position
 from tools.terminal.console import CommandError
+from tools.terminal.new_files import MARK, need_room, unfinished_folder
 
 SUMS = "SHA256SUMS"
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _PICTURE_COLUMNS = ("inspection_id", "serial", "designator", "verdict", "file", "why_not")
 _MAX_NAME_LENGTH = 60
-#: A file that marks an unfinished package; the export that writes the package holds its lock.
-_MARK = ".coserve-export"
 #: A generous estimate for the rows of an image.
 _ROW_BYTES = 4000
-
-
-class OutputInUseError(CommandError):
-    """The place is in use, or holds files that no export has written."""
-
-    status = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +79,7 @@ def write_package(
             evidence = check_evidence(
                 lambda: nullcontext(connection), settings.images, selection.condition(), with_tables=False
             )
-        need_room(settings, out, written.picture_bytes + _ROW_BYTES)
+        need_room(settings, out, written.picture_bytes + _ROW_BYTES, "the package")
         progress("pictures")
         pictures = copy_pictures(settings, written, part)
         progress("experts")
@@ -148,62 +138,9 @@ def write_package(
     )
 
 
-@contextmanager
-def unfinished_folder(out: Path) -> Iterator[Path]:
-    """Yield `OUT.part`, locked by this process; it becomes `out` at the end, or is deleted after an error."""
-    part = out.with_name(f"{out.name}.part")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputInUseError(f"{out} is there and not empty: name another folder, or move that one away")
-    mark = part / _MARK
-    if part.exists() and any(part.iterdir()) and not mark.is_file():
-        raise OutputInUseError(f"{part} was not left by an export: move it away")
-    part.mkdir(mode=0o750, exist_ok=True)
-    with mark.open("w", encoding="utf-8") as locked:
-        claim(locked.fileno(), mark, out)
-        try:
-            _empty(part)  # an export that was killed left its files
-            yield part
-            mark.unlink()
-            sync(part)
-            part.rename(out)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-    sync(out.absolute().parent)
-
-
-def claim(fd: int, part: Path, out: Path) -> None:
-    """Lock `part`, open as `fd`. Raises OutputInUseError if another process writes `out`, or has just finished."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OutputInUseError(f"{out} is being written by another process: wait for it, or name another") from None
-    if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
-        raise OutputInUseError(f"{out} was written by another process just now")
-
-
-def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != _MARK:
-            entry.unlink()
-
-
-def need_room(settings: Config, out: Path, size_bytes: int, what: str = "the package") -> None:
-    """Raise CommandError if `what` would take space that a line on the same disk reserves."""
-    folder = out.absolute().parent
-    if settings.journal.exists() and settings.journal.stat().st_dev == folder.stat().st_dev:
-        size_bytes += settings.retention.reserve + (settings.retention.free or 0)
-        what += ", with what the line keeps free,"
-    problem = room_problem(folder, size_bytes, what)
-    if problem:
-        raise CommandError(problem)
-
-
 def _write_sums(package: Path) -> tuple[int, int]:
     """Write checksums of all other files as `sha256sum` does; return the number of files, and their bytes."""
-    files = sorted(path for path in package.rglob("*") if path.is_file() and path.name != _MARK)
+    files = sorted(path for path in package.rglob("*") if path.is_file() and path.name != MARK)
     size_bytes = 0
     with (package / SUMS).open("w", encoding="utf-8") as sums:
         for path in files:
