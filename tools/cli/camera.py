@@ -35,8 +35,8 @@ from tools.terminal.console import (
     ConfigOption,
     console,
     errors,
-    exit_on,
     fail,
+    os_errors_end,
     print_json,
     print_table,
 )
@@ -458,7 +458,7 @@ def export_dataset(
     from tools.backup.gentle import step_back
     from tools.dataset.stored import read_pictures
     from tools.dataset.write import write_dataset
-    from tools.query.formats import clean_up_on_signals, os_errors_end
+    from tools.query.formats import clean_up_on_signals
     from tools.query.package.write import need_room
     from tools.query.rows import RowFilters
     from tools.terminal.open_line import opened
@@ -469,7 +469,7 @@ def export_dataset(
     below = 0.8 if low_confidence and below is None else below
     step_back()
     clean_up_on_signals()
-    with opened(config) as (settings, engine), os_errors_end(out), exit_on(ConfigError):
+    with opened(config) as (settings, engine), os_errors_end(out):
         routes, catalog = load_rules_and_catalog(settings)
         pictures = read_pictures(
             engine, filters, settings.images, routes, catalog, limit, reviewed=reviewed, below=below
@@ -498,7 +498,6 @@ def import_dataset(
         fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
     from tools.dataset.read import read_dataset
     from tools.dataset.write import write_dataset
-    from tools.query.formats import os_errors_end
 
     with os_errors_end(out):
         pictures = read_dataset(file, form, images)

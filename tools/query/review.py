@@ -45,17 +45,19 @@ def find_board(settings: Config, name: str, board_type: str | None) -> int:
     Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
     """
     number = int(name) if name.isdecimal() and board_type is None and len(name) <= _MAX_DIGITS else None
-    if number is None:
-        return _in_database(settings, lambda connection: newest_attempt(connection, name, board_type))
-    same_serial = select(boards.c.board_type).where(has_serial(name), boards.c.board_id != number)
-    other = _in_database(settings, lambda connection: connection.execute(same_serial).scalar())
-    if other is None:
-        return number
-    is_board = select(boards.c.board_id).where(boards.c.board_id == number)
-    if _in_database(settings, lambda connection: connection.execute(is_board).scalar()) is not None:
+
+    def find(connection: Connection) -> int:
+        if number is None:
+            return newest_attempt(connection, name, board_type)
+        same_serial = select(boards.c.board_type).where(has_serial(name), boards.c.board_id != number)
+        if (other := connection.execute(same_serial).scalar()) is None:
+            return number
+        if connection.execute(select(boards.c.board_id).where(boards.c.board_id == number)).scalar() is None:
+            return newest_attempt(connection, name)
         words = f"{name} is the board_id of one board and the serial of another"
         raise DecisionError(f"{words}: for the serial, add --type {other}; for the other, name its serial", status=2)
-    return _in_database(settings, lambda connection: newest_attempt(connection, name))
+
+    return _in_database(settings, find)
 
 
 def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_code: bool = False) -> Mapping[str, Any]:

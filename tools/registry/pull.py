@@ -250,7 +250,7 @@ def _put_in_force(
         before = {name: change.expert(name).in_force for name in versions}
         with switching(catalog, old):
             if versions:
-                change.promote_all(versions, note=manifest.release)
+                change.promote(versions, note=manifest.release)
             if new != old[place]:
                 replace_text(place, new)
         try:

@@ -39,7 +39,8 @@ from tests.waiting import PATIENCE_S
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
-from tools.backup.restore import FolderInUseError, unpack
+from tools.backup.restore import unpack
+from tools.terminal.console import CommandError
 
 EXPERTS = ROOT / "tests/tools/backup/line"
 RULES = (
@@ -480,7 +481,7 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
         for _ in range(8):
             data[chance.randrange(min(len(data), 8192))] = chance.choice(b"\0\x01xgLKS057\xff")
         bad.write_bytes(data)
-    with contextlib.suppress(BackupError):
+    with contextlib.suppress(CommandError):
         unpack(bad, tmp_path / "restored")
         return
     assert not (tmp_path / "restored").exists()
@@ -508,7 +509,7 @@ def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
-    with pytest.raises(FolderInUseError, match="not an empty folder"):
+    with pytest.raises(BackupError, match="not an empty folder"):
         unpack(archive, tmp_path / "line")
     coserve("restore", archive, tmp_path / "line", status=2)
     (tmp_path / "empty").mkdir()
@@ -532,11 +533,11 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
     Store(f"sqlite:///{tmp_path}/line/inspection.db").close()
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(BackupError, match=r"of the database needs [\d.]+ [kM]B in .* and 1 kB are free: make room"):
+    with pytest.raises(CommandError, match=r"of the database needs [\d.]+ [kM]B in .* and 1 kB are free: make room"):
         write_backup(config, archive)
     (tmp_path / "line" / "journal").mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=60 * 10**6))
-    with pytest.raises(BackupError, match="what the line keeps free needs 67"):
+    with pytest.raises(CommandError, match="what the line keeps free, needs 67"):
         write_backup(config, archive)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(BackupError, match="the restored line needs"):
@@ -548,7 +549,7 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
 #: The disk fills after the room was looked at.
 NO_LOOK = """
 from tools.backup import archive, restore
-archive._need_room = restore.room_problem = lambda *_: None
+archive.need_room = restore.room_problem = lambda *_: None
 from tools.cli.main import main
 main()
 """

@@ -31,8 +31,9 @@ from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tools.query.package import write
 from tools.query.package.verify import verify_package
-from tools.query.package.write import PackageFolderError, PackageReport, write_package
+from tools.query.package.write import PackageReport, write_package
 from tools.query.reading import BoardSelection
+from tools.terminal.new_files import OutputInUseError
 
 
 def export(folder: Path, out: Path, *, with_weights: bool = False, **selection: Any) -> PackageReport:
@@ -282,7 +283,7 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
 ) -> None:
     out = tmp_path / "L1"
     with paused_coserve(BEFORE_SUMS, "export", "--lot", "L1", "--out", out, "--config", judged.config) as process:
-        with pytest.raises(PackageFolderError, match="another export"):
+        with pytest.raises(OutputInUseError, match="another process"):
             export(judged.folder, out, lots=("L1",))
         process.send_signal(end)
         process.wait(120)
