@@ -135,9 +135,10 @@ class Evidence:
         for answer in image.stages:
             self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
         rules = self._rules_of(row["rules_version"])
-        needs_picture = row["image_path"] and rules.places_boxes(image)
-        size = picture_size(self._folder, row["image_path"]) if needs_picture else None
-        judged = retrace(image, rules, size, with_steps=False)
+        needs_size = rules.places_boxes(image)
+        size = picture_size(self._folder, row["image_path"]) if needs_size and row["image_path"] else None
+        is_size_known = size is not None or not needs_size
+        judged = retrace(image, rules, size, is_size_known=is_size_known, with_steps=False)
         if judged.contradiction:
             self.add(f"{what}: {judged.contradiction}")
         elif judged.gap:

@@ -7,11 +7,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Engine
+
+from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import count_text, printable
 from tools.experts.look import CatalogVersions
-from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection
-from tools.query.retrace import RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
+from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
+from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened, plant_time
 
@@ -40,17 +43,29 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
     with opened(config) as (settings, engine):
         record = read_inspection(engine, name)
-    picture = record.inspection["image_path"]
-    size = picture_size(settings.images, picture) if picture else None
-    retraced = retrace(record, StoredRules.of_record(record), size)
+        rules = StoredRules.of_record(record)
+        size, size_note = _picture_size(settings, engine, record) if rules.places_boxes(record) else (None, None)
+    retraced = retrace(record, rules, size, is_size_known=size_note is None)
     today, plant = CatalogVersions.of(settings.catalog), settings.plant.clock()
-    words = _in_words(record, retraced, today)
+    words = _in_words(record, retraced, today, size_note)
     lines = [printable(plant_time(plant, line) or "") for line in words]
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})
     else:
         console.print("\n".join(lines))
     return 1 if retraced.contradiction else 0
+
+
+def _picture_size(settings: Config, engine: Engine, record: InspectionRecord) -> tuple[PictureSize | None, str | None]:
+    """Return the picture's width and height, and a note if they are another's, or if no picture is kept."""
+    own = record.inspection["image_path"]
+    if own and (size := picture_size(settings.images, own)):
+        return size, None
+    for similar in similar_pictures(engine, record.inspection):
+        if size := picture_size(settings.images, similar):
+            taken = "{} × {}".format(*size)
+            return size, f"its picture is not kept: its size is taken from another of this camera, {taken}"
+    return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
 
 
 def _document(record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions) -> dict[str, Any]:
@@ -115,7 +130,9 @@ def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
 # The same in words, section by section
 
 
-def _in_words(record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions) -> list[str]:
+def _in_words(
+    record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions, size_note: str | None
+) -> list[str]:
     sections = [
         _about_image(record),
         _about_rules(record),
@@ -124,7 +141,7 @@ def _in_words(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
             for number, (row, step) in enumerate(zip_longest(record.stages, retraced.steps), start=1)
         ),
         _about_unanswered(len(record.stages) + 1, retraced),
-        _about_outcome(record, retraced),
+        _about_outcome(record, retraced, size_note),
         _about_reviews(record),
     ]
     lines = [line for section in map(list, sections) if section for line in (*section, "")]
@@ -207,7 +224,7 @@ def _about_times(row: Row) -> str:
     )
 
 
-def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict) -> Iterator[str]:
+def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict, size_note: str | None) -> Iterator[str]:
     image = record.inspection
     if image["status"] != "done":
         yield "It has no verdict yet: `coserve queues` shows what waits."
@@ -232,6 +249,8 @@ def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict) -> Itera
         yield f"  not judged once more: {retraced.gap}"
     elif image["reason"] is None:
         yield "  judged once more from the stored answers by those rules: the same"
+    if size_note:
+        yield f"  {size_note}"
 
 
 def _deciding_step(record: InspectionRecord, retraced: RetracedVerdict) -> str:

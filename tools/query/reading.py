@@ -43,6 +43,8 @@ WINDOW = 200_000
 _MAX_BOARDS_BY_NUMBER = 1000
 #: In another order than that of `seq` all rows are in memory at once.
 MAX_SORTED_ROWS = 100_000
+#: Farther away the camera may have been replaced.
+_NEAR_INSPECTIONS = 20_000
 _LISTED = "`coserve results --boards` lists those that closed last"
 
 Row = Mapping[str, Any]
@@ -305,6 +307,24 @@ def _find_by_place(connection: Connection, inspection: InspectionName) -> list[i
     on_boards = image.board_id.in_(board_ids), image.designator == designator
     newest = select(image.inspection_id).join(boards).order_by(boards.c.attempt.desc(), image.inspection_id.desc())
     return list(connection.execute(newest.where(*on_boards)).scalars())
+
+
+def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
+    """Return paths of stored pictures of the same camera and component from about the same time, newest first."""
+    number = inspection["inspection_id"]
+    query = (
+        select(inspections.c.image_path)
+        .where(
+            inspections.c.inspection_id.between(number - _NEAR_INSPECTIONS, number + _NEAR_INSPECTIONS),
+            inspections.c.source == inspection["source"],
+            inspections.c.component == inspection["component"],
+            inspections.c.image_path.is_not(None),
+        )
+        .order_by(inspections.c.inspection_id.desc())
+        .limit(3)
+    )
+    with engine.connect() as connection:
+        return list(connection.execute(query).scalars())
 
 
 # One board: `coserve report`

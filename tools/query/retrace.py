@@ -132,9 +132,14 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
 
 
 def retrace(
-    record: JudgedImage, rules: StoredRules, size: PictureSize | None, *, with_steps: bool = True
+    record: JudgedImage,
+    rules: StoredRules,
+    size: PictureSize | None,
+    *,
+    is_size_known: bool = True,
+    with_steps: bool = True,
 ) -> RetracedVerdict:
-    """Judge the stored answers; `size` is the kept picture's.
+    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing.
 
     Without `with_steps` only the verdict is judged: the parts' findings take most of the time.
     """
@@ -149,8 +154,7 @@ def retrace(
         expected = f"the expert {step.expert}" if step else "no expert"
         answered = f"step {len(judged)} was answered by {answers[len(judged)].expert}"
         return RetracedVerdict(steps, contradiction=f"{answered}: the rules name {expected}")
-    lacks_size = size is None and rules.places_boxes(record)
-    verdict = _compared(record, steps, judged[-1][2] if judged else None, lacks_size=lacks_size)
+    verdict = _compared(record, steps, judged[-1][2] if judged else None, is_size_known=is_size_known)
     is_judged = record.inspection["status"] == "done" and record.inspection["reason"] is None
     if not with_steps or step is None or is_judged:
         return verdict
@@ -190,7 +194,7 @@ def _rule_of(document: Document, step: Step, number: int) -> "_RuleText":
 
 
 def _compared(
-    record: JudgedImage, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, lacks_size: bool
+    record: JudgedImage, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
 ) -> RetracedVerdict:
     inspection = record.inspection
     if inspection["status"] != "done":
@@ -205,7 +209,7 @@ def _compared(
     if (verdict, defect) == stored and unfinished is None:
         return RetracedVerdict(steps, verdict, defect)
     result = f"the rules give {_shown(verdict, defect)}" + (f", and go on to `{unfinished.name}`" if unfinished else "")
-    if lacks_size:
+    if not is_size_known:
         gap = f"where its boxes lie cannot be judged: the picture is not kept, and so its size ({result})"
         return RetracedVerdict(steps, gap=gap)
     return RetracedVerdict(steps, verdict, defect, contradiction=f"{result}; stored is {_shown(*stored)}")

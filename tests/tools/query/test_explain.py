@@ -78,7 +78,15 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
     assert "judged once more from the stored answers by those rules: the same" in words
 
 
-def test_without_the_picture_where_boxes_lie_is_not_judged(copy: Path) -> None:
+def test_where_boxes_lie_is_judged_by_the_pictures_size_its_own_or_that_of_its_like(judged: Line, copy: Path) -> None:
+    for own in ("DM-0", "raw"):
+        assert "its size is taken" not in explain(judged.folder, "S1", own)
+    (stored,) = judged.rows("SELECT count(*) FROM inspections WHERE designator = 'DM-0' AND image_path IS NOT NULL")
+    assert stored == (1,)
+    change(copy, "UPDATE inspections SET image_path = NULL WHERE designator = 'DM-0'")
+    text = explain(copy, "S1", "DM-0")
+    assert "its size is taken from another of this camera, 80 × 60" in text
+    assert "the same" in text
     change(copy, "UPDATE inspections SET image_path = NULL")
     recomputed = as_json(copy, "S1", "DM-0")["recomputed"]
     assert (recomputed["agrees"], recomputed["contradiction"]) == (False, None)
