@@ -35,6 +35,7 @@ from tools.terminal.console import (
     ConfigOption,
     console,
     errors,
+    exit_on,
     fail,
     os_errors_end,
     print_json,

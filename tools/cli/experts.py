@@ -157,10 +157,12 @@ def put(
     from tools.experts.line import open_line
 
     version = change.put(open_line(config), name, source, note)
+    alone = "there is no catalog beside it: its temperature is taken as 1"
+    warning = alone if change.is_undescribed(source) else None
     if as_json:
-        print_json({"expert": name, "version": version})
+        print_json({"expert": name, "version": version, "note": warning})
         return
-    console.print(f"{name} {version} is kept as a candidate")
+    console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}")
     console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}")
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}")
 

@@ -16,10 +16,11 @@ from pydantic import ValidationError
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogFile, resolve
 from experts.catalog_edit import read
-from experts.errors import ExpertError
+from experts.errors import ExpertError, WeightsError
 from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Change, Expert, Shadow, VersionsError, current_user, weights_of
 from experts.vision.slot import SlotPool
+from experts.weights import file_sha256, read_header
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.look import describe_shadow
 
@@ -50,7 +51,8 @@ class VersionSwitch:
 def find_candidate(name: str, source: Path) -> CatalogEntry:
     """Return the entry for `name` in a folder that training or import wrote, or that of one weights file there.
 
-    Its paths are absolute. Raises VersionsError.
+    A weights file that no catalog names gets one from its header (`is_undescribed`). Its paths are absolute. Raises
+    VersionsError.
     """
     if not source.exists():
         raise VersionsError(f"{source}: there is no such file or folder")
@@ -58,12 +60,21 @@ def find_candidate(name: str, source: Path) -> CatalogEntry:
     entries = _entries(folder / "catalog.yaml")
     if source.is_file():
         entries = {key: each for key, each in entries.items() if (folder / each.file).resolve() == source.resolve()}
+    if not entries and source.is_file():
+        return _entry_of(source).moved_from(folder)
     if not entries:
-        lacks = "holds no catalog.yaml" if source.is_dir() else "no catalog.yaml beside it names it"
-        raise VersionsError(f"{source}: {lacks}: name a folder that `coserve train` or `coserve import` wrote")
+        raise VersionsError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
     if source.is_dir() and name not in entries and len(entries) > 1:
         raise VersionsError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
     return (entries.get(name) or next(iter(entries.values()))).moved_from(folder)
+
+
+def is_undescribed(source: Path) -> bool:
+    """Return True for a weights file that no catalog beside it names: its temperature is taken as 1."""
+    entries = _entries(source.parent / "catalog.yaml") if source.is_file() else {}
+    return source.is_file() and not any(
+        (source.parent / each.file).resolve() == source.resolve() for each in entries.values()
+    )
 
 
 def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> str:
@@ -175,6 +186,21 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
         return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"), str(catalog))).experts
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError, OSError) as error:
         raise VersionsError(f"{catalog}: is not a catalog of experts: {error}") from None
+
+
+def _entry_of(weights: Path) -> CatalogEntry:
+    try:
+        header = dict(read_header(weights).metadata)
+        fields = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}
+        classes = read(header.get("classes", "[]"))
+        return CatalogEntry.model_validate(
+            {**fields, "file": weights.name, "classes": classes, "sha256": file_sha256(weights)}, strict=False
+        )
+    except (WeightsError, OSError) as error:
+        raise VersionsError(str(error)) from None
+    except ValidationError as error:
+        count = error.error_count()
+        raise VersionsError(f"{weights}: its header lacks {count} fields of an entry: name its folder") from None
 
 
 def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -> list[dict[str, Any]]:

@@ -296,7 +296,8 @@ def limits(machine: Machine) -> Iterator[Finding]:
         return
     handles = raise_handle_limit()
     shares = handle_shares(handles)
-    so = f"{handles} open files: {shares.intake} connections of cameras, {shares.results} of programs that read results"
+    cameras, readers = shares["intake"], shares["results"]
+    so = f"{handles} open files: {cameras} connections of cameras, {readers} of programs that read results"
     if handles < _FILES:
         remedy = f"ulimit -n {_FILES} before the start (as root, if that is refused), or start as a service"
         yield warn("limits", f"this shell allows {so}", remedy)

@@ -232,13 +232,14 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     assert not (line.folder / "experts" / "versions").exists()
 
 
-def test_a_weights_file_brings_the_entry_that_lies_beside_it(
+def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(
     tmp_path: Path, line: Line, version_folders: tuple[Path, Path]
 ):
-    file = version_folders[1] / "P.safetensors"
-    shutil.copy(file, tmp_path / "alone.safetensors")
-    assert "no catalog.yaml beside it" in run(line, "put", "P", str(tmp_path / "alone.safetensors"), status=1)
-    run(line, "promote", "P", run(line, "put", "P", str(file))["version"])
+    alone = tmp_path / "alone.safetensors"
+    shutil.copy(version_folders[1] / "P.safetensors", alone)
+    done = run(line, "put", "P", str(alone))
+    assert "temperature is taken as 1" in done["note"]
+    run(line, "promote", "P", done["version"])
     catalog = version_folders[1] / "catalog.yaml"
     beside = yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"]["P"]
     assert {**entry(line).model_dump(mode="json", exclude_defaults=True), "file": "P.safetensors"} == beside
