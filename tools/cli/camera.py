@@ -226,7 +226,12 @@ class _LineOptions:
                     )
             self.finish_saving(training)
         endpoint = self.endpoint()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with (
             exit_on(*_ERRORS, status=1),
             Bars(*columns, console=errors) as bar,
