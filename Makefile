@@ -56,7 +56,8 @@ system-tools:
 # With build/gpu-wheels, `make gpu` uses the torch of PYTHON, which must be 3.12, and needs no network.
 GPU_ENV := $(if $(wildcard build/gpu-wheels),build/gpu-venv/.installed,$(INSTALLED))
 
-# What this machine's GPU does, as docs/gpu.md: `make gpu STAGES="load compute"`, `make gpu DRY_RUN=build/dry-run.md`.
+# What this machine's GPU does, into docs/benchmarks.md:
+# `make gpu STAGES="load compute"`, `make gpu DRY_RUN=build/dry-run.md`.
 gpu: $(GPU_ENV)
 	$(dir $(GPU_ENV))bin/python -m tests.gpu $(STAGES) $(if $(DRY_RUN),--dry-run --page $(DRY_RUN) --folder build/gpu-dry-run)
 

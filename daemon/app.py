@@ -28,9 +28,9 @@ from daemon.host.children import Children, ChildSpec
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, TextIntake
-from daemon.intake.backlog import Backlog, backlog_limits, intake_limits
+from daemon.intake.backlog import Backlog, backlog_limits
 from daemon.intake.intake import Intake
-from daemon.language.models import LanguageModels, OpenModelWith
+from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
@@ -39,8 +39,7 @@ from daemon.line.served import Served, stored
 from daemon.line.serving import Serving
 from daemon.line.shared_devices import images_config
 from daemon.monitor.alarms import Alarms
-from daemon.monitor.gauges import Gauges
-from daemon.monitor.metrics import Metrics
+from daemon.monitor.metrics import Gauges, Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
 from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.operations import Operations
@@ -61,8 +60,9 @@ from daemon.records import (
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.generations import unfinished_texts
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import EpochRecord, open_store
+from daemon.storage.database.store import EpochRecord, Store
 from daemon.storage.database_watch import DatabaseFiles
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, places, segment_bytes
 from daemon.storage.journal import Journal
@@ -131,7 +131,6 @@ class App:
         tell: Callable[[str], None] = lambda _: None,
         *,
         devices: Devices | None = None,
-        open_model: OpenModelWith | None = None,
         note: str | None = None,
     ) -> None:
         """`tell` gets the progress of a schema change; `note` is why it starts; `devices` are this PC's by default."""
@@ -159,9 +158,9 @@ class App:
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
-        self._language = LanguageModels(config, self._drive, list(self._pools.values()), open_model or _served_model)
+        self._language = LanguageModels(config, self._drive, list(self._pools.values()), _served_model)
         self._admission = Admission(
-            intake_limits(config.limits),
+            config.limits,
             self._serving,
             self._reader,
             self._writer,
@@ -170,7 +169,7 @@ class App:
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
             texts=TextIntake(self._language.prompts, self._reader, self._texts),
-            on_stored=self._metrics.observe_acceptance,
+            on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
         )
         self._retention = RetentionThread(
@@ -192,7 +191,7 @@ class App:
         self._journal = Journal(config.journal, segment_bytes(config.journal, config.retention.segment))
         self._database_files = DatabaseFiles(sqlite_path(config.database))
         self._database_files.put_foreign_log_aside()
-        self._store = open_store(
+        self._store = Store(
             config.database,
             keep=config.retention.keep,
             good_examples=config.retention.good_examples,
@@ -221,7 +220,7 @@ class App:
     def _recover(self) -> None:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
-        self._texts_to_make = self._store.texts_to_make()
+        self._texts_to_make = self._store.transact(unfinished_texts)
         for number, sha256 in self._recovery.editions.items():
             self._serve_on(number, sha256)
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
@@ -367,17 +366,11 @@ class App:
         )
 
     def _stations(self) -> list[tuple[str, Station]]:
-        def writer_turn(then: Callable[[], None]) -> None:
-            self._writer.run(lambda _store: then())
-
-        def drive_turn(then: Callable[[], None]) -> None:
-            self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())
-
         return [
             ("intake", self._intake.call),
             ("journal", self._writer.call_journal),
-            ("writer", writer_turn),
-            ("drive", drive_turn),
+            ("writer", lambda then: self._writer.run(lambda _store: then())),
+            ("drive", lambda then: self._drive.ask_later("status", {}).add_done_callback(lambda _answer: then())),
             ("publish", self._results.call),
         ]
 
@@ -530,18 +523,18 @@ class App:
 
     def batch_done(self, batch: BatchDone) -> None:
         self._metrics.batch_done(batch)
-        self._timeline.batch(batch)
+        self._timeline.batches.append(batch)
 
     def editions_ended(self, numbers: list[int]) -> None:
         self._writer.end_editions(numbers)
 
     def switched(self, switch: ExpertSwitch) -> None:
         self._metrics.switched(switch)
-        self._timeline.load(switch)
+        self._timeline.loads.append(switch)
         self._writer.switch(switch)
 
     def sampled(self, sample: QueueSample) -> None:
-        self._timeline.sample(sample)
+        self._timeline.samples.append(sample)
 
     def texts_accepted(self, texts: list[AcceptedText]) -> None:
         self._metrics.texts_accepted(len(texts))

@@ -32,8 +32,8 @@ from routing_rules.load import KeyPath, read_yaml
 _PLACE = re.compile(r"(.+?):(\d+):(\d+): ")
 
 
-def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Return every mistake in a line and its facts; each weights file is read and its sha256 compared."""
+def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], dict[str, Any]]:
+    """Return every mistake in a line and its facts; `reads_weights` compares each weights file with its sha256."""
     try:
         config, mistakes, touched = sound_config(path)
     except ConfigError as error:
@@ -57,7 +57,7 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
         return [*_in_order([*problems, *map(str, error.problems)]), *claims], {}
     if catalog is None:
         return [*_in_order(problems), *claims], {}
-    problems += _weights_problems(config.catalog, catalog)
+    problems += _weights_problems(config.catalog, catalog) if reads_weights else []
     problems += model_problems(path, config)
     problems += consumer_problems(path, config)
     if is_capacity_known and not any("policy: " in problem for problem in problems):
@@ -79,12 +79,13 @@ def check_line(path: Path) -> tuple[list[str], dict[str, Any]]:
 
 def _in_order(problems: list[str]) -> list[str]:
     files: dict[str, int] = {}
-    keys: list[tuple[int, int, int]] = []
-    for problem in problems:
+
+    def place(problem: str) -> tuple[int, int, int]:
         match = _PLACE.match(problem)
         file, line, column = match.groups() if match else ("", "0", "0")
-        keys.append((files.setdefault(file, len(files)), int(line), int(column)))
-    return [problem for _, problem in sorted(zip(keys, problems, strict=True), key=lambda each: each[0])]
+        return files.setdefault(file, len(files)), int(line), int(column)
+
+    return sorted(problems, key=place)
 
 
 def _gpu_count(config: Config) -> int:

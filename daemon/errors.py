@@ -47,6 +47,8 @@ def install_with(extra: str) -> str:
 class MissingExtraError(Exception):
     """`package` is missing, so `what` cannot be done; the text says how to install it."""
 
+    status = 2
+
     def __init__(self, package: str | None, what: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; {what} needs the extra `{extra}`: {install_with(extra)}")
 

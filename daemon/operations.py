@@ -260,7 +260,9 @@ class Operations:
             "adopt": self._adopt,
             "keys": self._keys,
             "drain": self._noted("drain", self._drain),
-            "prune": self._noted("prune", self._prune),
+            "prune": self._noted(
+                "prune", lambda fields: self.retention.prune(begin=_flag(fields, "begin", default=True))
+            ),
             "versions": lambda _: self._bring_versions(),
             "review": self._review,
             "metrics": lambda _: {"text": self.metrics.exposition()},
@@ -392,7 +394,6 @@ class Operations:
         drive_error, drive_at_s = self.drive.last_error
         lasting = (
             next(iter(self.admission.held), None),
-            self.retention.problem,
             self.writer.last_error if self.writer.is_failing else None,
             drive_error if self.drive.is_failing else None,
             self.language.trouble(),
@@ -410,7 +411,7 @@ class Operations:
         return {"last_error": text, "last_error_at": utc_text(at_s) if text else None}
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self.writer, fields, self.writer.publish)
+        written = write_review(self.writer, fields)
         self.metrics.reviewed(str(written["verdict"]))
         return written
 
@@ -533,9 +534,6 @@ class Operations:
         """Drain because the daemon ends when its backlog is finished."""
         self._draining = True
         self.admission.hold("drain", "the daemon finishes its backlog and stops: send again once it has started anew")
-
-    def _prune(self, fields: dict[str, Any]) -> dict[str, Any]:
-        return self.retention.prune(begin=_flag(fields, "begin", default=True))
 
     def _drain(self, fields: dict[str, Any]) -> dict[str, Any]:
         self._draining = not _flag(fields, "off", default=False)

@@ -44,8 +44,8 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A checked `inspect` message with its payload; `connection` is for the order of writing, and not stored."""
+class SentImage:
+    """The fields of a checked `inspect` message. `captured_at` is UTC text with milliseconds."""
 
     source: str
     image_id: str
@@ -55,6 +55,12 @@ class Arrival:
     captured_at: str | None
     deadline_ms: int | None
     pixels: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival(SentImage):
+    """An image with its payload; `connection` is for the order of writing, and not stored."""
+
     payload: bytes
     payload_sha256: str
     connection: bytes
@@ -156,6 +162,11 @@ class TextRequest:
     deadline_ms: int | None = field(default=None, compare=False)
     board: BoardRef | None = field(default=None, compare=False)
     stream: bool = field(default=False, compare=False)
+
+    @property
+    def image_id(self) -> str:
+        """The `id` that an answer repeats, as an image's."""
+        return self.request_id
 
     @property
     def size_bytes(self) -> int:

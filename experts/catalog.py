@@ -345,8 +345,11 @@ def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
     replace_text(path, dump(document))
 
 
-def dump(document: Any) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+def dump(document: Any, *, on_one_line: bool = False) -> str:
+    """Return `document` as YAML, quoted where any version of YAML might misread it."""
+    form: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 2**31 if on_one_line else 120}
+    text = yaml.dump(document, Dumper=_Dumper, default_flow_style=on_one_line, **form)
+    return text.removesuffix("\n...\n").rstrip("\n") if on_one_line else text
 
 
 def rendered(entry: CatalogEntry) -> dict[str, Any]:

@@ -5,7 +5,6 @@ parsed and compared with the intended entries before it is written: a form of YA
 (anchors, merge keys) makes it write the whole catalog anew, without comments.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,7 @@ def add_to_catalog(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
     """Add or replace one entry, and make the file if there is none. Raises ValidationError, yaml.YAMLError."""
     document = read(path.read_text(encoding="utf-8")) if path.exists() else {}
     entries = CatalogFile.model_validate({"experts": document.get("experts") or {}}).experts
-    replace_entry(path, entries, expert, CatalogEntry.model_validate(dict(entry)))
-
-
-def replace_entry(path: Path, entries: Mapping[str, CatalogEntry], name: str, entry: CatalogEntry) -> bool:
-    """Write `entry` under `name` into a catalog that holds `entries`; return True if comments were lost."""
-    return replace_entries(path, entries, {name: entry})
+    replace_entries(path, entries, {expert: CatalogEntry.model_validate(dict(entry))})
 
 
 def replace_entries(path: Path, entries: Mapping[str, CatalogEntry], changed: Mapping[str, CatalogEntry]) -> bool:
@@ -46,7 +40,7 @@ def replace_entries(path: Path, entries: Mapping[str, CatalogEntry], changed: Ma
     intended = {**entries, **changed}
     edited: str | None = text if len(changed) <= _MAX_EDITS else None  # each edit parses the whole text
     for name, entry in changed.items():
-        edited = with_entry(edited, name, entry) if edited is not None else None
+        edited = _with_entry(edited, name, entry) if edited is not None else None
     if edited is not None and _has_entries(edited, intended):
         replace_text(path, edited.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else edited)
         return False
@@ -61,7 +55,7 @@ def _has_entries(text: str, entries: Mapping[str, CatalogEntry]) -> bool:
         return False
 
 
-def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
+def _with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
     """Return `text` with `entry` under `name`, appended if it is new; None if the text's form does not allow it.
 
     A comment behind a changed value stays; one between the lines of such a value goes.
@@ -88,34 +82,23 @@ def with_entry(text: str, name: str, entry: CatalogEntry) -> str | None:
 
 
 def _changes(text: str, node: yaml.MappingNode, entry: CatalogEntry, old: Any) -> list[_Edit] | None:
-    values = entry.model_dump(mode="json")
-    short = rendered(entry)
+    values, short = entry.model_dump(mode="json"), rendered(entry)
     if node.flow_style:
         start, end = node.start_mark.index, node.end_mark.index
-        return None if "#" in text[start:end] else [(start, end, _flow(short))]
+        return None if "#" in text[start:end] else [(start, end, dump(short, on_one_line=True))]
     edits: list[_Edit] = []
     for key, value in node.value:
         end = _end(value)
         if end is None or key.value not in values:
             return None
-        if old[key.value] == values[key.value]:
-            continue
-        column = value.start_mark.column if value.start_mark.line != key.start_mark.line else None
-        edits.append(
-            (
-                value.start_mark.index,
-                end,
-                _written(values[key.value], column, value.style if isinstance(value, yaml.ScalarNode) else None),
-            )
-        )
-    keys = {key.value for key, _ in node.value}
-    missing = {key: value for key, value in short.items() if key not in keys}
+        if old[key.value] != values[key.value]:
+            edits.append((value.start_mark.index, end, dump(values[key.value], on_one_line=True)))
+    missing = {key: value for key, value in short.items() if key not in old}
     if missing:
         place = _line_after(text, node)
         if place is None:
             return None
-        column = node.value[0][0].start_mark.column
-        edits.append((place, place, _lines(text, place, missing, column)))
+        edits.append((place, place, _lines(text, place, missing, node.value[0][0].start_mark.column)))
     return edits
 
 
@@ -129,24 +112,6 @@ def _added(text: str, experts: yaml.MappingNode, entry: Mapping[str, Any]) -> st
 def _lines(text: str, place: int, items: Mapping[str, Any], column: int) -> str:
     block = "".join(f"{' ' * column}{line}\n" for line in dump(dict(items)).splitlines())
     return block if text[:place].endswith("\n") else "\n" + block
-
-
-def _written(value: Any, column: int | None, quotes: str | None) -> str:
-    """Return a value to put behind its key (`column` None) or as a block at `column`; text keeps its old quotes."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False) if quotes == '"' else _flow(value)
-    if column is None or not isinstance(value, dict) or not value:
-        return _flow(value)
-    return ("\n" + " " * column).join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items())
-
-
-def _flow(value: Any) -> str:
-    """Return a value on one line, quoted where any version of YAML might misread it."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
-    return dump(value).removesuffix("...\n").strip()
 
 
 def _value(node: Any, name: str) -> Any:

@@ -23,6 +23,9 @@ class _Entry:
     hung: int = 0
 
 
+_ABSENT = _Entry(0)
+
+
 class Ledger:
     """One pool's account. A loading expert already owns its bytes, so that loads in flight never overbook."""
 
@@ -59,8 +62,7 @@ class Ledger:
         return expert in self._entries
 
     def is_ready(self, expert: ExpertId) -> bool:
-        entry = self._entries.get(expert)
-        return entry is not None and entry.ready
+        return self._entries.get(expert, _ABSENT).ready
 
     def is_loading(self, expert: ExpertId) -> bool:
         entry = self._entries.get(expert)
@@ -70,17 +72,15 @@ class Ledger:
         return expert in self.pinned
 
     def users(self, expert: ExpertId) -> int:
-        entry = self._entries.get(expert)
-        return 0 if entry is None else entry.users
+        return self._entries.get(expert, _ABSENT).users
 
     def bytes_of(self, expert: ExpertId) -> int:
         """Bytes that `expert` owns here, 0 if none."""
-        entry = self._entries.get(expert)
-        return 0 if entry is None else entry.weights_bytes
+        return self._entries.get(expert, _ABSENT).weights_bytes
 
     def is_evictable(self, expert: ExpertId) -> bool:
-        entry = self._entries.get(expert)
-        return entry is not None and entry.ready and entry.users == 0 and expert not in self.pinned
+        entry = self._entries.get(expert, _ABSENT)
+        return entry.ready and entry.users == 0 and expert not in self.pinned
 
     def plan_room(
         self, need_bytes: int, candidates: Iterable[ExpertId], *, when_idle: bool = False
@@ -167,8 +167,7 @@ class Ledger:
         self.release(expert)
 
     def hung(self, expert: ExpertId) -> int:
-        entry = self._entries.get(expert)
-        return 0 if entry is None else entry.hung
+        return self._entries.get(expert, _ABSENT).hung
 
     def pin(self, expert: ExpertId) -> None:
         """Keep `expert` from eviction; it may be pinned before it is loaded."""

@@ -1,7 +1,8 @@
-"""Values that describe an expert: identity, architecture, classes, preprocessing, and its answers."""
+"""Values that describe an expert: identity, architecture, classes, preprocessing, its answers and loads."""
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,20 @@ class Answer:
     label: str | None
     confidence: float | None
     detections: tuple[Detection, ...] = ()
+
+    @property
+    def is_finite(self) -> bool:
+        numbers = [number for box in self.detections for number in (box.confidence, *box.box)]
+        return all(map(math.isfinite, numbers if self.confidence is None else [self.confidence, *numbers]))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """One load of an expert: bytes moved, milliseconds, and where they came from."""
+
+    bytes: int
+    load_ms: float
+    tier: Literal["ram", "disk"] = "disk"
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,12 @@ _Expansion = tuple[int, Callable[[], object]]
 class SlotMemory:
     """One slot's memory, with every view that a fill needs, so that filling makes none.
 
-    `buffer` is (size_bytes,) uint8 on the device. In host memory `memory` is the same bytes; elsewhere `storage` is,
-    and `pieces` are the parts of `buffer` that each pass through a staging page.
+    `buffer` is (size_bytes,) uint8 on the device. In host memory `memory` is the same bytes; elsewhere
+    `pieces` are the parts of `buffer` that each pass through a staging page.
     """
 
     buffer: torch.Tensor
     memory: HostMemory | None = None
-    storage: torch.UntypedStorage | None = None
     pieces: tuple[torch.Tensor, ...] = ()
 
     @property
@@ -137,13 +136,13 @@ class StagedTransfer:
 
     def allocate(self, size_bytes: int) -> SlotMemory:
         buffer = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
-        return SlotMemory(buffer, storage=buffer.untyped_storage(), pieces=buffer.split(_STAGING_BYTES))
+        return SlotMemory(buffer, pieces=buffer.split(_STAGING_BYTES))
 
     def vacate(self, place: SlotMemory) -> None:
-        _storage(place).resize_(0)
+        place.buffer.untyped_storage().resize_(0)
 
     def occupy(self, place: SlotMemory) -> None:
-        _storage(place).resize_(place.buffer.numel())
+        place.buffer.untyped_storage().resize_(place.buffer.numel())
 
     def fill(self, place: SlotMemory, read: Read, form: StoredForm) -> None:
         if form.is_thin:
@@ -372,9 +371,3 @@ def _mapped(place: SlotMemory) -> HostMemory:
     if not memory.pinned:
         raise RuntimeError(f"CUDA does not map host memory here (error {memory.pin_error})")
     return memory
-
-
-def _storage(place: SlotMemory) -> torch.UntypedStorage:
-    if place.storage is None:
-        raise TypeError("this place is in host memory; it belongs to another device's transfer")
-    return place.storage

@@ -251,19 +251,13 @@ class Change:
         return version
 
     def promote(
-        self, name: str, version: str, action: Literal["promote", "rollback"] = "promote", note: str | None = None
-    ) -> None:
-        """Put a stored version in force. Raises VersionsError; then nothing has changed."""
-        if version == self.expert(name).version:
-            raise VersionsError(f"{name} {version} is in force already")
-        self.promote_all({name: version}, action, note)
-
-    def promote_all(
         self, versions: Mapping[str, str], action: Literal["promote", "rollback"] = "promote", note: str | None = None
     ) -> None:
         """Put one stored version of each of several experts in force, atomically."""
         for name, version in versions.items():
             expert = self.expert(name)
+            if version == expert.version:
+                raise VersionsError(f"{name} {version} is in force already")
             self._store_in_force(expert)
             expert.steps.append(_step(action, version, expert.version, note))
         self._write()
@@ -283,7 +277,7 @@ class Change:
         self._write()
 
     def take_back(self, text: str, entries: Mapping[str, CatalogEntry | None]) -> None:
-        """Undo the last `promote_all`, given the catalog's text before it and its experts' entries there."""
+        """Undo the last `promote`, given the catalog's text before it and its experts' entries there."""
         replace_text(self._versions.catalog, text)
         for name, entry in entries.items():
             expert = self.expert(name)

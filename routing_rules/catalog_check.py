@@ -1,12 +1,13 @@
 """Checks rules against the catalog: experts exist, do the task they are named for, and have the labels used."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from routing_rules.check import Findings, entries, onward
 from routing_rules.document import KeyPath, meant
 from routing_rules.routes import ANY_LABEL, COMPONENT, Task
-from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile, is_glob
+from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile
 
 _KIND: dict[Task, str] = {"classify": "classifier", "detect": "detector"}
 Entry = ClassifierEntry | DetectorEntry
@@ -34,7 +35,7 @@ class _Use:
 
 def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, ExpertLabels] | None) -> None:
     """Add every mistake about experts; without a catalog only those that the rules themselves contradict."""
-    uses = list(_uses(rules, findings.names("classifiers")))
+    uses = list(_uses(rules, findings.globs))
     if experts is None:
         _check_tasks(uses, findings)
         return
@@ -62,10 +63,10 @@ def _for_whom(use: _Use, findings: Findings) -> str:
     return f" (for component `{use.by[3]}` of board `{use.by[1]}`, line {findings.line(use.by)})"
 
 
-def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
+def _uses(rules: RulesFile, globs: Sequence[Glob]) -> Iterator[_Use]:
     """Yield every expert that a recipe's component leads to, and those named outright, once per entry."""
     named = {path[1]: (path, entry) for path, entry in reversed(list(entries(rules))) if path[0] != "classifiers"}
-    components = _components_by_pattern(rules, patterns)
+    components = _components_by_pattern(rules, globs)
     listed: dict[tuple[KeyPath, str], None] = {}
     for pattern, classifier in rules.classifiers.items():
         for path, entry in _reachable(("classifiers", pattern), classifier, named):
@@ -83,20 +84,15 @@ def _uses(rules: RulesFile, patterns: list[str]) -> Iterator[_Use]:
             yield _Use(path, entry, entry.expert, None)
 
 
-def _components_by_pattern(rules: RulesFile, patterns: list[str]) -> dict[str, list[KeyPath]]:
+def _components_by_pattern(rules: RulesFile, globs: Sequence[Glob]) -> dict[str, list[KeyPath]]:
     """Return the components that each pattern matches first; a wrong entry keeps its own from later ones."""
-    places: dict[str, list[KeyPath]] = {pattern: [] for pattern in patterns}
-    if not all(map(is_glob, patterns)):
-        return places
-    globs = [Glob.of(pattern) for pattern in patterns]
-    first: dict[str, str | None] = {}
+    places: defaultdict[str, list[KeyPath]] = defaultdict(list)
+    known: set[str] = set()
     for board_type, board in rules.boards.items():
-        for component in board.components:
-            if component not in first:
-                first[component] = next((glob.text for glob in globs if glob.matches(component)), None)
-                pattern = first[component]
-                if pattern is not None:
-                    places[pattern].append(("boards", board_type, "components", component))
+        for component in [name for name in board.components if name not in known]:
+            known.add(component)
+            if first := next((glob for glob in globs if glob.matches(component)), None):
+                places[first.text].append(("boards", board_type, "components", component))
     return places
 
 

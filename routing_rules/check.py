@@ -7,6 +7,8 @@ explains.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import cached_property
+from typing import Any, cast
 
 from routing_rules.document import Document, KeyPath, Problem, meant, nearest
 from routing_rules.routes import MAX_REMEMBERED
@@ -19,7 +21,7 @@ MAX_CHAIN = 16
 Links = dict[KeyPath, list[tuple[KeyPath, KeyPath]]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Findings:
     """The mistakes found so far in `document`, and the paths taken out of it as wrong in themselves."""
 
@@ -43,6 +45,12 @@ class Findings:
     def names(self, section: str) -> list[str]:
         """Return the keys of a section as written, wrong entries included."""
         return self.document.keys((section,))
+
+    @cached_property
+    def globs(self) -> list[Glob]:
+        """The patterns of `classifiers` in their order; empty if one of them is wrong."""
+        names = self.names("classifiers")
+        return [Glob.of(name) for name in names] if all(map(is_glob, names)) else []
 
     def line(self, path: KeyPath) -> int:
         return self.document.where(path, key=True)[0]
@@ -90,7 +98,7 @@ def _check_designators(findings: Findings) -> None:
         components = ("boards", board_type, "components")
         for component in document.keys(components):
             listed = document.value((*components, component))
-            for index, designator in enumerate(listed if isinstance(listed, list) else ()):
+            for index, designator in enumerate(cast("list[Any]", listed) if isinstance(listed, list) else ()):
                 path = (*components, component, index)
                 if isinstance(designator, str) and designator in first:
                     place = first[designator]
@@ -117,11 +125,8 @@ def _check_patterns(findings: Findings) -> None:
 
 
 def _check_components(rules: RulesFile, findings: Findings) -> None:
-    names = findings.names("classifiers")
-    if not names or not all(map(is_glob, names)):
-        return
-    globs = [Glob.of(name) for name in names]
-    for board_type, board in rules.boards.items():
+    globs = findings.globs
+    for board_type, board in rules.boards.items() if globs else ():
         for component in board.components:
             if not any(glob.matches(component) for glob in globs):
                 findings.add(

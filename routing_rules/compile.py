@@ -40,20 +40,15 @@ def compile_rules(
 ) -> Routes:
     """Compile a document, or a text called `name`; check experts if given. RulesError has all mistakes."""
     document = source if isinstance(source, Document) else read_yaml_text(source, name)
-    rules, problems = _checked(document, experts)
+    rules, problems, removed = salvage(RulesFile, document)
+    if rules is not None:
+        findings = Findings(document, removed, problems)
+        check_rules(rules, findings)
+        check_experts(rules, findings, experts)
+        problems = sorted(dict.fromkeys(findings.problems))
     if rules is None or problems:
         raise RulesError(problems)
     return _Compiler(rules, experts).routes(document.text)
-
-
-def _checked(document: Document, experts: Mapping[str, ExpertLabels] | None) -> tuple[RulesFile | None, list[Problem]]:
-    rules, problems, removed = salvage(RulesFile, document)
-    if rules is None:
-        return None, problems
-    findings = Findings(document, removed, problems)
-    check_rules(rules, findings)
-    check_experts(rules, findings, experts)
-    return rules, sorted(dict.fromkeys(findings.problems))
 
 
 class _Compiler:

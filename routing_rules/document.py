@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -92,7 +92,7 @@ class Document:
     def keys(self, path: KeyPath) -> list[str]:
         """Return the keys of the mapping at `path`; none if it is not a mapping."""
         value = self.value(path)
-        return list(value) if isinstance(value, dict) else []
+        return list(cast("dict[str, Any]", value)) if isinstance(value, dict) else []
 
     def written(self, path: KeyPath) -> str:
         """Return the plain scalar at `path` as written: `0402`, where the data has 402; "" for anything else."""

@@ -1,4 +1,4 @@
-"""docs/audit.md: each command of the drill runs as printed, on a line that judged, and shows what the page says."""
+"""docs/results.md, "An audit": each command runs as printed, on a line that judged, and shows what the page says."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from tests import ROOT
 from tests.tools.query.judged_line import judged_line
 from tests.tools.run_commands import coserve
 
-PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition("\n## An audit")[2]
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("coserve ")]
 #: The returned board of the tests' line.

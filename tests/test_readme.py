@@ -22,6 +22,8 @@ from tests.waiting import PATIENCE_S
 from tools.cli.main import app
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Kinds of files that name pages.
+NAMING = (".json", ".py", ".service", ".yaml")
 
 
 def blocks(language: str) -> list[str]:
@@ -105,9 +107,25 @@ def test_every_command_of_the_readme_exists() -> None:
                 assert all(option in done.stdout for option in options), (words, done.stdout)
 
 
-def test_the_files_that_the_readme_points_to_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"(?m)^#+ (.+)$", text)}
+
+
+def test_what_the_pages_point_to_exists() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target, anchor in re.findall(r"\]\(([^)#\s:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            path = page.parent / target if target else page
+            assert path.exists(), (page.name, target)
+            assert not anchor or anchor in anchors(path), (page.name, target, anchor)
+
+
+def test_the_pages_that_code_and_units_name_exist() -> None:
+    folders = ("daemon", "experts", "routing_rules", "systemd", "tests", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in NAMING]
+    for path in files:
+        for page in re.findall(r"\bdocs/[a-z-]+\.md", path.read_text(encoding="utf-8")):
+            assert (ROOT / page).exists(), (path, page)
 
 
 def test_every_page_of_the_documentation_can_be_reached_from_the_readme() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-PAGES = [TESTS.parent / "docs" / name for name in ("reliability.md", "upgrading.md")]
+PAGES = [TESTS.parent / "docs" / name for name in ("reliability.md", "service.md")]
 NAMED = sorted(
     {
         (file, function)

@@ -14,7 +14,7 @@ import pytest
 from daemon import operations
 from daemon.storage.database import rows
 from daemon.storage.database.schema import VIEWS, metadata
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.wire import messages
 from daemon.wire.messages import Code
 from tests import ROOT
@@ -55,7 +55,7 @@ def test_every_column_of_a_table_is_on_the_page(table: str) -> None:
 
 
 def test_every_view_has_its_columns_on_the_page_and_there_is_no_other(tmp_path: Path) -> None:
-    open_store(f"sqlite:///{tmp_path}/inspection.db").close()
+    Store(f"sqlite:///{tmp_path}/inspection.db").close()
     rows = {
         row[1]: row[3] for row in (line.split("|") for line in section(RESULTS, "## Views").splitlines() if "|" in line)
     }

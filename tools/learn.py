@@ -38,10 +38,6 @@ _MIN_OF_LABEL = 2
 _MAX_NAME_BYTES = 255
 
 
-class LearnError(CommandError):
-    """The expert cannot learn; the text says why and what to do."""
-
-
 def learn(
     line: ExpertsLine,
     name: str,
@@ -55,7 +51,7 @@ def learn(
     """Train a version, keep it as a candidate, judge stored images again with it; write the report and return it.
 
     `training` is the folder that the version in service was trained on; without it only decided pictures are used.
-    Raises LearnError, TrainingError, VersionsError.
+    Raises CommandError, TrainingError, VersionsError.
     """
     in_service = _in_service(line, name)
     decided = _decided(line, name, in_service)
@@ -65,7 +61,7 @@ def learn(
         pictures, left_out = _write_pictures(line, decided, training, folder)
         labels = sorted(path.name for path in folder.glob("*"))
         if len(labels) < 2 or plan.good not in (None, *labels):
-            raise LearnError(
+            raise CommandError(
                 f"two labels at least are needed, one of them {plan.good or 'that passes'}; there are pictures of"
                 f" {', '.join(labels) or 'none'}: decide more, or add some with --with"
             )
@@ -73,7 +69,7 @@ def learn(
         _offer_backbone(line, in_service, out / "catalog.yaml")
         report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_progress)
         compared = _compare(report, pictures, in_service, decided.passes)
-        version, _ = change.put(line, name, out, f"learned from {len(pictures)} decisions")
+        version = change.put(line, name, out, f"learned from {len(pictures)} decisions")
         document, *drawings = learned_files(line.versions.catalog, name)
         for drawn, place in zip(draw_report(report, out / "reports"), drawings, strict=True):
             place.parent.mkdir(exist_ok=True)
@@ -107,24 +103,23 @@ def _in_service(line: ExpertsLine, name: str) -> ExpertSpec:
     catalog, problems = line.catalog({name: entry} if entry is not None else {})
     spec = catalog.get(ExpertId(name))
     if spec is None or problems:
-        raise LearnError(problems[0] if problems else f"{name} has no version in force: coserve experts promote")
+        raise CommandError(problems[0] if problems else f"{name} has no version in force: coserve experts promote")
     if not spec.classes:
-        raise LearnError(f"{name} is a backbone: the experts that are heads on it learn")
+        raise CommandError(f"{name} is a backbone: the experts that are heads on it learn")
     if spec.task != "classify":
         how = "coserve dataset export --reviewed --format yolo, then coserve train detector"
-        raise LearnError(f"{name} is not a classifier. Detectors learn from boxes: {how}")
+        raise CommandError(f"{name} is not a classifier. Detectors learn from boxes: {how}")
     return spec
 
 
 def _decided(line: ExpertsLine, name: str, in_service: ExpertSpec) -> Decided:
-    catalog, _ = line.catalog(entries_in_force(line.experts()))
-    routes = line.routes(catalog)
+    _, routes = line.in_force()
     if routes is None:
-        raise LearnError(f"{line.config.rules}: has mistakes: coserve rules check {line.config.rules}")
+        raise CommandError(f"{line.config.rules}: has mistakes: coserve rules check {line.config.rules}")
     rows = line.in_database(lambda connection: connection.execute(decided_question(name)).all())
     decided = decided_pictures(rows or (), routes, name, in_service.classes)
     if not decided.pictures:
-        raise LearnError(
+        raise CommandError(
             f"no kept picture of {name} has a person's decision: decide some on the page Review or with"
             " `coserve review`; `retention.sample` keeps passes for it"
         )
@@ -176,7 +171,7 @@ def _write_pictures(
 def _pictures_in(training: Path) -> list[Path]:
     if found := [path for path in sorted(training.glob("*/*")) if path.suffix.lower() in SUFFIXES]:
         return found
-    raise LearnError(f"{training}: expected pictures as LABEL/*.png, found none (--with)")
+    raise CommandError(f"{training}: expected pictures as LABEL/*.png, found none (--with)")
 
 
 def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) -> None:

@@ -1,4 +1,4 @@
-"""Devices on other PCs, over Ray (docs/several-pcs.md).
+"""Devices on other PCs, over Ray (docs/plant.md).
 
 `remote_devices` is the daemon's side: the drive decides over its proxies as over any device. The process behind it
 (`python -m daemon.cluster`) is the Ray driver, and `worker` runs on the other PC. Ray is imported in that process only:

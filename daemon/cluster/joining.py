@@ -16,7 +16,7 @@ from typing import Any
 from daemon.cluster.worker import CACHE, CACHE_SIZE, NAME
 from daemon.config.settings import Config
 from daemon.errors import MissingExtraError, StartError
-from daemon.wire.keys import TokenError, read_token
+from daemon.wire.keys import read_token, unusable
 
 _CONNECT_WITHIN_S = 2.0
 #: Weights and pictures only pass through it.
@@ -53,19 +53,7 @@ def cluster_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if importlib.util.find_spec("ray") is None:
         problems.append(f"cluster: {MissingExtraError('ray', 'a cluster', 'cluster')}")
-    if problem := token_problem(cluster.token):
-        problems.append(f"cluster.token: {problem}")
-    return problems
-
-
-def token_problem(file: Path | None) -> str | None:
-    """Return why `file` cannot be the cluster's secret. Without a file the cluster has no secret."""
-    try:
-        if file is not None:
-            read_token(file)
-    except TokenError as error:
-        return str(error)
-    return None
+    return problems + [f"{key}: {problem}" for key, problem in unusable([("cluster.token", cluster.token, read_token)])]
 
 
 def unreachable(address: str) -> str | None:
@@ -138,8 +126,8 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
         raise MissingExtraError("ray", "a worker", "cluster")
     if settings.address is not None and (problem := unreachable(settings.address)):
         raise StartError(problem)
-    if problem := token_problem(settings.token):
-        hint = "docs/several-pcs.md shows how to make one" if settings.address is None else "copy that of the head"
+    for _, problem in unusable([("--token", settings.token, read_token)]):
+        hint = "docs/plant.md shows how to make one" if settings.address is None else "copy that of the head"
         raise StartError(f"{problem}; {hint}")
     if problem := port_problem(settings):
         raise StartError(problem)

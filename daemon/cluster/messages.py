@@ -8,36 +8,22 @@ import json
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Fault, ImageOrder, Unanswered
-from daemon.policy.request import ExecutorId, RequestId
-from daemon.records import JournalKey, Pixels
-from experts.spec import Answer, Detection, ExpertSpec
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Unanswered
+from daemon.records import JournalKey
+from experts.spec import ExpertSpec
 
 _LENGTHS = struct.Struct(">II")
 #: The limit of a body holds a batch of large images, that of a head the JSON about it.
 _MAX_HEAD_BYTES, _MAX_BODY_BYTES = 16 << 20, 1 << 30
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-_Box = tuple[str, _Number, tuple[_Number, _Number, _Number, _Number]]
-_SPEC_FIELDS = tuple(field.name for field in fields(ExpertSpec))
-
-
-class Report(BaseModel):
-    """A worker's report (`plain_report`), checked because it comes from another PC."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    infer_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    memory_limit: Annotated[int, Field(ge=1)] | None
-    device_error: str | None
-    results: list[tuple[Fault, str] | tuple[str | None, _Number | None, list[_Box], tuple[int, int]]]
 
 
 def send(line: socket.socket, head: dict[str, Any], body: Sequence[bytes] = ()) -> None:
@@ -80,53 +66,54 @@ def code_version() -> str:
 
 # Values as JSON, and back
 
+_SPEC, _ORDER = TypeAdapter(ExpertSpec), TypeAdapter(BatchOrder)
+
 
 def plain_spec(spec: ExpertSpec) -> dict[str, Any]:
-    plain = {name: getattr(spec, name) for name in _SPEC_FIELDS}
-    return plain | {"file": str(spec.file), "backbone": spec.backbone and plain_spec(spec.backbone)}
+    return _SPEC.dump_python(spec, mode="json")
 
 
 def spec_of(plain: dict[str, Any], folder: Path) -> ExpertSpec:
-    values = dict(plain)
-    values |= {name: tuple(plain[name]) for name in ("classes", "mean", "std")}
-    values |= {"file": folder / plain["sha256"], "backbone": plain["backbone"] and spec_of(plain["backbone"], folder)}
-    return ExpertSpec(**values)
+    return _cached_in(folder, _SPEC.validate_python(plain))
+
+
+def _cached_in(folder: Path, spec: ExpertSpec) -> ExpertSpec:
+    """Return an expert whose files lie in a worker's cache, by their digests."""
+    backbone = spec.backbone and _cached_in(folder, spec.backbone)
+    return replace(spec, file=folder / spec.sha256, backbone=backbone)
 
 
 def packed_order(order: BatchOrder, chosen: Sequence[int], sizes: Sequence[int]) -> bytes:
     """Encode the images `chosen` of a batch as JSON; `sizes` are the lengths of their bytes, which follow it."""
-    heads: dict[int, int] = {}
-    specs: list[ExpertSpec] = []
-    rows: list[Any] = []
-    for number, size in zip(chosen, sizes, strict=True):
-        image = order.images[number]
-        if image.head is not None and heads.setdefault(id(image.head), len(specs)) == len(specs):
-            specs.append(image.head)
-        head = None if image.head is None else heads[id(image.head)]
-        rows.append((image.request_id, image.pixels.encoding, image.pixels.shape, size, head))
-    heads_of = [*map(plain_spec, specs)]
-    plain = {"batch": order.batch_id, "spec": plain_spec(order.spec), "heads": heads_of, "images": rows}
-    return json.dumps(plain).encode()
+    places = zip(chosen, accumulate(sizes, initial=0), sizes, strict=False)
+    images = tuple(
+        replace(order.images[number], key=JournalKey(order.batch_id, begin, size)) for number, begin, size in places
+    )
+    return _ORDER.dump_json(replace(order, images=images))
 
 
 def order_of(body: bytes, order_bytes: int, folder: Path) -> tuple[BatchOrder, dict[JournalKey, bytes]]:
-    plain = json.loads(body[:order_bytes])
-    heads = [spec_of(spec, folder) for spec in plain["heads"]]
-    payloads: dict[JournalKey, bytes] = {}
-    images: list[ImageOrder] = []
-    begin = order_bytes
-    for request_id, encoding, shape, size, head in plain["images"]:
-        key = JournalKey(plain["batch"], begin, size)
-        payloads[key] = body[begin : begin + size]
-        begin += size
-        pixels = Pixels(encoding, shape and tuple(shape))
-        images.append(ImageOrder(RequestId(request_id), key, pixels, None if head is None else heads[head]))
-    return BatchOrder(plain["batch"], spec_of(plain["spec"], folder), tuple(images)), payloads
+    order = _ORDER.validate_json(body[:order_bytes])
+    # Each head once: a batch's images are judged together if their heads are one object.
+    heads = {image.head: image.head and _cached_in(folder, image.head) for image in order.images}
+    images = tuple(replace(image, head=heads[image.head]) for image in order.images)
+    payloads = {key: body[order_bytes + key.offset :][: key.length] for key in (image.key for image in images)}
+    return replace(order, spec=_cached_in(folder, order.spec), images=images), payloads
+
+
+class Report(BaseModel):
+    """The part of a `BatchReport` that a worker knows, checked because it comes from another PC."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    infer_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    memory_limit: Annotated[int, Field(ge=1)] | None
+    device_error: str | None
+    results: tuple[Unanswered | Answered, ...]
 
 
 def plain_report(report: BatchReport) -> dict[str, Any]:
-    names = ("infer_ms", "memory_limit", "device_error")
-    return {name: getattr(report, name) for name in names} | {"results": [*map(_plain_result, report.results)]}
+    return Report.model_validate(report).model_dump(mode="json")
 
 
 def checked_report(plain: Any, experts: Sequence[ExpertSpec]) -> Report:
@@ -134,35 +121,11 @@ def checked_report(plain: Any, experts: Sequence[ExpertSpec]) -> Report:
     report = Report.model_validate(plain)
     if len(report.results) != len(experts):
         raise ValueError(f"{len(report.results)} results for {len(experts)} images")
-    for result, expert in zip(report.results, experts, strict=True):
-        labels = {result[0], *(box[0] for box in result[2])} if len(result) > 2 else set[str]()
+    answers = [each.answer if isinstance(each, Answered) else None for each in report.results]
+    for answer, expert in zip(answers, experts, strict=True):
+        labels = {answer.label, *(box.label for box in answer.detections)} if answer else set[str | None]()
         if unknown := labels - {*expert.classes, *([None] if expert.task == "detect" else [])}:
             raise ValueError(f"{expert.expert} has no label {', '.join(map(repr, unknown))}")
+    if not all(answer.is_finite for answer in answers if answer):
+        raise ValueError("a confidence or a box is not a finite number")
     return report
-
-
-def report_of(
-    report: Report,
-    results: Sequence[Answered | Unanswered],
-    executor: ExecutorId,
-    batch_id: int,
-    times_s: tuple[float, float],
-) -> BatchReport:
-    outcome = report.infer_ms, report.memory_limit, report.device_error
-    return BatchReport(executor, batch_id, tuple(results), *times_s, *outcome)
-
-
-def _plain_result(result: Answered | Unanswered) -> tuple[Any, ...]:
-    if isinstance(result, Unanswered):
-        return result.fault, result.detail
-    answer = result.answer
-    boxes = [(box.label, box.confidence, box.box) for box in answer.detections]
-    return answer.label, answer.confidence, boxes, result.image_size
-
-
-def result_of(plain: Sequence[Any]) -> Answered | Unanswered:
-    if len(plain) == 2:
-        return Unanswered(*plain)
-    label, confidence, boxes, (width, height) = plain
-    detections = tuple(Detection(name, share, tuple(box)) for name, share, box in boxes)
-    return Answered(Answer(label, confidence, detections), (width, height))

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
-from daemon.cluster.messages import checked_report, packed_order, plain_spec, receive, report_of, result_of, send
+from daemon.cluster.messages import checked_report, packed_order, plain_spec, receive, send
 from daemon.config.settings import Config, Device
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.orders import BatchOrder, BatchReport, Devices, Executor, Fault, ImageOrder, Pool, Unanswered
@@ -30,7 +30,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, 
 from daemon.records import JournalKey
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertId, ExpertSpec, LoadReport
 
 _NOT_YET = "its worker is not connected yet"
 #: How long a reload, and a status request behind it, waits for new versions; sending goes on after that.
@@ -131,14 +131,6 @@ class RemoteDevice:
         return DeviceLostError(f"{self.name} on {host}: {self.problem or 'its worker was lost and has started again'}")
 
 
-class RemoteLoad(NamedTuple):
-    """A load on another PC; its time includes sending the weights (orders.py, LoadedBytes)."""
-
-    bytes: int
-    load_ms: float
-    tier: Literal["ram", "disk"]
-
-
 class RemotePool:
     """Expert memory of another PC's device: `load` blocks; other orders do not, and keep their order."""
 
@@ -148,8 +140,11 @@ class RemotePool:
         self._pool = facts.pool
         self._remote = device
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> RemoteLoad:  # noqa: ARG002
-        """Raises ExpertError, caused by DeviceLostError if the device is lost meanwhile."""
+    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadReport:  # noqa: ARG002
+        """Raises ExpertError, caused by DeviceLostError if the device is lost meanwhile.
+
+        The report's time includes sending the weights.
+        """
         for expert in evict:
             self.unload(expert)
         answer: Future[dict[str, Any] | None] = Future()
@@ -165,7 +160,7 @@ class RemotePool:
             message = str(done.get("error", f"its worker sent {size!r:.80} as the bytes that it loaded"))
             cause = DeviceLostError(message) if done.get("is_device_error", "error" not in done) else None
             raise ExpertError(spec.expert, message, spec.file) from cause
-        return RemoteLoad(size, (time.monotonic() - began_s) * 1000.0, "disk")
+        return LoadReport(size, (time.monotonic() - began_s) * 1000.0)
 
     def unload(self, expert: ExpertId) -> None:
         self._remote.tell({"do": "unload", "pool": self._pool, "expert": expert})
@@ -273,9 +268,10 @@ class RemoteExecutor:
             except ValueError as mistake:
                 reason = error = f"its worker sent no report: {' '.join(str(mistake).split())[:300]}"
             else:
-                results = map(result_of, report.results)
-                whole = [faults.get(number) or next(results) for number in range(len(order.images))]
-                return report_of(report, whole, name, order.batch_id, times_s)
+                results = iter(report.results)
+                whole = tuple(faults.get(number) or next(results) for number in range(len(order.images)))
+                outcome = report.infer_ms, report.memory_limit, report.device_error
+                return BatchReport(name, order.batch_id, whole, *times_s, *outcome)
         lost = (Unanswered("expert_failed", reason or (answer or {}).get("error", "no answer")),) * len(order.images)
         return BatchReport(name, order.batch_id, lost, *times_s, 0.0, None, error, is_lost=answer is None)
 

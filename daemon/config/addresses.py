@@ -28,7 +28,7 @@ def absolute_database(value: str, folder: Path) -> str:
     if not separator or scheme != "sqlite":  # the rest may hold a password, and is not repeated
         raise ValueError(
             f"a line keeps its results in a SQLite file: expected sqlite:///FILE, for example sqlite:///inspection.db,"
-            f" not {scheme!r}; a plant's PostgreSQL gets them through the consumer `plant` (docs/plant-hub.md)"
+            f" not {scheme!r}; a plant's PostgreSQL gets them through the consumer `plant` (docs/plant.md)"
         )
     file = rest.removeprefix("/")
     if file in ("", ":memory:"):

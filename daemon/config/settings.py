@@ -290,39 +290,28 @@ def at_their_keys(path: Path, mistakes: Sequence[str]) -> list[str]:
 def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[tuple[KeyPath, str]]]:
-    endpoints, mistakes = _absolute_endpoints(config.endpoints, folder, environ)
-    try:
-        database = absolute_database(config.database, folder)
-    except ValueError as error:
-        mistakes.append((("database",), str(error)))
-        database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
-    mistakes += _contradictions(config, document.keys(("devices",)))
-
-    update = {"endpoints": endpoints, "database": database}
-    return placed(config.model_copy(update=update), lambda _, file: absolute_file(file, folder, environ)), mistakes
-
-
-def _absolute_endpoints(
-    given: Endpoints, folder: Path, environ: Mapping[str, str]
-) -> tuple[Endpoints, list[tuple[KeyPath, str]]]:
     mistakes: list[tuple[KeyPath, str]] = []
 
-    def absolute(key: str, value: str) -> str:
+    def endpoint(key: str, value: str) -> str:
         try:
             return absolute_endpoint(value, folder, environ)
         except ValueError as error:
             mistakes.append((("endpoints", key), str(error)))
             return value
 
-    endpoints = Endpoints(
-        intake=[absolute("intake", value) for value in given.intake],
-        results=absolute("results", given.results),
-        control=absolute("control", given.control),
-        http=given.http,
-    )
-    if not endpoints.control.startswith("ipc://"):
+    given = config.endpoints
+    update: dict[str, Any] = {"intake": [endpoint("intake", value) for value in given.intake]}
+    update |= {key: endpoint(key, getattr(given, key)) for key in ("results", "control")}
+    if not update["control"].startswith("ipc://"):
         mistakes.append((("endpoints", "control"), "control is reached over ipc only: ipc://PATH"))
-    return endpoints, mistakes
+    try:
+        database = absolute_database(config.database, folder)
+    except ValueError as error:
+        mistakes.append((("database",), str(error)))
+        database = absolute_database(_DATABASE, folder)  # so that the mistake is reported once
+    mistakes += _contradictions(config, document.keys(("devices",)))
+    update = {"endpoints": given.model_copy(update=update), "database": database}
+    return placed(config.model_copy(update=update), lambda _, file: absolute_file(file, folder, environ)), mistakes
 
 
 def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
@@ -414,17 +403,15 @@ class StartSettings:
         self._at_start = load_config(path)
 
     def changed(self) -> tuple[list[str], list[str]]:
-        """Return the changed keys, and why the file cannot be read: one of the two is empty."""
+        """Return the changed keys, and why the file cannot be read: one of the two is empty.
+
+        Keys are paths such as `devices.cpu.executors` in file order; an added or removed section is its name.
+        """
         try:
             now = load_config(self._path)
         except ConfigError as error:
             return [], str(error).splitlines()
-        return changed_keys(self._at_start, now), []
-
-
-def changed_keys(before: Config, now: Config) -> list[str]:
-    """Return paths such as `devices.cpu.executors` in file order; an added or removed section by its name."""
-    return list(_differences(before.model_dump(), now.model_dump(), ()))
+        return list(_differences(self._at_start.model_dump(), now.model_dump(), ())), []
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[str]:

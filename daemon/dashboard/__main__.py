@@ -14,7 +14,7 @@ from daemon.config.settings import load_config
 from daemon.dashboard.app import make_app
 from daemon.dashboard.site.access import Keyring
 from daemon.dashboard.site.server import PageServer
-from daemon.dashboard.site.site import make_site
+from daemon.dashboard.site.site import Site
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
@@ -49,7 +49,7 @@ def serve(path: Path, fd: int | None, heart: int | None) -> None:
         print(f"coserve dashboard: {config.endpoints.http}", flush=True)
     else:
         raise StartError(f"{path}: endpoints.http is not set: for example http://127.0.0.1:9470")
-    site = make_site(config)
+    site = Site(config)
     signal.signal(signal.SIGHUP, lambda *_: keyring.reload())
     # uvicorn replaces this handler while it serves, and raises the signal again when it has stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

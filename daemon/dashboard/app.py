@@ -8,7 +8,7 @@ import anyio.to_thread
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from daemon.dashboard.pages import board, defects, experts, line, machine, review, teach
+from daemon.dashboard.pages import board, defects, experts, line, machine, review
 from daemon.dashboard.site.access import AccessGuard, Keyring
 from daemon.dashboard.site.site import Site
 from daemon.dashboard.site.web_app import web_app
@@ -21,7 +21,6 @@ PAGES: Sequence[Callable[[Site], APIRouter]] = (
     review.router,
     defects.router,
     experts.router,
-    teach.router,
     machine.router,
 )
 #: Concurrent probes. They have threads of their own, so that a slow page does not make the line look unhealthy.
@@ -31,7 +30,7 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
     """Return the guarded application; it writes heartbeats for the daemon to `heart`."""
-    app = web_app(site, keyring, [page(site) for page in PAGES], site.database.close, heart=heart)
+    app = web_app(site, keyring, [page(site) for page in PAGES], heart=heart)
     _add_probes(app, site)
     return AccessGuard(app, keyring)
 

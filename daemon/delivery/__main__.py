@@ -10,7 +10,7 @@ from pathlib import Path
 from daemon.config.settings import load_config
 from daemon.consumers.kinds import make_consumer
 from daemon.delivery.deliveries import SharedStatusPage, StoredLine
-from daemon.delivery.process import run_consumer
+from daemon.delivery.runner import run_consumer
 from daemon.errors import ConfigError, MissingExtraError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
@@ -35,7 +35,7 @@ def main() -> int:
     configure_logs(os.environ, sys.stderr)
     status_page = None if arguments.status_page is None else SharedStatusPage(arguments.status_page)
     try:
-        _run(arguments.config, arguments.name, arguments.newest, status_page, arguments.heart)
+        _run(arguments, status_page)
     except (ConfigError, StoreError, MissingExtraError) as error:
         if status_page is not None:
             status_page.write({**status_page.read(), "state": "refused", "last_error": str(error)})
@@ -44,24 +44,14 @@ def main() -> int:
     return 0
 
 
-def _run(path: Path, name: str, newest: int | None, status_page: SharedStatusPage | None, heart: int | None) -> None:
-    config = load_config(path)
+def _run(arguments: argparse.Namespace, status_page: SharedStatusPage | None) -> None:
+    config, name = load_config(arguments.config), arguments.name
     settings = config.consumers.get(name)
     if settings is None:
         raise ConfigError([f"there is no consumer {name} among `consumers`: {', '.join(config.consumers) or 'none'}"])
-    run_consumer(
-        name,
-        make_consumer(name, settings, config.journal, StoredLine(config)),
-        config.database,
-        config.positions,
-        send=settings.send,
-        repeats_boards=settings.repeats_boards,
-        batch=settings.batch,
-        start=settings.start,
-        newest=newest,
-        status_page=status_page,
-        heart=heart,
-    )
+    consumer = make_consumer(name, settings, config.journal, StoredLine(config))
+    options = {"newest": arguments.newest, "status_page": status_page, "heart": arguments.heart}
+    run_consumer(name, consumer, config.database, config.positions, settings, **options)
 
 
 if __name__ == "__main__":

@@ -69,10 +69,7 @@ class StoredLine:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-
-    @property
-    def alarms(self) -> Path:
-        return self._config.alarms
+        self.alarms = config.alarms
 
     @cached_property
     def _reader(self) -> ResultsReader:
@@ -116,7 +113,7 @@ class Deliveries:
     def children(self, last_seq: int) -> list[ChildSpec]:
         return [
             ChildSpec(
-                _child(name),
+                f"consumer {name}",
                 (
                     *(sys.executable, "-m", "daemon.delivery", str(self._path), name),
                     *("--status-page", str(status_page.fd), "--newest", str(last_seq)),
@@ -130,7 +127,7 @@ class Deliveries:
     def status(self, last_seq: int, children: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return `name, kind, position, behind, missed, state, last_error` of each: positions are null at first."""
         by_name = {child["name"]: child for child in children}
-        return [self._row(name, last_seq, by_name.get(_child(name), {})) for name in self._status_pages]
+        return [self._row(name, last_seq, by_name.get(f"consumer {name}", {})) for name in self._status_pages]
 
     def close(self) -> None:
         for status_page in self._status_pages.values():
@@ -155,28 +152,19 @@ class Deliveries:
         }
 
 
-def _child(name: str) -> str:
-    return f"consumer {name}"
-
-
 def consumer_problems(path: Path, config: Config) -> list[str]:
-    return at_their_lines(path, [problem for name in config.consumers for problem in _problems(config, name)])
+    problems: list[tuple[KeyPath, str]] = []
+    for name, settings in config.consumers.items():
+        unset = [(key, _UNSET) for key, file in settings.files().items() if CREDENTIALS in file.parts]
+        problems += [(("consumers", name, *key), problem) for key, problem in unset or settings.file_problems()]
+        try:
+            make_consumer(name, settings, config.journal, StoredLine(config))
+        except MissingExtraError as error:
+            problems.append((("consumers", name, "kind"), str(error)))
+    return at_their_lines(path, problems)
 
 
 def consumer_warnings(path: Path, config: Config) -> list[str]:
     consumers = config.consumers.items()
     warnings = [(("consumers", name, *key), text) for name, one in consumers for key, text in one.warnings()]
     return at_their_lines(path, warnings)
-
-
-def _problems(config: Config, name: str) -> list[tuple[KeyPath, str]]:
-    settings = config.consumers[name]
-    unset = [(key, _UNSET) for key, file in settings.files().items() if CREDENTIALS in file.parts]
-    problems: list[tuple[KeyPath, str]] = [
-        (("consumers", name, *key), problem) for key, problem in unset or settings.file_problems()
-    ]
-    try:
-        make_consumer(name, settings, config.journal, StoredLine(config))
-    except MissingExtraError as error:
-        problems.append((("consumers", name, "kind"), str(error)))
-    return problems

@@ -5,11 +5,12 @@ when some earlier messages were made, and so name the last message that both dat
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from daemon.host.folders import make_folder
 from experts.durable import replace_durably
@@ -21,8 +22,7 @@ class PositionError(Exception):
     """A position file that cannot be used; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A delivered message: `seq` and its `at`, which no other message of that `seq` has."""
 
     seq: int
@@ -37,7 +37,7 @@ class DeliveryPosition:
     already, or was gone before there was this consumer.
     """
 
-    seq: int
+    seq: Annotated[int, Field(ge=0, alias="position")]
     marks: tuple[Mark, ...] = ()
     missed: int = 0
     counted_to: int = 0
@@ -68,6 +68,9 @@ def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
     return tuple(sorted(oldest.values(), key=lambda mark: mark.seq))
 
 
+_STORED = TypeAdapter(DeliveryPosition)
+
+
 class PositionFile:
     """`NAME.position` of one consumer: a line of JSON and a line with its sha256."""
 
@@ -85,29 +88,15 @@ class PositionFile:
         if checksum.decode("ascii", "replace") != _checksum(text):
             raise PositionError(f"{self.path} is damaged: its second line is not the sha256 of its first")
         try:
-            return _parsed(json.loads(text))
-        except (ValueError, TypeError, KeyError):
+            return _STORED.validate_json(text)
+        except ValidationError:
             raise PositionError(f"{self.path} is damaged: its first line is not a position") from None
 
     def save(self, position: DeliveryPosition) -> None:
         """Replace the file, durably. OSError if the disk refuses."""
         make_folder(self.path.parent)
-        marks = [[mark.seq, mark.at] for mark in position.marks]
-        counts = {"position": position.seq, "missed": position.missed, "counted_to": position.counted_to}
-        counts |= {"epoch": position.epoch}
-        text = json.dumps(counts | {"marks": marks}).encode()
+        text = _STORED.dump_json(position, by_alias=True)
         replace_durably(self.path, text + b"\n" + _checksum(text).encode() + b"\n", _MODE)
-
-
-def _parsed(content: Any) -> DeliveryPosition:
-    marks = tuple(Mark(int(seq), str(at)) for seq, at in content["marks"])
-    position = DeliveryPosition(
-        *(int(content["position"]), marks, int(content["missed"])),
-        *(int(content.get("counted_to", 0)), content.get("epoch")),
-    )
-    if position.seq < 0:
-        raise ValueError(position.seq)
-    return position
 
 
 def _checksum(text: bytes) -> str:

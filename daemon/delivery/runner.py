@@ -4,11 +4,15 @@ Results are read a batch at a time, so that a consumer that is a million message
 """
 
 import asyncio
+import os
+import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,13 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.consumers.protocol import Consumer, ConsumerSettings, DeliveryError, Message, State
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
+from daemon.host.children import heartbeat
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.reader import ResultsReader
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-BATCH = ConsumerSettings.batch
 #: Interval at which an idle runner asks the database for news: one row of one table.
 _POLL_S = 0.2
 #: A moved position becomes durable this much later: a sync for each message would slow down the line's disk.
@@ -35,21 +36,24 @@ _DELIVER_AGAIN_S = 5.0
 #: After `stop`, what the line has just finished is still delivered for this long.
 _LAST_MESSAGES_S = 1.5
 _GOODBYE_S = 1.0
+#: After SIGTERM; the daemon waits for three.
+_END_WITHIN_S = 2.5
 
 
 class Runner:
-    """One consumer of one database, all in one event loop."""
+    """One consumer of one database, all in one event loop.
 
-    def __init__(  # noqa: PLR0913 - most by keyword
+    Disks and databases may be slow: they are asked in threads, and the connection is kept alive meanwhile.
+    """
+
+    def __init__(
         self,
         name: str,
         consumer: Consumer,
         reader: ResultsReader,
         positions: PositionFile,
+        settings: ConsumerSettings,
         *,
-        send: Sequence[str] = ("boards", "inspections", "generations", "reviews"),
-        repeats_boards: bool = False,
-        batch: int = BATCH,
         newest: int | None = None,
         status_page: SharedStatusPage | None = None,
     ) -> None:
@@ -57,9 +61,9 @@ class Runner:
         self._consumer = consumer
         self._reader = reader
         self._file = positions
-        self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in send)
-        self._repeats_boards = repeats_boards and "boards" in send
-        self._batch = batch
+        self._wanted = tuple(f"{kind.removesuffix('s')}/" for kind in settings.send)
+        self._repeats_boards = settings.repeats_boards and "boards" in settings.send
+        self._batch = settings.batch
         self._newest = newest
         self._status_page = status_page
         self._log: Any = structlog.get_logger("consumer").bind(consumer=name)
@@ -90,7 +94,7 @@ class Runner:
         while not self.stopping.is_set():
             try:
                 if not has_begun:
-                    self._position = await self._ask(self._begin)
+                    self._position = await asyncio.to_thread(self._begin)
                     await self._save(even_if_not_due=True)
                     has_begun = True
                 await self._connection()
@@ -128,20 +132,20 @@ class Runner:
             await self._close()
 
     async def _deliver_page(self) -> bool:
-        last_seq, epoch = await self._ask(self._reader.end)
+        last_seq, epoch = await asyncio.to_thread(self._reader.end)
         if last_seq < self._position.seq or epoch != self._position.epoch:
-            self._position = await self._ask(self._checked, self._position)
+            self._position = await asyncio.to_thread(self._checked, self._position)
             self._delivered_once = 0
             return True
         if last_seq == self._position.seq:
             await self._consumer.deliver(())
             return False
-        page = await self._ask(self._reader.results_since, self._position.seq, self._batch)
+        page = await asyncio.to_thread(self._reader.results_since, self._position.seq, self._batch)
         items: list[Message] = page["items"]
         if not items:
             self._moved(items, last_seq)
             return True
-        states = await self._ask(self._reader.board_states, items) if self._repeats_boards else []
+        states = await asyncio.to_thread(self._reader.board_states, items) if self._repeats_boards else []
         wanted = [message for message in items if message["topic"].startswith(self._wanted)]
         wanted = sorted(wanted + states, key=lambda message: message["seq"])
         reached = await self._consumer.deliver(wanted) if wanted else 0
@@ -227,7 +231,7 @@ class Runner:
             return
         position = self._position
         try:
-            await self._ask(self._file.save, position)
+            await asyncio.to_thread(self._file.save, position)
         except OSError as error:
             problem = f"{self._file.path} cannot be written: {error.strerror}: a restart would deliver again"
             if self._disk_problem is None:
@@ -265,6 +269,46 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - it is gone either way
             self._log.debug("consumer_not_closed", error=str(error))
 
-    async def _ask(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call in a thread of its own: disks and databases may be slow, and the connection is kept alive meanwhile."""
-        return await asyncio.to_thread(call, *arguments, **named)
+
+def run_consumer(
+    name: str,
+    consumer: Consumer,
+    database: str,
+    positions: Path,
+    settings: ConsumerSettings,
+    *,
+    newest: int | None = None,
+    status_page: SharedStatusPage | None = None,
+    heart: int | None = None,
+) -> None:
+    """Bring the results of `database` (an SQLAlchemy URL) to `consumer` until SIGTERM or SIGINT.
+
+    The position is the file `NAME.position` in `positions`; `start: newest` begins after `newest`, or after what there
+    is now. `status_page` and `heart` come from the daemon, if one keeps this process running. Raises StoreError if
+    there is no database.
+    """
+    reader = ResultsReader(database)
+    if settings.start == "oldest":
+        newest = None
+    elif newest is None:
+        newest = reader.last_seq()
+    position = PositionFile(positions, name)
+    runner = Runner(name, consumer, reader, position, settings, newest=newest, status_page=status_page)
+    asyncio.run(_until_asked_to_end(runner, heart))
+    reader.close()
+
+
+async def _until_asked_to_end(runner: Runner, heart: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    beating = asyncio.create_task(heartbeat(heart))
+    running = asyncio.create_task(runner.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, runner.stop)
+    await runner.stopping.wait()
+    _, late = await asyncio.wait((running,), timeout=_END_WITHIN_S)
+    beating.cancel()
+    if late:
+        # A connection that is being made holds a thread, which the interpreter's own end would wait for.
+        structlog.get_logger("consumer").warning("consumer_cut", why=f"it did not end within {_END_WITHIN_S:g} s")
+        sys.stderr.flush()
+        os._exit(0)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -46,14 +45,8 @@ class WaitingLine(Generic[T]):
         return self._lanes[chosen].popleft()
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One load: `carry_out` moves its bytes, `report` receives the result. Neither may raise."""
-
-    load: Load
-    carry_out: Callable[[], Any]
-    report: Callable[[Any], None]
-
+#: A load, and calls that move its bytes and receive the result; neither may raise.
+_Transfer = tuple[Load, Callable[[], Any], Callable[[Any], None]]
 
 #: Hung threads of one channel; beyond this number its disk is dead, and further loads wait for it.
 _MAX_HUNG_THREADS = 4
@@ -64,7 +57,7 @@ class Channel:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: WaitingLine[Transfer] = WaitingLine()
+        self._waiting: WaitingLine[_Transfer] = WaitingLine()
         self._changed = threading.Condition()
         self._users = 0
         self._closed = False
@@ -82,7 +75,7 @@ class Channel:
     def transfer(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
         """Call `carry_out` when its turn comes; `report` gets its result once `load` is not `under_way` any more."""
         with self._changed:
-            self._waiting.put(load.cause, Transfer(load, carry_out, report))
+            self._waiting.put(load.cause, (load, carry_out, report))
             self._changed.notify_all()
 
     def give_up(self, load: Load) -> None:
@@ -115,25 +108,26 @@ class Channel:
 
     def _run(self) -> None:
         while (transfer := self._next()) is not None:
+            _, carry_out, report = transfer
             try:
-                transfer.report(self._carry_out(transfer))
+                report(self._carry_out(carry_out))
             except Exception:  # noqa: BLE001  a defect of one transfer must not stop the others
                 self._log.exception("transfer_defect")
 
-    def _carry_out(self, transfer: Transfer) -> Any:
+    def _carry_out(self, carry_out: Callable[[], Any]) -> Any:
         try:
-            return transfer.carry_out()
+            return carry_out()
         finally:
             with self._changed:
                 if threading.current_thread() is self._thread:
                     self.under_way = None
 
-    def _next(self) -> Transfer | None:
+    def _next(self) -> _Transfer | None:
         with self._changed:
             while not self._closed and threading.current_thread() is self._thread:
                 transfer = self._waiting.take()
                 if transfer is not None:
-                    self.under_way = (transfer.load, time.monotonic())
+                    self.under_way = (transfer[0], time.monotonic())
                     return transfer
                 self._changed.wait()
         return None

@@ -1,6 +1,5 @@
 """Executor threads: journal keys in, answers out. A fault costs an image or a batch, never the thread."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -227,14 +226,7 @@ class ExecutorThread(Generic[S]):
 def _checked(answer: Answer | ExpertError) -> Answer | Unanswered:
     if isinstance(answer, ExpertError):
         return Unanswered("expert_failed", str(answer))
-    return answer if _is_sound(answer) else Unanswered("expert_failed", _NOT_NUMBERS)
-
-
-def _is_sound(answer: Answer) -> bool:
-    numbers = [detection.confidence for detection in answer.detections]
-    numbers += [edge for detection in answer.detections for edge in detection.box]
-    numbers += [] if answer.confidence is None else [answer.confidence]
-    return all(math.isfinite(number) for number in numbers)
+    return answer if answer.is_finite else Unanswered("expert_failed", _NOT_NUMBERS)
 
 
 def _text(error: BaseException) -> str:

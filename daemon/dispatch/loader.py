@@ -7,12 +7,12 @@ from typing import Any
 import structlog
 
 from daemon.dispatch.channels import Channels
-from daemon.dispatch.orders import LoadedBytes, LoadEnd, LoadOrder, Pool
+from daemon.dispatch.orders import LoadEnd, LoadOrder, Pool
 from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import PoolId
 from experts.errors import ExpertError
-from experts.spec import ExpertId, name_of
+from experts.spec import ExpertId, LoadReport, name_of
 
 
 class PoolLoader:
@@ -95,7 +95,7 @@ class PoolLoader:
         )  # fmt: skip
         return LoadEnd(load, spec, done.bytes, done.load_ms, done.tier)
 
-    def _transfer(self, order: LoadOrder) -> LoadedBytes:
+    def _transfer(self, order: LoadOrder) -> LoadReport:
         source = order.load.source
         if source is None:
             return self._pool.load(order.spec)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
 from daemon.records import JournalKey, Pixels
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 
 #: Why an image of a finished batch has no answer (PROTOCOL.md, `reason` of `unknown`). `unreadable`: its bytes could
 #: not be read this time; the image is retried.
@@ -130,17 +130,6 @@ class Loader(Protocol):
         ...
 
 
-class LoadedBytes(Protocol):
-    """A pool's report of one load (experts.vision.slot.LoadReport)."""
-
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def load_ms(self) -> float: ...
-    @property
-    def tier(self) -> Literal["ram", "disk"]: ...
-
-
 class Slot(Protocol):
     """A place in a pool, with one expert's weights in it (experts.vision.slot.Slot)."""
 
@@ -155,7 +144,7 @@ class Pool(Protocol):
     def device(self) -> str: ...
     @property
     def budget_bytes(self) -> int: ...
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadedBytes: ...
+    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadReport: ...
     def unload(self, expert: ExpertId) -> None: ...
     def resize(self, budget_bytes: int) -> None: ...
 

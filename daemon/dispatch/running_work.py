@@ -30,19 +30,14 @@ _CHECKS = 30
 _ROUNDING_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    began_s: float
-    patience_s: float
-
-
 class Watch(Generic[K]):
     """Running work by key. Call `overdue` at `next_s`. Counts only time in which this process ran."""
 
     def __init__(self, hang_after_s: float) -> None:
         self._hang_after_s = hang_after_s
         self.check_every_s = hang_after_s / _CHECKS
-        self._watched: dict[K, _Watched] = {}
+        #: When each began and how long it may take, in seconds of running.
+        self._watched: dict[K, tuple[float, float]] = {}
         self._ran_s = self._checked_s = 0.0
 
     def __contains__(self, key: K) -> bool:
@@ -54,7 +49,7 @@ class Watch(Generic[K]):
         if predicted_s is not None:
             patience_s = max(self._hang_after_s, _FACTOR * predicted_s)
         self._count_to(began_s)
-        self._watched[key] = _Watched(self._ran_s, patience_s)
+        self._watched[key] = self._ran_s, patience_s
 
     def end(self, key: K) -> None:
         self._watched.pop(key, None)
@@ -62,14 +57,14 @@ class Watch(Generic[K]):
     def overdue(self, now: float) -> list[tuple[K, float]]:
         """Return keys whose time is up with their seconds, and stop watching them."""
         self._count_to(now)
-        took_s = {key: self._ran_s - work.began_s for key, work in self._watched.items()}
-        late = [(key, s) for key, s in took_s.items() if s > self._watched[key].patience_s - _ROUNDING_S]
+        took_s = [(key, self._ran_s - began_s, patience_s) for key, (began_s, patience_s) in self._watched.items()]
+        late = [(key, s) for key, s, patience_s in took_s if s > patience_s - _ROUNDING_S]
         for key, _ in late:
             del self._watched[key]
         return late
 
     def next_s(self) -> float | None:
-        ends_s = [work.began_s + work.patience_s for work in self._watched.values()]
+        ends_s = [began_s + patience_s for began_s, patience_s in self._watched.values()]
         return self._checked_s + min(self.check_every_s, min(ends_s) - self._ran_s) if ends_s else None
 
     def _count_to(self, now: float) -> None:

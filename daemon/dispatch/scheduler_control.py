@@ -8,7 +8,7 @@ from typing import Any
 
 from daemon.dispatch.flow import ImageFlow
 from daemon.dispatch.running_work import ExecutorHealth
-from daemon.policy.actions import Snapshot
+from daemon.policy.actions import PoolSnapshot, Snapshot
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
@@ -186,16 +186,16 @@ def executor_rows(
     pools = {pool.pool: pool for pool in now.pools}
     rows: list[dict[str, Any]] = []
     for facts in executors:
-        pool = pools.get(facts.pool)  # None if the policy does not use this device
-        resident = () if pool is None else pool.resident
+        # Empty if the policy does not use this device.
+        pool = pools.get(facts.pool, PoolSnapshot(facts.pool, (), (), (), 0, 0))
         row = {
             "name": facts.executor,
             "device": device_of(facts.pool),
             "pool": facts.pool,
-            "resident": [*map(name_of, resident)],
-            "used_bytes": 0 if pool is None else pool.used_bytes,
-            "budget_bytes": 0 if pool is None else pool.budget_bytes,
-            "queued": sum(now.queued.get(expert, 0) for expert in resident),
+            "resident": [*map(name_of, pool.resident)],
+            "used_bytes": pool.used_bytes,
+            "budget_bytes": pool.budget_bytes,
+            "queued": sum(now.queued.get(expert, 0) for expert in pool.resident),
             "busy_share": round(busy_shares[facts.executor], 4),
         }
         if facts.executor in out_of_service:

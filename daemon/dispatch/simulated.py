@@ -8,7 +8,6 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from daemon.dispatch.channels import WaitingLine
 from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
@@ -16,7 +15,7 @@ from daemon.errors import is_device_error
 from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.request import ExecutorFacts, PoolId, RequestId
 from experts.errors import ExpertError
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 
 AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
 
@@ -170,13 +169,6 @@ class SimulatedProcessor:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedLoad:
-    bytes: int
-    load_ms: float
-    tier: Literal["ram", "disk"] = "disk"
-
-
-@dataclass(frozen=True, slots=True)
 class SimulatedSlot:
     spec: ExpertSpec
 
@@ -207,7 +199,7 @@ class SimulatedPool:
 
     def load(
         self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SimulatedPool | None" = None
-    ) -> SimulatedLoad:
+    ) -> LoadReport:
         for expert in evict:
             self._resident.pop(expert, None)
         if source is not None and spec.expert not in source.resident():
@@ -223,7 +215,7 @@ class SimulatedPool:
         self._read(spec)
         self._resident[spec.expert] = spec
         load_ms = (time.monotonic() - begun_s) * 1000.0
-        return SimulatedLoad(spec.weights_bytes, load_ms, "disk" if source is None else "ram")
+        return LoadReport(spec.weights_bytes, load_ms, "disk" if source is None else "ram")
 
     def unload(self, expert: ExpertId) -> None:
         if self._resident.pop(expert, None) is None:

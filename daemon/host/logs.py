@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,27 +21,22 @@ _render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=
 
 
 def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: Path = JOURNAL_SOCKET) -> None:
-    common: list[structlog.typing.Processor] = [
+    processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
+    factory: Callable[..., Any] = structlog.PrintLoggerFactory(stderr)
     if is_journal(environ, stderr.fileno()):
         journal = JournaldLogger(stderr, journal_socket)
-        structlog.configure(
-            processors=[*common, journal.fields], logger_factory=lambda *_: journal, cache_logger_on_first_use=True
-        )
-        return
-    structlog.configure(
-        processors=[
-            common[0],
+        processors.append(journal.fields)
+        factory = lambda *_: journal  # noqa: E731
+    else:
+        processors += [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            common[1],
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
             lambda _logger, _method, text: printable(str(text)),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(stderr),
-        cache_logger_on_first_use=True,
-    )
+        ]
+    structlog.configure(processors=processors, logger_factory=factory, cache_logger_on_first_use=True)
 
 
 def is_journal(environ: Mapping[str, str], fd: int) -> bool:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -28,29 +29,23 @@ class Thermometer:
         self._lock = threading.Lock()
         self._readings: tuple[Reading, ...] = ()
         self._look_at_s = float("-inf")
-        self._has_gpus = True
 
     def read(self) -> tuple[Reading, ...]:
         with self._lock:
             if time.monotonic() >= self._look_at_s:
-                self._readings = (*_chips(), *self._gpus())
+                self._readings = (*_chips(), *_gpus())
                 self._look_at_s = time.monotonic() + _KEEPS_S
             return self._readings
 
-    def _gpus(self) -> tuple[Reading, ...]:
-        if not self._has_gpus:
-            return ()
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError:
-            self._has_gpus = False
-            return ()
-        try:
-            return tuple(_each_gpu())
-        except pynvml.NVMLError:
-            return ()
-        finally:
-            pynvml.nvmlShutdown()
+
+@contextmanager
+def nvidia_gpus() -> Iterator[range]:
+    """Yield the numbers of this PC's GPUs while NVML answers about them; NVMLError without a driver."""
+    pynvml.nvmlInit()
+    try:
+        yield range(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _chips() -> Iterator[Reading]:
@@ -66,12 +61,11 @@ def _chips() -> Iterator[Reading]:
             yield Reading(chip, float(hottest.current), hottest.critical or hottest.high or None)
 
 
-def _each_gpu() -> Iterator[Reading]:
-    for number in range(pynvml.nvmlDeviceGetCount()):
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            celsius = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-            limit = pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-        except pynvml.NVMLError:
-            continue
-        yield Reading(f"cuda:{number}", float(celsius), float(limit))
+def _gpus() -> Iterator[Reading]:
+    with suppress(pynvml.NVMLError), nvidia_gpus() as numbers:
+        for number in numbers:
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+                celsius = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+                limit = pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+                yield Reading(f"cuda:{number}", float(celsius), float(limit))

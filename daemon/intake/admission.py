@@ -6,26 +6,28 @@ No sockets and no threads here: only the intake thread may call it, except for `
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Literal, Protocol, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.intake.backlog import Accounts, Backlog, IntakeLimits, Peer
+from daemon.config.settings import Limits
+from daemon.intake.backlog import Accounts, Backlog, Peer
 from daemon.line.serving import Serving
-from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, Refused, TextRequest
+from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, Refused, SentImage, TextRequest
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.journal import Duplicate, WriteFailed
 from daemon.storage.quarantine import Quarantine
-from daemon.wire.messages import VERSION, Answer, Code, Generate, Hello, Inspect, Message, MessageError, answer, parse
+from daemon.wire.messages import VERSION, Answer, Code, Hello, Inspect, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision.structure import MAX_STEPS, check_structure
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
+_SENT = tuple(field.name for field in fields(SentImage))
 #: A publisher retries soon after a failed write; its own back-off spaces further ones.
 _FAILED_RETRY_MS = 500
 #: Larger payloads, and those with more parts, are scanned in another thread: the intake's turns stay short.
@@ -79,17 +81,16 @@ class TextIntake:
     reader: TextReader
     writer: TextWriter
 
-    def check(self, message: Generate, routes: Routes) -> None:
-        request = message.request
+    def check(self, request: TextRequest, routes: Routes) -> None:
         if request.board is not None and request.board.type not in routes.recipes:
-            raise refusal(message, "unknown_board", f"the rules name no board type {request.board.type!a}")
+            raise refusal(request, "unknown_board", f"the rules name no board type {request.board.type!a}")
         model = self.models.get(request.model)
         if model is None:
             names = ", ".join(self.models) or "none"
-            raise refusal(message, "unknown_model", f"the configuration names no model {request.model!a}: {names}")
+            raise refusal(request, "unknown_model", f"the configuration names no model {request.model!a}: {names}")
         problem = model.problem(request)
         if problem is not None:
-            raise refusal(message, "bad_field", problem)
+            raise refusal(request, "bad_field", problem)
 
 
 def refusal(message: Message, code: Code, reason: str) -> MessageError:
@@ -131,11 +132,8 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
     return PayloadScan(hashlib.sha256(payload).hexdigest(), flaw)
 
 
-@dataclass(frozen=True, slots=True)
-class ScanRequest:
-    """A large payload to scan elsewhere: hashing 64 MB takes some 50 ms, and no other publisher should wait."""
-
-    scan: Callable[[], None]
+#: Scans a large payload, elsewhere: hashing 64 MB takes some 50 ms, and no other publisher should wait.
+ScanRequest = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ class Admission(Accounts):
 
     def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here
         self,
-        limits: IntakeLimits,
+        limits: Limits,
         serving: Serving,
         reader: Reader,
         writer: ArrivalWriter,
@@ -206,7 +204,7 @@ class Admission(Accounts):
         return message, payload or b""
 
     def take(
-        self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Posted], None]
+        self, peer: Peer, message: Inspect | TextRequest | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
         """Return the answer, None if `settle` gives it after `post`, or a ScanRequest for the caller to carry out."""
         return self._answer(message, lambda: self._handle(peer, message, payload, post))
@@ -248,7 +246,7 @@ class Admission(Accounts):
         return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
 
     def _handle(
-        self, peer: Peer, message: Inspect | Generate | Hello, payload: bytes, post: Callable[[Posted], None]
+        self, peer: Peer, message: Inspect | TextRequest | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
         match message:
             case Inspect():
@@ -258,7 +256,7 @@ class Admission(Accounts):
                     return self._inspect(peer, message, payload, None, post)
                 except LongWalkError:
                     return self._scan_elsewhere(peer, message, payload, post)
-            case Generate():
+            case TextRequest():
                 return self._generate(peer, message, post)
             case Hello():
                 return self._welcome(message)
@@ -338,7 +336,7 @@ class Admission(Accounts):
                 self._log.exception("payload_scan_failed", source=message.source)
             post(Scanned(peer, message, payload, result))
 
-        return ScanRequest(scan)
+        return scan
 
     def _inspect(
         self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None, post: Callable[[Posted], None]
@@ -353,26 +351,28 @@ class Admission(Accounts):
             differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
-        arrival = _arrival(peer, message, payload, self._check_payload(message, payload, scan))
+        sha256 = self._check_payload(message, payload, scan)
+        sent = {name: getattr(message, name) for name in _SENT}
+        arrival = Arrival(**sent, payload=payload, payload_sha256=sha256, connection=peer.identity)
         flight = _InFlight(peer, arrival.payload_sha256, len(payload))
         return self._store(message, key, flight, partial(self._writer.write, arrival), post)
 
-    def _generate(self, peer: Peer, message: Generate, post: Callable[[Posted], None]) -> Answer | None:
-        texts, request = self._texts, message.request
+    def _generate(self, peer: Peer, request: TextRequest, post: Callable[[Posted], None]) -> Answer | None:
+        texts = self._texts
         if texts is None:
-            raise refusal(message, "unknown_model", "the configuration names no model")
-        key = Key("request", message.source, message.image_id)
+            raise refusal(request, "unknown_model", "the configuration names no model")
+        key = Key("request", request.source, request.request_id)
         if (flight := self._in_flight.get(key)) is not None:
-            return self._repeat(peer, message, request, flight)
+            return self._repeat(peer, request, request, flight)
         if (known := texts.reader.find_text(key.source, key.id)) is not None:
-            return self._duplicate(message, differs=known != request)
-        texts.check(message, self._serving.current.routes)
+            return self._duplicate(request, differs=known != request)
+        texts.check(request, self._serving.current.routes)
         flight = _InFlight(peer, request, request.size_bytes)
-        return self._store(message, key, flight, partial(texts.writer.write, request), post)
+        return self._store(request, key, flight, partial(texts.writer.write, request), post)
 
     def _store(
         self,
-        message: Inspect | Generate,
+        message: Inspect | TextRequest,
         key: Key,
         flight: _InFlight,
         write: Callable[[Callable[[Stored | TextStored], None]], None],
@@ -390,7 +390,7 @@ class Admission(Accounts):
             return self.settle(Settled(key, WriteFailed(str(error))))[0][1]
         return None
 
-    def _duplicate(self, message: Inspect | Generate, *, differs: bool) -> Answer:
+    def _duplicate(self, message: Inspect | TextRequest, *, differs: bool) -> Answer:
         return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
 
     def _scan(self, message: Inspect, payload: bytes) -> PayloadScan:
@@ -399,7 +399,7 @@ class Admission(Accounts):
         return scan_payload(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
 
     def _repeat(
-        self, peer: Peer, message: Inspect | Generate, content: str | TextRequest, flight: _InFlight
+        self, peer: Peer, message: Inspect | TextRequest, content: str | TextRequest, flight: _InFlight
     ) -> Answer | None:
         """Answer a second copy of a message together with the first, which may still fail to reach the disk."""
         if self.is_over_credit(peer):
@@ -437,19 +437,3 @@ class Admission(Accounts):
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise refusal(message, "bad_image", reason)
         return scan.sha256
-
-
-def _arrival(peer: Peer, message: Inspect, payload: bytes, sha256: str) -> Arrival:
-    return Arrival(
-        source=message.source,
-        image_id=message.image_id,
-        board=message.board,
-        component=message.component,
-        designator=message.designator,
-        captured_at=message.captured_at,
-        deadline_ms=message.deadline_ms,
-        pixels=message.pixels,
-        payload=payload,
-        payload_sha256=sha256,
-        connection=peer.identity,
-    )

@@ -195,24 +195,6 @@ _HELD_RETRY_MS = 1000
 _IMAGES_IN_MEMORY = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class IntakeLimits:
-    """Limits of one message, and how many unanswered ones a connection may have.
-
-    `in_memory_bytes` are those of all images between their arrival and the disk; one source has half of them.
-    """
-
-    credit: int
-    max_payload_bytes: int
-    max_pixels: int
-    in_memory_bytes: int = 512 * 2**20
-
-
-def intake_limits(limits: Limits) -> IntakeLimits:
-    """Return the limits of intake that `limits` of coserve.yaml sets."""
-    return IntakeLimits(limits.credit, limits.max_payload_bytes, limits.max_pixels, limits.in_memory)
-
-
 def backlog_limits(limits: Limits) -> BacklogLimits:
     """Return the limits of the backlog that `limits` of coserve.yaml sets."""
     return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
@@ -248,14 +230,15 @@ class Accounts:
     """Counts unanswered messages and bytes in memory; `in_flight` is 0 when every message has its answer."""
 
     def __init__(
-        self, limits: IntakeLimits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
+        self, limits: Limits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
     ) -> None:
         """`room(bytes)` returns why the disk cannot take that much now; None reserves it."""
         self.limits = limits
         self._backlog = backlog
         self._room = room
-        half = _IMAGES_IN_MEMORY // 2, limits.in_memory_bytes // 2
-        in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory_bytes, *half)
+        # Of all images between their arrival and the disk one source may have half.
+        half = _IMAGES_IN_MEMORY // 2, limits.in_memory // 2
+        in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory, *half)
         self._memory = Backlog(in_memory, waits_for="the disk")
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}

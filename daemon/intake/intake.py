@@ -16,9 +16,10 @@ from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
+from daemon.records import TextRequest
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.fair_queue import FairQueue
-from daemon.wire.messages import MAGIC, Answer, Generate, Hello, Inspect, ResultsSince, results_answer, split_envelope
+from daemon.wire.messages import MAGIC, Answer, Hello, Inspect, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys
 
@@ -70,7 +71,7 @@ class _Waiting:
     """A message, or the rejection of a malformed one. Without `payload` there was no memory: answer `busy`."""
 
     peer: Peer
-    message: Inspect | Generate | Hello | Answer
+    message: Inspect | TextRequest | Hello | Answer
     payload: bytes | None
 
     @property
@@ -103,7 +104,7 @@ class Intake:
         self._is_allowed = is_allowed
         self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._scanner: Worker[ScanRequest] = Worker("payload-scanner", lambda request: request.scan())
+        self._scanner: Worker[ScanRequest] = Worker("payload-scanner", lambda scan: scan())
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
         self._refused_at_s = time.monotonic()
@@ -224,7 +225,7 @@ class Intake:
             return
         waiting = _Waiting(peer, message, payload)
         self._waiting.add(waiting.names, waiting, len(payload))
-        while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory_bytes // 2):
+        while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory // 2):
             self._waiting.drop_payload(lambda waiting: replace(waiting, payload=None))
         if len(self._waiting) > _WAITING_MESSAGES:
             self._refuse(router, self._waiting.shed(), _CROWDED, _CROWDED_RETRY_MS)
@@ -241,9 +242,9 @@ class Intake:
             if time.monotonic() > until_s:
                 return
 
-    def _admit(self, router: Socket, peer: Peer, message: Inspect | Generate | Hello, payload: bytes) -> None:
+    def _admit(self, router: Socket, peer: Peer, message: Inspect | TextRequest | Hello, payload: bytes) -> None:
         answer = self._admission.take(peer, message, payload, self._mailbox.put)
-        if isinstance(answer, ScanRequest):
+        if callable(answer):
             self._scanner.put(answer)
         elif answer is not None:
             self._may_refuse -= 1

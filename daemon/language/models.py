@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from daemon.config.settings import Config, Model
-from daemon.language.model_thread import ModelThread, Opener
+from daemon.language.model_thread import ModelThread
 from daemon.line.lease import Grant, Held
 from daemon.line.shared_devices import SharedDevice, shared_devices
 from daemon.records import AcceptedText, TextOutcome, TextRequest
@@ -119,7 +119,7 @@ class LanguageModels:
         self.threads = {
             name: ModelThread(
                 name,
-                self._opener(model, open_model),
+                lambda budget_bytes, gets_on, model=model: open_model(model, budget_bytes, gets_on, self._token),
                 model.memory,
                 on_outcome=self._finish,
                 images_under_way=self._images_under_way,
@@ -132,9 +132,6 @@ class LanguageModels:
         self.prompts = {name: Prompts(name, model, self.threads[name]) for name, model in config.models.items()}
         self._devices = shared_devices(config)
         self._thread = threading.Thread(target=self._run, name="language", daemon=True)
-
-    def _opener(self, model: Model, open_model: OpenModelWith) -> Opener:
-        return lambda budget_bytes, gets_on: open_model(model, budget_bytes, gets_on, self._token)
 
     def start(self, reports: LanguageReports) -> None:
         self._reports = reports

@@ -43,14 +43,14 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
         profile = None if device.profile is None else profiles.get(device.profile)
         if profile is None:
             continue
-        measured = device.device if device.host and name not in profile.devices else name
-        if measured not in profile.devices:
+        measured = device.device if device.host and name not in profile.file.devices else name
+        if measured not in profile.file.devices:
             how = f"measure it: coserve profile {path}" if device.host is None else f"measure it on {device.host}"
             problems.append(f"{profile.path}: has no device {measured}; {how}")
             continue
         devices[name] = _completed(measured, device, profile)
         rows += [replace(row, device=name) for row in profile.rows_of(measured)]
-        usage = usage or dict(profile.usage)
+        usage = usage or dict(profile.file.usage)
         if not devices[name].expert_memory:
             problems.append(f"{path}: devices.{name}.expert_memory is missing, and {profile.path} recommends none")
     cpu, shared_bytes = devices.get("cpu"), _shared_bytes(devices)
@@ -170,7 +170,7 @@ def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | st
 
 
 def _completed(name: str, device: Device, profile: Profile) -> Device:
-    recommended = profile.devices[name]
+    recommended = profile.file.devices[name]
     update: dict[str, Any] = {}
     for key in _RECOMMENDED:
         value = getattr(recommended, key)

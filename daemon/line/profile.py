@@ -5,8 +5,8 @@ Its rows are the performance matrix; its recommendations fill gaps in `coserve.y
 
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.config.settings import DEVICE_NAME
 from daemon.errors import ConfigError
+from daemon.host.temperature import nvidia_gpus
 from daemon.policy.matrix import Performance
 from daemon.units import Bytes, Count, size_text
 from experts.spec import ArchitectureId
@@ -79,31 +80,29 @@ class DeviceEntry(_Section):
 
 
 class ProfileFile(_Section):
-    """The whole file. `profile` is the version of its format; `usage` is by expert, if it was counted."""
+    """The whole file. `profile` is the version of its format; `usage` by expert is empty where the rules give it."""
 
     profile: Literal[1]
     made: datetime
     machine: MachineIdentity
     devices: Annotated[dict[Annotated[str, Field(pattern=DEVICE_NAME)], DeviceEntry], Field(min_length=1)]
-    usage: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    usage: dict[ExpertId, Annotated[float, Field(ge=0, le=1)]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile that was read. `usage` is empty where usage comes from the rules."""
+    """A profile that was read; its `rows` are the performance matrix."""
 
     path: Path
-    machine: MachineIdentity
+    file: ProfileFile
     rows: tuple[Performance, ...]
-    devices: Mapping[str, DeviceEntry]
-    usage: Mapping[str, float] = field(default_factory=dict[str, float])
-    machine_line: int = 1
+    machine_line: int
 
     def rows_of(self, device: str) -> tuple[Performance, ...]:
         return tuple(row for row in self.rows if row.device == device)
 
     def machine_problems(self, here: MachineIdentity) -> list[Problem]:
-        other = self.machine.differences(here)
+        other = self.file.machine.differences(here)
         if not other:
             return []
         message = f"this profile is of another machine: {'; '.join(other)}; measure this one: coserve profile CONFIG"
@@ -121,14 +120,7 @@ def load_profile(path: Path) -> Profile:
         for device, entry in file.devices.items()
         for layout, row in entry.architectures.items()
     ]
-    return Profile(
-        path=path,
-        machine=file.machine,
-        rows=tuple(rows),
-        devices=file.devices,
-        usage=dict(file.usage),
-        machine_line=document.where(("machine",), key=True)[0],
-    )
+    return Profile(path, file, tuple(rows), document.where(("machine",), key=True)[0])
 
 
 def this_machine() -> MachineIdentity:
@@ -148,17 +140,9 @@ def _cpu_model() -> str:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-    except pynvml.NVMLError:
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
+    with suppress(pynvml.NVMLError), nvidia_gpus() as numbers:
+        return tuple(str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(number))) for number in numbers)
+    return ()
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 #: Has the callback called in a thread of the daemon, soon.
-Station = Callable[[Callable[[], None]], None]
+Station = Callable[[Callable[[], None]], object]
 
 
 class PipelineProbe:

@@ -29,30 +29,16 @@ class WorkTimeline:
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
-        self._lock = threading.Lock()
-        self._batches: deque[BatchDone] = deque(maxlen=_BATCHES)
-        self._loads: deque[ExpertSwitch] = deque(maxlen=_LOADS)
-        self._samples: deque[QueueSample] = deque(maxlen=_SAMPLES)
-
-    def batch(self, done: BatchDone) -> None:
-        with self._lock:
-            self._batches.append(done)
-
-    def load(self, switch: ExpertSwitch) -> None:
-        with self._lock:
-            self._loads.append(switch)
-
-    def sample(self, sample: QueueSample) -> None:
-        with self._lock:
-            self._samples.append(sample)
+        # Without a lock: `append` and `list` of a deque are each one step under the interpreter's.
+        self.batches: deque[BatchDone] = deque(maxlen=_BATCHES)
+        self.loads: deque[ExpertSwitch] = deque(maxlen=_LOADS)
+        self.samples: deque[QueueSample] = deque(maxlen=_SAMPLES)
 
     def work(self, seconds: float) -> dict[str, Any]:
         """Answer control's `timeline`: work that ended in the last `seconds`, timed before `at`; `more` if not all."""
         now_s = self._wall()
-        with self._lock:
-            batches, loads = list(self._batches), list(self._loads)
-        batches = [batch for batch in batches if batch.ended_wall_s >= now_s - seconds]
-        loads = [load for load in loads if load.at_wall_s >= now_s - seconds]
+        batches = [batch for batch in list(self.batches) if batch.ended_wall_s >= now_s - seconds]
+        loads = [load for load in list(self.loads) if load.at_wall_s >= now_s - seconds]
         return {
             "at": utc_text(now_s),
             "seconds": seconds,
@@ -64,8 +50,7 @@ class WorkTimeline:
     def waits(self, seconds: float) -> dict[str, Any]:
         """Answer control's `waits`: samples of the queues, each of which holds until the next."""
         now_s = self._wall()
-        with self._lock:
-            samples = list(self._samples)
+        samples = list(self.samples)
         before = sum(sample.at_wall_s < now_s - seconds for sample in samples)
         shown = [_sample(sample, now_s) for sample in samples[max(0, before - 1) :]]
         return {"at": utc_text(now_s), "seconds": seconds, "samples": shown}
@@ -75,7 +60,7 @@ class WorkTimeline:
 class _Pair:
     """Counts by minute, oldest first, and the newest reason."""
 
-    minutes: deque[list[int]] = field(default_factory=deque[list[int]])
+    minutes: deque[list[int]] = field(default_factory=lambda: deque[list[int]](maxlen=int(_HOUR_S / _MINUTE_S)))
     reason: str = ""
     at_s: float = 0.0
 
@@ -96,12 +81,9 @@ class Rejections:
             key = (source or "", code)
             pair = self._pairs[key] = self._pairs.pop(key, None) or _Pair()
             pair.reason, pair.at_s = reason, now_s
-            if pair.minutes and pair.minutes[-1][0] == minute:
-                pair.minutes[-1][1] += 1
-            else:
-                pair.minutes.append([minute, 1])
-            while len(pair.minutes) > _HOUR_S / _MINUTE_S:
-                pair.minutes.popleft()
+            if not pair.minutes or pair.minutes[-1][0] != minute:
+                pair.minutes.append([minute, 0])
+            pair.minutes[-1][1] += 1
             while len(self._pairs) > _MAX_PAIRS:
                 del self._pairs[next(iter(self._pairs))]
 

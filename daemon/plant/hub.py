@@ -5,15 +5,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
-from sqlalchemy import Connection, Engine, func, select, update
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from sqlalchemy import Connection, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.responses import JSONResponse, StreamingResponse
@@ -24,72 +24,63 @@ from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
 from daemon.errors import ReleaseError, StartError
 from daemon.host.logs import configure_logs
-from daemon.plant.picture_store import PictureStore, PictureStoreError, open_pictures
+from daemon.plant.picture_store import PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
-from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
-from daemon.wire.sockets import bind_http, url_of
+from daemon.registry.hub_store import SIGNATURE_HEADER
+from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, SignedManifest
+from daemon.registry.store import Store
+from daemon.wire.keys import KeyFileError, no_token_text, read_password, read_token
+from daemon.wire.sockets import bind_http, is_loopback_name, url_of
 from experts.catalog import Digest
 
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
 _PAUSE_S = 600.0
 _PART_BYTES = 64 * 1024
+_INCOMING = "incoming-"
 #: First parts of the paths for lines and programs; all other paths are pages.
 _API = frozenset({"pictures", "healthz", "releases", "objects"})
 
 
-@dataclass(frozen=True, slots=True)
 class Hub:
-    """Settings, database and keys for the routers. `problem` returns what is wrong with the database, or None."""
+    """Settings, database, pictures and keys for the routers; nothing is started or connected yet."""
 
-    settings: HubSettings
-    engine: Engine
-    pictures: PictureStore
-    keys: Mapping[str, Token]
-    token: Token | None
-    problem: Callable[[], str | None]
-
-
-def open_hub(settings: HubSettings) -> tuple[Hub, Upkeep]:
-    """Return the hub of plant.yaml and its upkeep; nothing is started or connected yet."""
-    engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
-    pictures = open_pictures(settings.pictures)
-    upkeep = Upkeep(engine, settings, pictures)
-    keys = {name: read_token(line.key) for name, line in settings.lines.items()}
-    token = read_token(settings.http_token) if settings.http_token else None
-    return Hub(settings, engine, pictures, keys, token, lambda: upkeep.problem), upkeep
+    def __init__(self, settings: HubSettings) -> None:
+        self.settings = settings
+        self.engine = open_database(settings.database, read_password(settings.password) if settings.password else None)
+        self.pictures = open_pictures(settings.pictures)
+        self.upkeep = Upkeep(self.engine, settings, self.pictures)
+        self.keys = {name: read_token(line.key) for name, line in settings.lines.items()}
+        self.token = read_token(settings.http_token) if settings.http_token else None
 
 
-def make_app(hub: Hub, *routers: APIRouter) -> FastAPI:
+def make_app(hub: Hub) -> FastAPI:
     app = FastAPI(title="CoServe plant", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.hub = hub
     # Lines try again after a status of 500 or more.
-    for error, status in ((ReleaseError, 409), (KeyFileError, 503), (OSError, 507)):
-        app.add_exception_handler(error, partial(_refuse, status))
-    app.add_exception_handler(
-        SQLAlchemyError, lambda _, error: JSONResponse({"detail": database_problem(hub.engine, error)}, 503)
-    )
-    for router in (picture_router(hub), *routers):
-        app.include_router(router)
+    for kind, status in ((ReleaseError, 409), (KeyFileError, 503), (OSError, 507), (SQLAlchemyError, 503)):
+        app.add_exception_handler(kind, partial(_refuse, hub, status))
+    app.include_router(picture_router(hub))
+    app.include_router(release_router(hub))
     return app
 
 
-def _refuse(status: int, _request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, status)
+def _refuse(hub: Hub, status: int, _request: Request, error: Exception) -> JSONResponse:
+    detail = database_problem(hub.engine, error) if isinstance(error, SQLAlchemyError) else str(error)
+    return JSONResponse({"detail": detail}, status)
 
 
 def picture_router(hub: Hub) -> APIRouter:
     router = APIRouter()
+    by_line, read = [Depends(partial(require_line, hub))], [Depends(partial(require_reader, hub))]
 
-    @router.put("/pictures/{sha256}/space")
-    def check_size_of_picture(sha256: Digest, request: Request, bytes: int) -> dict[str, Any]:  # noqa: A002, ARG001  # pyright: ignore[reportUnusedFunction]
-        line_of(hub, request)
+    @router.put("/pictures/{sha256}/space", dependencies=by_line)
+    def check_size_of_picture(sha256: Digest, bytes: int) -> dict[str, Any]:  # noqa: A002, ARG001  # pyright: ignore[reportUnusedFunction]
         return {"fits": bytes <= hub.settings.pictures.max_picture}
 
-    @router.put("/pictures/{sha256}", status_code=201)
+    @router.put("/pictures/{sha256}", status_code=201, dependencies=by_line)
     async def put_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        line_of(hub, request)
         content = await read_body(request, hub.settings.pictures.max_picture)
         if hashlib.sha256(content).hexdigest() != sha256:
             raise HTTPException(422, "the picture has another sha256 than its address: it was damaged on the way")
@@ -99,15 +90,13 @@ def picture_router(hub: Hub) -> APIRouter:
             raise HTTPException(507, str(error)) from None
         return Response(status_code=201)
 
-    @router.get("/pictures/{sha256}")
-    def get_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        if hub.token is not None and not hub.token.matches(request.headers.get("authorization", "")):
-            line_of(hub, request)
+    @router.get("/pictures/{sha256}", dependencies=read)
+    def get_picture(sha256: Digest) -> Response:  # pyright: ignore[reportUnusedFunction]
         return picture(hub, sha256)
 
     @router.get("/healthz")
     def health() -> Response:  # pyright: ignore[reportUnusedFunction]
-        problem = hub.problem()
+        problem = hub.upkeep.problem
         return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")
 
     return router
@@ -133,6 +122,63 @@ async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
             yield piece[start : start + _PART_BYTES]
 
 
+def release_router(hub: Hub) -> APIRouter:
+    """Return the releases' routes: a line's key reads, only the hub's own token adds. Lines check what they take."""
+    router, store = APIRouter(), Store(hub.settings.releases)
+    read, change = [Depends(partial(require_reader, hub))], [Depends(partial(require_administrator, hub))]
+    for left in store.folder.glob(f"{_INCOMING}*"):
+        left.unlink()  # a hub that was killed left it
+
+    @router.get("/releases", dependencies=read)
+    def list_releases() -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
+        return {"names": {name: store.numbers(name) for name in store.names()}, "revoked": store.revoked()}
+
+    @router.get("/releases/{name}/{number}", dependencies=read)
+    def get_release(name: str, number: int) -> Response:  # pyright: ignore[reportUnusedFunction]
+        signed = store.manifest(name, number)
+        signature = signed.signature.decode("ascii", "replace").strip()
+        return Response(signed.data, media_type="application/json", headers={SIGNATURE_HEADER: signature})
+
+    @router.put("/releases/{name}/{number}", status_code=201, dependencies=change)
+    async def put_release(name: str, number: int, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        data = await read_body(request, MAX_MANIFEST_BYTES)
+        signed = SignedManifest(data, f"{request.headers.get(SIGNATURE_HEADER, '')}\n".encode())
+        await run_in_threadpool(store.add_manifest, name, number, signed)
+        return Response(status_code=201)
+
+    @router.put("/objects/{sha256}/space", dependencies=change)
+    def check_space_for_object(sha256: str, bytes: int) -> dict[str, Any]:  # noqa: A002  # pyright: ignore[reportUnusedFunction]
+        present = store.has(sha256)
+        store.check_free_space(0 if present else bytes)
+        return {"present": present}
+
+    @router.get("/objects/{sha256}", dependencies=read)
+    def get_object(sha256: str, start: int = 0) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return StreamingResponse(in_parts(store.pieces(sha256, max(start, 0))), media_type="application/octet-stream")
+
+    @router.put("/objects/{sha256}", status_code=201, dependencies=change)
+    async def put_object(sha256: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        store.place(sha256)
+        await _receive(store, sha256, request)
+        return Response(status_code=201)
+
+    return router
+
+
+async def _receive(store: Store, sha256: str, request: Request) -> None:
+    """Receive a file under a temporary name, and store it once its bytes have the digest."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=store.folder, prefix=_INCOMING) as part:
+        size_bytes = 0
+        async for piece in parts_of(request):
+            size_bytes += len(piece)
+            if size_bytes > MAX_FILE_BYTES:
+                raise ReleaseError(f"a file of a release has {MAX_FILE_BYTES} bytes at most")
+            await run_in_threadpool(part.write, piece)
+        part.flush()
+        await run_in_threadpool(store.add_object, Path(part.name), sha256)
+
+
 def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
     """Return one application: `api` answers its paths, `pages` all others and the lifespan events."""
 
@@ -143,32 +189,30 @@ def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
     return answer
 
 
-def run_hub(
-    path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]], *routers: Callable[[Hub], APIRouter]
-) -> None:
+def run_hub(path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]]) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or TokenError if it cannot start."""
     configure_logs(os.environ, sys.stderr)
     settings = load_plant(path)
-    hub, upkeep = open_hub(settings)
+    hub = Hub(settings)
     try:
         listener = bind_http(settings.http, has_token=hub.token is not None)
     except StartError as error:
         raise StartError(str(error).replace("endpoints.http", f"{path}: http")) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     site, live = pages(hub, path.resolve().parent)
-    app = by_path(make_app(hub, *(router(hub) for router in routers)), site)
-    upkeep.start()
+    app = by_path(make_app(hub), site)
+    hub.upkeep.start()
     print(f"coserve plant: ready at {url_of(listener)}, database {hub.engine.url.render_as_string()}", flush=True)
     try:
         PageServer(app, live, request_s=_PAUSE_S).run(sockets=[listener])
     finally:
-        upkeep.stop()
+        hub.upkeep.stop()
 
 
 @contextmanager
 def _hub_transaction(path: Path) -> Iterator[tuple[Hub, Connection]]:
     """Yield the hub of plant.yaml and a transaction in its database. ConfigError, StartError."""
-    hub, _ = open_hub(load_plant(path))
+    hub = Hub(load_plant(path))
     try:
         with hub.engine.begin() as connection:
             yield hub, connection
@@ -195,15 +239,36 @@ def accept_line(path: Path, line: str) -> None:
         connection.execute(update(lines).where(lines.c.line == line).values(accepts=True))
 
 
-def line_of(hub: Hub, request: Request) -> str:
+def require_line(hub: Hub, request: Request) -> None:
     header = request.headers.get("authorization", "")
-    line = next((name for name, key in hub.keys.items() if key.matches(header)), None)
-    if line is None:
+    if not any(key.matches(header) for key in hub.keys.values()):
         raise HTTPException(
             401,
             f"{no_token_text(header)}: `lines` of plant.yaml names each line's key; only http_token changes releases",
         )
-    return line
+
+
+def require_reader(hub: Hub, request: Request) -> None:
+    """Admit lines and holders of the hub's token or, if there is none, programs on the hub's PC."""
+    if hub.token is None:
+        _require_local(request)
+    elif not hub.token.matches(request.headers.get("authorization", "")):
+        require_line(hub, request)
+
+
+def require_administrator(hub: Hub, request: Request) -> None:
+    """Admit holders of the hub's token or, if there is none, programs on the hub's PC; but no line."""
+    header = request.headers.get("authorization", "")
+    if hub.token is None:
+        _require_local(request)
+    elif not hub.token.matches(header):
+        raise HTTPException(401, f"{no_token_text(header)}: releases are changed with the hub's http_token")
+
+
+def _require_local(request: Request) -> None:
+    """Refuse requests that a web page sent through a browser on the hub's PC: with an Origin, or another host name."""
+    if "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
+        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
 
 
 async def parts_of(request: Request) -> AsyncIterator[bytes]:

@@ -8,20 +8,13 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import ConnectionPoolEntry
 
-#: libpq's settings, in s (`tcp_user_timeout` in ms): a lost server is noticed within some 15 s. A URL may set others.
-_TIMEOUTS = {
-    "connect_timeout": 10,
-    "keepalives_idle": 5,
-    "keepalives_interval": 5,
-    "keepalives_count": 2,
-    "tcp_user_timeout": 15_000,
-}
+from daemon.consumers.plant.settings import TIMEOUTS
 
 
 def open_hub_for_reading(url: str) -> Engine:
-    """Open an engine that cannot write; each transaction sees one state of the database."""
+    """Open an engine that cannot write; each transaction sees one state of the database. A URL may set its timeouts."""
     named = make_url(url).query
-    timeouts = {name: value for name, value in _TIMEOUTS.items() if name not in named}
+    timeouts = {name: value for name, value in TIMEOUTS.items() if name not in named}
     # The ping replaces a connection that a restart of the server has ended, before a query fails on it.
     options = {"postgresql_readonly": True, "isolation_level": "REPEATABLE READ"}
     engine = create_engine(url, pool_pre_ping=True, connect_args=timeouts, execution_options=options)

@@ -1,8 +1,8 @@
-"""`plant.yaml`: the file that describes a plant's hub. docs/plant-hub.md says what each key means."""
+"""`plant.yaml`: the file that describes a plant's hub. docs/plant.md says what each key means."""
 
 import os
-import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from daemon.config.addresses import absolute_file, http_endpoint
 from daemon.config.settings import PlantClock
-from daemon.consumers.plant.settings import line_name
+from daemon.consumers.plant.settings import hub_database, line_name
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Seconds
@@ -18,9 +18,6 @@ from daemon.wire.keys import read_password, read_token, unusable
 from routing_rules.load import KeyPath, read_yaml, salvage
 
 LineName = Annotated[str, AfterValidator(line_name)]
-
-#: Behind `postgresql://`, as SQLAlchemy reads it.
-_POSTGRESQL = re.compile(r"([^@/]+@)?([^@/:?\[\]]*|\[[^@/\]]*\])(:\d{1,5})?/[^@/?]+(\?[^@]*)?")
 
 
 class _Section(BaseModel):
@@ -32,18 +29,6 @@ def _s3_place(value: str) -> str:
     if not value.startswith("s3://") or not bucket:
         raise ValueError(f"expected s3://BUCKET or s3://BUCKET/PREFIX, not {value!r}")
     return value
-
-
-def _postgresql(value: str) -> str:
-    scheme, _, rest = value.partition("://")
-    if scheme not in ("postgresql", "postgresql+psycopg"):
-        raise ValueError("expected postgresql://USER@HOST:PORT/DATABASE: the hub needs PostgreSQL")
-    if _POSTGRESQL.fullmatch(rest) is None:
-        raise ValueError(
-            "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql;"
-            " in a password all but letters and digits is percent-encoded"
-        )
-    return f"postgresql+psycopg://{rest}"
 
 
 class Pictures(_Section):
@@ -73,7 +58,7 @@ class LineKey(_Section):
 class HubSettings(_Section):
     """A hub, resolved: paths absolute. `lines` are the lines that may send pictures."""
 
-    database: Annotated[str, AfterValidator(_postgresql)]
+    database: Annotated[str, AfterValidator(partial(hub_database, scheme="postgresql+psycopg"))]
     password: Path | None = None
     http: Annotated[str, AfterValidator(http_endpoint)] = "http://127.0.0.1:9480"
     http_token: Path | None = None

@@ -1,6 +1,7 @@
 """Operators' changes to the pools: pin, unpin, unload, new budgets. Refused if an expert would starve."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from daemon.policy.actions import Resize, Unload
 from daemon.policy.discipline import Discipline, Want
@@ -39,15 +40,9 @@ class Operator:
             ledger = self._residency.ledgers[place]
             if ledger.is_pinned(expert):
                 return place
-            if self._residency.fits(place, expert):
-                before = self._starving()
-                ledger.pin(expert)
-                self._residency.room_changed()
-                starved = [each for each in self._starving() if each not in before]
-                if not starved:
-                    return place
-                ledger.unpin(expert)
-                self._residency.room_changed()
+            pin, unpin = partial(ledger.pin, expert), partial(ledger.unpin, expert)
+            if self._residency.fits(place, expert) and not self._starved_by(pin, unpin):
+                return place
         raise OperationRefusedError(
             "does_not_fit", f"pinning {name_of(expert)} leaves no pool with room enough for the other experts"
         )
@@ -86,13 +81,10 @@ class Operator:
             raise OperationRefusedError(
                 "does_not_fit", f"{pinned} bytes are pinned on {pool}, more than {budget_bytes}"
             )
-        before, old_bytes = self._starving(), self._residency.targets_bytes[pool]
-        self._residency.targets_bytes[pool] = budget_bytes
-        self._residency.room_changed()
-        starved = [expert for expert in self._starving() if expert not in before]
+        set_target = partial(self._residency.targets_bytes.__setitem__, pool)
+        old_bytes = self._residency.targets_bytes[pool]
+        starved = self._starved_by(partial(set_target, budget_bytes), partial(set_target, old_bytes))
         if starved:
-            self._residency.targets_bytes[pool] = old_bytes
-            self._residency.room_changed()
             largest = max(starved, key=self._residency.bytes_of)
             need_bytes = self._residency.bytes_of(largest)
             raise OperationRefusedError(
@@ -160,6 +152,17 @@ class Operator:
                 ledger.pin(expert)
             self._residency.leaving[pool].pop(expert, None)
         return Unload(pool, experts)
+
+    def _starved_by(self, change: Callable[[], None], undo: Callable[[], None]) -> list[ExpertId]:
+        """Make a change, or undo it again if experts would fit nowhere any more: then return these."""
+        before = self._starving()
+        change()
+        self._residency.room_changed()
+        starved = [expert for expert in self._starving() if expert not in before]
+        if starved:
+            undo()
+            self._residency.room_changed()
+        return starved
 
     def _starving(self) -> dict[ExpertId, None]:
         fits, experts = self._residency.fits, self._residency.experts

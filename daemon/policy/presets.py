@@ -1,4 +1,4 @@
-"""The policies by name, each a combination of switches (docs/how-it-schedules.md)."""
+"""The policies by name, each a combination of switches (docs/architecture.md)."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

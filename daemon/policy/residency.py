@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from daemon.policy.matrix import Matrix
+from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts, PoolId, Processor
 from experts.ledger import Ledger
 from experts.spec import ArchitectureId, ExpertId, name_of
@@ -197,6 +197,10 @@ class Residency:
     def usage(self, expert: ExpertId) -> float:
         facts = self.experts.get(expert)
         return 0.0 if facts is None else facts.usage
+
+    def costs(self, device: str, expert: ExpertId) -> Performance:
+        """Return the costs of a catalogued expert on a device."""
+        return self.matrix.of(device, self.experts[expert].architecture)
 
     def max_batch(self, pool: PoolId, expert: ExpertId) -> int:
         """Return the largest batch that pool, profile and activation memory allow (CoServe §4.2).

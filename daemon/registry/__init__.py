@@ -1,1 +1,1 @@
-"""Signed, content-addressed releases of experts and rules (docs/releases.md). Nothing here changes a line."""
+"""Signed, content-addressed releases of experts and rules (docs/plant.md). Nothing here changes a line."""

@@ -1,4 +1,4 @@
-"""The releases of a plant's hub, over HTTP: a `Source` as a folder is one."""
+"""The releases of a plant's hub, over HTTP, with the methods of a folder's Store."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from daemon.registry.manifest import MAX_MANIFEST_BYTES, ReleaseError, SignedManifest
+from daemon.registry.store import Store
 from daemon.units import printable
 
 #: The header that carries a manifest's signature.
@@ -97,6 +98,10 @@ class HubStore:
                 yield answer
         except (OSError, HTTPException) as error:
             raise ReleaseError(f"{self}: the connection broke ({error}): try again, a pull goes on there") from None
+
+
+#: A place that has releases and takes new ones.
+Source = Store | HubStore
 
 
 class _NoRedirect(HTTPRedirectHandler):

@@ -112,11 +112,6 @@ def decode(data: bytes, what: str) -> Manifest:
         raise ReleaseError(f"{what} is not a release: {printable(where)}: {printable(first['msg'])}") from None
     if canonical(json.loads(data)) != data:
         raise ReleaseError(f"{what} is not a release: it is not in the canonical form that `coserve plant push` writes")
-    _check_parts(manifest, what)
-    return manifest
-
-
-def _check_parts(manifest: Manifest, what: str) -> None:
     backbones = {file.sha256 for file in manifest.backbones}
     for name, expert in manifest.experts.items():
         if expert.entry.file or (expert.entry.backbone is not None and expert.entry.backbone.file):
@@ -127,6 +122,7 @@ def _check_parts(manifest: Manifest, what: str) -> None:
             raise ReleaseError(f"{what} is not a release: expert {printable(name)} names a backbone that it lacks")
     if manifest.rules is not None and manifest.rules.bytes > MAX_RULES_BYTES:
         raise ReleaseError(f"{what} has rules of {manifest.rules.bytes} bytes; at most {MAX_RULES_BYTES} are taken")
+    return manifest
 
 
 def signer_of(signed: SignedManifest, signers: Mapping[Path, PublicKey], what: str) -> Path:

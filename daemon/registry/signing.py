@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from daemon.wire.keys import KeyFileError, check_name, open_to
+from experts.durable import replace_durably
 
 SIGNATURE = "SIGNATURE"
 _SIGNATURE_BYTES = 64
@@ -31,10 +31,8 @@ def make_signing_pair(folder: Path, name: str) -> tuple[Path, Path]:
             raise KeyFileError(f"{file} exists already: name another key, or move that one away first")
     secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
     public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    for file, text, mode in ((files[1], secret, 0o600), (files[0], public, 0o644)):
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as target:
-            target.write(text)
-            os.fsync(target.fileno())
+    replace_durably(files[1], secret, 0o600)
+    replace_durably(files[0], public, 0o644)
     return files
 
 

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from daemon.errors import ReleaseError
 from daemon.registry.manifest import MAX_MANIFEST_BYTES, SignedManifest, decode, is_name
@@ -27,18 +26,6 @@ _SPARE_BYTES = 64 << 20
 _MAX_PRUNED = 1000
 _MAX_KEY_BYTES = 1 << 16
 _Pieces = Callable[[str, int], Iterable[bytes]]
-
-
-class Source(Protocol):
-    """A place that has releases and takes new ones: a folder, or a hub."""
-
-    def names(self) -> list[str]: ...
-    def numbers(self, name: str) -> list[int]: ...
-    def revoked(self) -> list[str]: ...
-    def manifest(self, name: str, number: int) -> SignedManifest: ...
-    def add_manifest(self, name: str, number: int, signed: SignedManifest) -> None: ...
-    def pieces(self, sha256: str, start: int) -> Iterable[bytes]: ...
-    def add_object(self, file: Path, sha256: str) -> None: ...
 
 
 class Store:
@@ -185,11 +172,14 @@ class Store:
 
 
 @contextmanager
-def locked(folder: Path, *, waits: bool = True) -> Iterator[None]:
-    """Exclude processes and threads that lock this folder too. BlockingIOError if one has it and `waits` is False."""
+def locked(folder: Path, busy: str | None = None) -> Iterator[None]:
+    """Exclude processes and threads that lock this folder too: wait for them, or raise ReleaseError with `busy`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise ReleaseError(busy) from None
         yield
     finally:
         os.close(descriptor)

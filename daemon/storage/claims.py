@@ -34,10 +34,6 @@ class _Claim:
     names: re.Pattern[str] | None = None
     is_written: bool = True
 
-    def conflicts(self, other: "_Claim") -> bool:
-        is_close = self.path.is_relative_to(other.path) or other.path.is_relative_to(self.path)
-        return is_close and (self.is_written or other.is_written)
-
 
 def claim(path: Path, config: Config) -> ExitStack:
     """Lock all that the line of `path` writes until the result is closed, or nothing: ConfigError names who has it."""
@@ -62,7 +58,8 @@ def claim_problems(path: Path, config: Config) -> list[str]:
     ours = _claims(path, config)
     for number, each in enumerate(ours):
         for other in ours[:number]:
-            if each.conflicts(other):
+            is_close = each.path.is_relative_to(other.path) or other.path.is_relative_to(each.path)
+            if is_close and (each.is_written or other.is_written):
                 text = f"{_relation(each, other)}: name another place"
                 problems.setdefault(each.key, f"{each.key}: {text}")
         if problem := _foreign_problem(each):

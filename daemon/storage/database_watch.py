@@ -18,7 +18,6 @@ from urllib.parse import quote
 import structlog
 from sqlalchemy import Engine
 
-from daemon.storage.database.connections import StoreError
 from daemon.storage.database.migrate import Tell
 from daemon.storage.database.upkeep import APPLICATION_ID, copy_connection
 from experts.durable import replace_durably, sync
@@ -105,8 +104,8 @@ class DatabaseFiles:
 
         try:
             copy_connection(self._connection, copy, tell_each_second)
-        except StoreError as error:
-            self._log.error("database_not_saved", error=str(error))
+        except (sqlite3.Error, OSError) as error:
+            self._log.error("database_not_saved", copy=str(copy), error=str(error))
         else:
             # The copy has all of their content, and the next start would put them aside as foreign to the database.
             for log in self._logs:

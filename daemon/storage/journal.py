@@ -98,15 +98,12 @@ class Journal:
         self._end = 0
         self._active_path = folder
         make_folder(folder)
-        self._sizes: dict[int, int] = {}
-        for number in self._numbers():
-            with suppress(FileNotFoundError):  # the daemon drops segments while another process opens its journal
-                self._sizes[number] = segment_file(folder, number).stat().st_size
-        self._active = max(self._sizes, default=0)
+        self._numbers = {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+        self._active = max(self._numbers, default=0)
 
     @property
     def segments(self) -> tuple[int, ...]:
-        return tuple(sorted(self._sizes))
+        return tuple(sorted(self._numbers))
 
     @property
     def frontier(self) -> int:
@@ -139,7 +136,7 @@ class Journal:
             failed_at = self._end
             self._retire()
             raise JournalError(self._active, failed_at, f"cannot write: {error.strerror or error}") from error
-        self._end = self._sizes[self._active] = end
+        self._end = end
         return keys
 
     def read(self, key: JournalKey) -> bytes:
@@ -198,10 +195,7 @@ class Journal:
         with self._lock:
             self._readers.pop(number, None)
         segment_file(self._folder, number).unlink(missing_ok=True)
-        self._sizes.pop(number, None)
-
-    def _numbers(self) -> list[int]:
-        return [int(match[1]) for path in self._folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+        self._numbers.discard(number)
 
     def _reader(self, number: int) -> _Descriptor:
         with self._lock:
@@ -238,7 +232,7 @@ class Journal:
             raise JournalError(number, 0, f"cannot begin a segment: {error.strerror or error}") from error
         self._writing, self._active, self._end = fd, number, 0
         self._active_path = path
-        self._sizes[number] = 0
+        self._numbers.add(number)
         return fd
 
     def _check_place(self, writing: int) -> None:
@@ -339,7 +333,6 @@ class JournalThread:
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
         self._begun_s = 0.0
         self._stopping = False
-        self._log = structlog.get_logger("journal")
         self._thread = threading.Thread(target=self._run, name="journal")
 
     @property
@@ -360,7 +353,7 @@ class JournalThread:
         self._queue.put(image)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call `callback` between two groups, in this thread, as a proof that it runs (pipeline_probe.py)."""
+        """Call `callback`, which raises nothing, between two groups, as a proof that this thread runs."""
         self._queue.put(callback)
 
     def settled(self) -> None:
@@ -396,13 +389,7 @@ class JournalThread:
         elif item is None:
             self._stopping = True
         else:
-            self._call(item)
-
-    def _call(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception:  # noqa: BLE001 - a callback's failure is its own
-            self._log.exception("callback_failed")
+            item()
 
     def _append(self, images: list[WaitingArrival]) -> ArrivalGroup:
         payloads = [image.arrival.payload for image in images]

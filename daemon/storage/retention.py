@@ -25,7 +25,7 @@ from daemon.storage.database.connections import StoreError, open_for_reading, sq
 from daemon.storage.database.prune import AgeLimit, KeptImage
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import age_marks
-from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
 from daemon.storage.database_watch import DatabaseFiles
@@ -100,7 +100,7 @@ class RunningAges:
         before = utc_text(max(0.0, min(self._clock.wall_s(), *clocks_s) - age_s))
         return AgeLimit(before, day_old[-1].seq)
 
-    def _marks(self) -> Sequence[Row[Any]]:
+    def _marks(self) -> Sequence[Row[*tuple[Any, ...]]]:
         with self._engine.connect() as connection:
             return connection.execute(select(age_marks).order_by(age_marks.c.running_s)).all()
 
@@ -204,21 +204,23 @@ class Pruner:
             images := self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, old))
         ):
             return images[:_IMAGES_PER_TURN]
-        excess = prune.excess_bytes(total_bytes, self._settings.images_bytes, *self._free())
+        excess = self._excess_bytes(total_bytes)
         if not excess:
             return []
         examples = self._settings.good_examples
         oldest = self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, None, examples))
         return prune.images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
 
-    def _free(self) -> tuple[int | None, int | None]:
-        space = self._disk_space.space("images")
-        if space is None or self._settings.free is None:
-            return None, None
-        min_bytes = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
-        return space.free_bytes, max(min(self._settings.free, space.total_bytes // 2), min_bytes)
+    def _excess_bytes(self, kept_bytes: int) -> int:
+        """Return the bytes to prune: beyond what images may have, or for the floor of free space."""
+        most, floor, space = self._settings.images_bytes, self._settings.free, self._disk_space.space("images")
+        excess = 0 if most is None else max(0, kept_bytes - most)
+        if space is None or floor is None:
+            return excess
+        least = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
+        return max(excess, max(min(floor, space.total_bytes // 2), least) - space.free_bytes)
 
-    def _forget(self, boards: Sequence[Row[Any]], old: AgeLimit) -> bool:
+    def _forget(self, boards: Sequence[Row[*tuple[Any, ...]]], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
         pruned = self._run_task(lambda store: store.forget_boards(ids, old))
         remove_images(self._images, pruned.image_paths)
@@ -292,9 +294,12 @@ class RetentionThread:
         self._full_since_s = 0.0
         self._is_full_logged = False
         self._stopping = threading.Event()
-        self._requested = threading.Event()
-        self._is_pruning = False
-        self._prune_images = _PeriodicTask(self._pruner.prune_images, 0.0, _IMAGES_S)
+        now_s = self._clock.monotonic_s()
+        self._round = (
+            _PeriodicTask(self._pruner.prune_images, now_s, _IMAGES_S),
+            _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
+        )
         self._tasks: list[_PeriodicTask] = []
         self._log = structlog.get_logger("retention")
         self._thread = threading.Thread(target=self._run, name="retention")
@@ -317,9 +322,9 @@ class RetentionThread:
 
     def prune(self, *, begin: bool) -> dict[str, Any]:
         """Begin a round (unless one runs), and return the totals of all rounds since the start."""
-        if begin:
-            self._requested.set()
-        is_pruning = self._is_pruning or self._requested.is_set()
+        for task in self._round if begin else ():
+            task.at_s = 0.0  # until it has run
+        is_pruning = any(task.at_s == 0.0 for task in self._round)
         last_at = None if self._pruned_at_s is None else utc_text(self._pruned_at_s)
         return {"pruning": is_pruning, "last_at": last_at, **asdict(self._pruner.counts)}
 
@@ -330,24 +335,13 @@ class RetentionThread:
             _PeriodicTask(self._watch_space, now_s, 0.0, is_urgent=True),
             _PeriodicTask(self._watch_files, now_s, _FILES_S, is_urgent=True),
             _PeriodicTask(self._checkpoint, now_s + _CHECKPOINT_S, _CHECKPOINT_S, is_urgent=True),
-            _PeriodicTask(self._pruner.sweep, now_s + _IMAGES_S, _NEVER),
-            self._prune_images,
-            _PeriodicTask(self._pruner.prune_results, now_s, _HOUR_S),
+            *self._round,
             _PeriodicTask(self._ages.note, now_s + _MARK_S, _MARK_S),
             _PeriodicTask(self._vacuum, now_s + _CHECKPOINT_S, _CHECKPOINT_S),
             _PeriodicTask(partial(self._run_upkeep, upkeep.OPTIMIZE), now_s + _FIRST_OPTIMIZE_S, _DAY_S),
         ]
         while self._rest(_TICK_S):
-            if self._requested.is_set():
-                self._prune_now()
             self._run_due(are_urgent=False)
-
-    def _prune_now(self) -> None:
-        self._is_pruning = True
-        self._requested.clear()
-        for task in (self._pruner.prune_images, self._pruner.prune_results, self._pruner.sweep):
-            self._try(task)
-        self._is_pruning = False
 
     def _run_due(self, *, are_urgent: bool) -> None:
         for task in self._tasks:
@@ -392,7 +386,7 @@ class RetentionThread:
         if problem is not None:
             if self.problem is None:
                 self._full_since_s = self._clock.monotonic_s()
-                self._prune_images.at_s = 0.0
+                self._round[0].at_s = 0.0
             self._hold("disk", problem)
             self._log_full(problem)
         elif self.problem is not None:
@@ -454,7 +448,7 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     if not path.is_file():
         raise StoreError(f"there is no database at {path}: has this line run?")
     engine = open_for_reading(url)
-    with closing(open_store(url)) as store:
+    with closing(Store(url)) as store:
         pruner = Pruner(
             *(engine, images, settings, DiskSpace({"images": images}, settings.reserve)),
             run_task=lambda task: task(store),
@@ -473,9 +467,9 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     return pruner.counts
 
 
-def _groups(boards: Sequence[Row[Any]]) -> list[list[Row[Any]]]:
+def _groups(boards: Sequence[Row[*tuple[Any, ...]]]) -> list[list[Row[*tuple[Any, ...]]]]:
     """Group boards by transaction: together few rows, or one board alone."""
-    groups: list[list[Row[Any]]] = []
+    groups: list[list[Row[*tuple[Any, ...]]]] = []
     rows = _ROWS_PER_TURN
     for board in boards:
         if rows + board.rows > _ROWS_PER_TURN:

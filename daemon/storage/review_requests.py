@@ -1,13 +1,12 @@
 """Control's `review`: a person's decision about an image or a whole attempt, or its undoing, written by the writer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from typing import Any, cast
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.records import Published
 from daemon.storage.database.reviews import DAEMON, DrawnBox, ReviewDecision, is_undo
 from daemon.storage.writer import Writer
 from daemon.wire.control import ControlError
@@ -52,10 +51,10 @@ def decision(fields: Mapping[str, Any]) -> ReviewDecision:
     return ReviewDecision(inspection_id, reviewer, _number(fields, "newest"), verdict, defect, note, board_id, boxes)
 
 
-def write_review(writer: Writer, fields: dict[str, Any], publish: Callable[[list[Published]], None]) -> dict[str, Any]:
+def write_review(writer: Writer, fields: dict[str, Any]) -> dict[str, Any]:
     """Write the decision and return its committed row; ControlError if it is not written, or `no_answer` in time."""
     wanted = decision(fields)
-    writing = writer.run(lambda store: store.review(wanted, publish))
+    writing = writer.run(lambda store: store.review(wanted, writer.publish))
     try:
         return asdict(writing.result(_WAIT_S))
     except CancelledError:

@@ -273,10 +273,7 @@ class Writer:
         while self._changes:
             change = self._changes[0]
             try:
-                if isinstance(change, Routes):
-                    self._store.keep_rules(change)
-                else:
-                    self._store.note_changes(change)
+                self._store.keep_rules(change) if isinstance(change, Routes) else self._store.note_changes(change)
             except Exception as error:
                 if _may_pass(error):
                     raise

@@ -13,7 +13,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from daemon.errors import StartError
-from daemon.wire.keys import KeyFileError, TokenError, fingerprint, read_allow_list, read_server_keys, read_token
+from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys, read_token, unusable
 from daemon.wire.sockets import TCP, ZAP_DOMAIN, ServerKeys, ipc_problem, is_open, is_open_host
 
 #: A refused client is logged once in this time, and at most this many different ones.
@@ -85,12 +85,7 @@ def check_http(endpoint: str | None, token: Path | None) -> list[str]:
     if endpoint is not None and token is None and is_open_host(urlsplit(endpoint).hostname or ""):
         remedy = "set security.http_token, or bind 127.0.0.1 and put a reverse proxy before it"
         problems.append(f"endpoints.http: {endpoint} can be reached from other machines, which needs a token: {remedy}")
-    if token is not None:
-        try:
-            read_token(token)
-        except TokenError as error:
-            problems.append(f"security.http_token: {error}")
-    return problems
+    return problems + [f"{key}: {problem}" for key, problem in unusable([("security.http_token", token, read_token)])]
 
 
 def check_allowed_clients(curve: CurveKeys | None) -> list[str]:
@@ -139,10 +134,13 @@ class Gate:
 
     def start(self) -> None:
         """Start the authenticator; call it before any open endpoint is bound."""
-        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
-        self._authenticator.start()
+        self._start_authenticator()
         self.has_started = True
         self.reload()
+
+    def _start_authenticator(self) -> None:
+        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
+        self._authenticator.start()
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Admit or refuse a client; pyzmq's authenticator calls this in its own thread."""
@@ -202,8 +200,7 @@ class Gate:
         self._log.error("authenticator_restarted")
         self.stop()
         self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), self)
-        self._authenticator.start()
+        self._start_authenticator()
 
 
 class Access:

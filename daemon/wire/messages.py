@@ -18,6 +18,7 @@ from daemon.records import (
     MAX_ATTRIBUTES_BYTES,
     BoardRef,
     Pixels,
+    SentImage,
     TextRequest,
     attributes_fit,
     attributes_text,
@@ -194,31 +195,10 @@ _RFC3339_EXPECTED = "an RFC 3339 time such as 2026-11-21T09:28:11.123Z"
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect:
-    """One component image to be judged. `captured_at` is UTC text with milliseconds, `sha256` lower-case hex."""
+class Inspect(SentImage):
+    """One component image to be judged; `sha256` is lower-case hex."""
 
-    image_id: str
-    source: str
-    board: BoardRef
-    component: str
-    designator: str
-    captured_at: str | None
-    deadline_ms: int | None
     sha256: str | None
-    pixels: Pixels
-
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    request: TextRequest
-
-    @property
-    def image_id(self) -> str:
-        return self.request.request_id
-
-    @property
-    def source(self) -> str:
-        return self.request.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +219,7 @@ class ResultsSince:
     limit: int
 
 
-Message = Inspect | Generate | Hello | ResultsSince
+Message = Inspect | TextRequest | Hello | ResultsSince
 
 
 # --- fields ------------------------------------------------------------------------------------------------------
@@ -428,9 +408,9 @@ def _pixels(fields: _Fields) -> Pixels:
     return Pixels("raw", shape)
 
 
-def _generate(header: Header) -> Generate:
+def _generate(header: Header) -> TextRequest:
     fields = _Fields(header.fields)
-    request = TextRequest(
+    return TextRequest(
         request_id=fields.key("id"),
         source=fields.key("source"),
         model=fields.name("model"),
@@ -442,7 +422,6 @@ def _generate(header: Header) -> Generate:
         stream=fields.flag("stream") or False,
         deadline_ms=fields.integer("deadline_ms", 1, DAY_MS),
     )
-    return Generate(request)
 
 
 def _hello(header: Header) -> Hello:

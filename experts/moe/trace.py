@@ -68,34 +68,22 @@ def load_trace(prepared: PreparedFiles, name: str) -> Trace:
         raise ModelError(prepared.path(name), f"is not a trace: it lacks {missing}") from missing
 
 
-def join_traces(traces: Sequence[Trace]) -> Trace:
-    """Join traces of the same model, in their order; tasks keep their names."""
-    tasks = tuple(dict.fromkeys(task for trace in traces for task in trace.tasks))
-    numbers = [torch.tensor([tasks.index(task) for task in trace.tasks])[trace.task.long()] for trace in traces]
-    lengths = torch.cat([trace.start.diff() for trace in traces])
-    by_token = {name: torch.cat([getattr(trace, name) for trace in traces]) for name in ("index", "weight", "token")}
-    return Trace(
-        **by_token,
-        start=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-        task=torch.cat(numbers).to(torch.int16),
-        tasks=tasks,
-        experts=traces[0].experts,
-    )
+def shares(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
+    """Return the shares of tokens by expert, (L, E) float32, rows summing to 1. `index`: (N, k) for each layer."""
+    counts = torch.stack([torch.bincount(layer.flatten().long(), minlength=experts)[:experts] for layer in index])
+    return counts / counts.sum(dim=1, keepdim=True).float().clamp_min(1.0)
 
 
 def popularity(trace: Trace) -> torch.Tensor:
     """Return each expert's share of its layer's routed tokens, (L, E) float32; each row sums to 1."""
-    return torch.stack([_share(trace.index[:, layer], trace.experts) for layer in range(trace.layers)])
+    return shares(trace.index.unbind(1), trace.experts)
 
 
 def popularity_by_task(trace: Trace) -> torch.Tensor:
     """Return `popularity` of each task's tokens, (tasks, L, E) float32; zeros for a task without tokens."""
     of_token = trace.token_tasks()
-    rows = [
-        torch.stack([_share(trace.index[of_token == task, layer], trace.experts) for layer in range(trace.layers)])
-        for task in range(len(trace.tasks))
-    ]
-    return torch.stack(rows)
+    tasks = range(len(trace.tasks))
+    return torch.stack([shares(trace.index[of_token == task].unbind(1), trace.experts) for task in tasks])
 
 
 def save_popularity(prepared: PreparedFiles, trace: Trace) -> None:
@@ -120,8 +108,3 @@ def affinity(trace: Trace, before: int, layer: int) -> torch.Tensor:
     counts = torch.bincount(pairs.flatten(), minlength=trace.experts**2).view(trace.experts, trace.experts)
     totals = counts.sum(1, keepdim=True)
     return torch.where(totals > 0, counts / totals.clamp(min=1), popularity(trace)[layer])
-
-
-def _share(index: torch.Tensor, experts: int) -> torch.Tensor:
-    counts = torch.bincount(index.flatten().long(), minlength=experts)[:experts].float()
-    return counts / counts.sum().clamp(min=1.0)

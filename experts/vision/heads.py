@@ -8,7 +8,6 @@ import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,12 +28,6 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16}
 _PATIENCE_S = 10.0
 
 
-class Head(Protocol):
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """Return (B, classes) scores of (B, F) features."""
-        ...
-
-
 class Heads:
     """The heads of one layout's backbones, by expert: read and checked at first use, then kept."""
 
@@ -44,7 +37,7 @@ class Heads:
         #: Set by a thread that waited for the lock in vain; the thread that held it clears this when its read ends.
         self._is_stuck = False
 
-    def get(self, spec: ExpertSpec, backbone: ExpertSpec) -> Head:
+    def get(self, spec: ExpertSpec, backbone: ExpertSpec) -> "Head":
         """Return the head of `spec` for the features of `backbone`. Raises ExpertError."""
         if spec.backbone != backbone:
             raise ExpertError(
@@ -128,6 +121,10 @@ class BankHead:
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return bank_logits(bank_distances(features, self.bank, self.scale), self.centre, self.spread, self.bad)
+
+
+#: Its `logits` are (B, classes) scores of (B, F) features.
+Head = LinearHead | BankHead
 
 
 def bank_distances(features: torch.Tensor, bank: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

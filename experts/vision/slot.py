@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
 
 from experts.errors import ExpertError, WeightsError
 from experts.reading import CachedReader, FileReader, region_read
-from experts.spec import ExpertId, ExpertSpec, LayoutId
+from experts.spec import ExpertId, ExpertSpec, LayoutId, LoadReport
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
@@ -28,15 +27,6 @@ from experts.weights import WeightsHeader, check_digest, describe_os_error, open
 
 #: As many at a time are asked whether they are finite numbers.
 _CHECKED_WEIGHTS = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """One expert switch: bytes moved, milliseconds, and where they came from."""
-
-    bytes: int
-    load_ms: float
-    tier: Literal["ram", "disk"]
 
 
 @dataclass(eq=False, slots=True)

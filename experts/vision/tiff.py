@@ -6,7 +6,7 @@ that the decoder sees exactly the page that was checked. No torch, no OpenCV.
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision import jpeg
@@ -76,11 +76,10 @@ def first_page(data: bytes, max_values: int = _MAX_VALUES) -> Page:
     except struct.error:
         raise ImageHeaderError("the TIFF is cut off: it ends inside its directory") from None
     orientation = places.get(_ORIENTATION)
-    page = Page(0, 0, order, tags, orientation.at if orientation is not None else None)
-    page = replace(page, width=page.first(_WIDTH, 0), height=page.first(_HEIGHT, 0))
-    if page.width <= 0 or page.height <= 0:
-        raise ImageHeaderError(f"the TIFF has no pixels ({page.width} × {page.height})")
-    return page
+    (width, *_), (height, *_) = tags.get(_WIDTH, (0,)), tags.get(_HEIGHT, (0,))
+    if width <= 0 or height <= 0:
+        raise ImageHeaderError(f"the TIFF has no pixels ({width} × {height})")
+    return Page(width, height, order, tags, orientation.at if orientation is not None else None)
 
 
 def parts(data: bytes, page: Page) -> list[tuple[int, int]]:

@@ -5,7 +5,6 @@ and totals but not every constant: ratios between policies mean something, secon
 """
 
 import json
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,6 @@ from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     from tools.simulate.files import DeviceFile
-    from tools.simulate.report import Row
     from tools.simulate.world import Task
 
 SCENARIOS = Path(__file__).parent / "scenarios"
@@ -58,7 +56,7 @@ def bench_paper(
                 [[policy, *(_cell(rows[policy, each]) for each in WORLDS)] for policy in PRESETS],
             )
             figures["rows"] += [
-                {"device": device, "task": name, "loading": loading} | asdict(row) for (_, loading), row in rows.items()
+                {"device": device, "task": name, "loading": loading} | row for (_, loading), row in rows.items()
             ]
     console.print("constants were fitted near the paper's totals: read ratios, not seconds")
     if json_file is not None:
@@ -74,17 +72,17 @@ def _scenario(device: str, task: str) -> "tuple[DeviceFile, Task]":
 
 
 @cache
-def simulated(device: str, task_name: str, loading: Loading, policy: str) -> "Row":
-    """Return one run's row."""
+def simulated(device: str, task_name: str, loading: Loading, policy: str) -> dict[str, Any]:
+    """Return one run's figures."""
     from tools.simulate.bound import task_bound
     from tools.simulate.engine import simulate
-    from tools.simulate.report import row_of
+    from tools.simulate.report import figures
     from tools.simulate.world import machine_of
 
     file, task = _scenario(device, task_name)
     bound_s = task_bound(machine_of(file, task, "coserve-plus"), task).seconds
-    return row_of(simulate(machine_of(file, task, policy, loading), task, policy), bound_s)
+    return figures(simulate(machine_of(file, task, policy, loading), task, policy), bound_s)
 
 
-def _cell(row: "Row") -> str:
-    return f"{row.images_per_s:.1f} · {row.loads} · {row.share_of_bound:.0%}"
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['images_per_s']:.1f} · {row['loads']} · {row['share_of_bound']:.0%}"

@@ -145,7 +145,7 @@ def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
         line.send(component="P")
         line.idle()
         experts = open_line(line.config)
-        new, _ = put(experts, "P", version_folders[1])
+        new = put(experts, "P", version_folders[1])
         assert not sent.exists()
         assert switch(experts, "P", new).version == new
         until(sent.exists)  # no image has asked for it

@@ -10,7 +10,7 @@ import yaml
 
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.experts import ExpertOverview
-from daemon.dashboard.site.site import make_site
+from daemon.dashboard.site.site import Site
 from experts.catalog import CatalogEntry
 from tests.contract.client import Line, everything_is_whole
 from tests.lines import COSERVE_RUN
@@ -54,8 +54,8 @@ def test_heads_whole_networks_and_detectors_share_a_line(tmp_path: Path, torch_e
         resident = {row["expert"]: row["resident"] for row in line.control("experts")["experts"]}
         assert resident["R0402"] == resident["C0603"] == resident["line"] != []
         assert not line.log().count("expert_load_failed")
-        site = make_site(load_config(tmp_path / "coserve.yaml"))
-        listed = {row.expert: (row.health, row.answers) for row in ExpertOverview(site).listing().rows}
+        site = Site(load_config(tmp_path / "coserve.yaml"))
+        listed = {row["expert"]: (row["health"], row["answers"]) for row in ExpertOverview(site).listing()[0]}
         site.database.close()
     assert len(numbers) == 24
     assert listed["line"] == ("OK", 16), "a backbone is used as often as its heads"

@@ -41,7 +41,7 @@ def places(tmp_path: Path, version_folders: tuple[Path, Path]) -> dict[str, Path
     a = Line(tmp_path / "a", version_folders[0], RULES_2, **settings)
     b = Line(tmp_path / "b", version_folders[0], RULES, **settings)
     experts = open_line(a.config)
-    switch(experts, "P", put(experts, "P", version_folders[1])[0])
+    switch(experts, "P", put(experts, "P", version_folders[1]))
     keys = tmp_path / "keys"
     (tmp_path / "stick").mkdir()
     return {"a": a.config, "b": b.config, "key": keys / "anna.sign_secret", "stick": tmp_path / "stick", "keys": keys}

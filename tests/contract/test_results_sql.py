@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 
 TABLES = {
     "boards": "board_id board_type serial attempt lot station first_seen_at completed_at expected inspected verdict "
@@ -129,7 +129,7 @@ class Database:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    open_store(f"sqlite:///{tmp_path}/inspection.db").close()
+    Store(f"sqlite:///{tmp_path}/inspection.db").close()
     database = Database(tmp_path / "inspection.db")
     with closing(database.connection):
         yield database

@@ -31,7 +31,7 @@ def a_shadowed_line(folder: Path, version_folders: tuple[Path, Path], command: A
     """A line without a daemon yet, and the version of P in shadow: it answers the other way round."""
     line = Line(folder, version_folders[0], RULES, command, memory="100MB")
     experts = open_line(line.config)
-    version, _ = put(experts, "P", version_folders[1])
+    version = put(experts, "P", version_folders[1])
     mark_shadow(experts, "P", version, **ASKED)
     return line, version
 
@@ -59,7 +59,7 @@ def test_a_shadow_answers_beside_the_version_in_force_until_it_is_promoted(
         assert "shadows" not in line.status()
         experts = open_line(line.config)
         old = experts.experts()["P"].version or ""
-        new, _ = put(experts, "P", version_folders[1])
+        new = put(experts, "P", version_folders[1])
         assert mark_shadow(experts, "P", new[:6], **ASKED) == new
         process = urged(line)
         ids = [line.send(component="PQ"[number % 4 == 0]) for number in range(12)]

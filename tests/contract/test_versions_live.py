@@ -39,7 +39,7 @@ def test_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_
     with line.service():
         experts = open_line(line.config)
         old = experts.experts()["P"].version or ""
-        new, _ = put(experts, "P", version_folders[1])
+        new = put(experts, "P", version_folders[1])
         stop = threading.Event()
         accounts: list[dict[str, Any]] = []
 

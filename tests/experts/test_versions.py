@@ -61,13 +61,13 @@ def put(versions: Versions, number: int) -> str:
 
 def promote(versions: Versions, version: str) -> None:
     with versions.changing() as change:
-        change.promote("R0402", version)
+        change.promote({"R0402": version})
 
 
 def roll_back(versions: Versions) -> str:
     with versions.changing() as change:
         version = change.before("R0402")
-        change.promote("R0402", version, "rollback")
+        change.promote({"R0402": version}, "rollback")
     return version
 
 
@@ -116,8 +116,8 @@ def test_a_catalog_written_by_hand_keeps_its_comments_and_gets_them_back(tmp_pat
 @pytest.mark.parametrize(
     ("deed", "said"),
     [
-        (lambda v, version: promote(v, in_force(v)), "is in force already"),
         (lambda v, version: put(v, 1), "has version .* already"),
+        (lambda v, version: promote(v, in_force(v)), "is in force already"),
         (lambda v, version: v.read()["R0402"].named("0123456789ab"), "is none of them"),
         (lambda v, version: v.read()["R0402"].named(version[:3]), "is none of them"),
     ],
@@ -277,7 +277,7 @@ def test_a_catalog_in_a_form_that_cannot_be_edited_is_written_anew_and_says_so(t
     sha256 = in_force(versions)
     with versions.changing() as change:
         version = change.put("0805", a_candidate(versions, 1, classes=("yes", "no")), source="a test")
-        change.promote("0805", version)
+        change.promote({"0805": version})
         assert change.lost_comments
     assert in_force(versions) == sha256
     entries = CatalogFile.model_validate(read(versions.catalog.read_text(encoding="utf-8"))).experts

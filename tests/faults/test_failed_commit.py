@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
 from tests import ROOT
 from tests.faults.powercut import Disk
@@ -97,7 +97,7 @@ from pathlib import Path
 from tests.daemon.storage.database.store_parts import an_arrival, an_outcome, some_rules
 from daemon.storage.journal import Journal
 from tests.editions import a_serving
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.storage.writer import Writer
 from tests.faults.shim import switch_faults
 
@@ -105,7 +105,7 @@ structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 journal = Journal(Path('journal'))
 accepted, published = [], threading.Event()
 writer = Writer(
-    open_store('sqlite:///inspection.db', keep=()), journal, a_serving(some_rules()), Path('images'),
+    Store('sqlite:///inspection.db', keep=()), journal, a_serving(some_rules()), Path('images'),
 )
 recovery = writer.recover()
 reports = dict(accepted=accepted.extend, published=lambda _: published.set(), done=lambda _: None)
@@ -148,7 +148,7 @@ def line_does(tmp_path: Path, code: str) -> list[str]:
 
 def waiting_in(folder: Path) -> dict[str, bytes]:
     """Return images without verdict by their id, with their bytes."""
-    store, journal = open_store(f"sqlite:///{folder}/inspection.db"), Journal(folder / "journal")
+    store, journal = Store(f"sqlite:///{folder}/inspection.db"), Journal(folder / "journal")
     with closing(store), closing(journal):
         return {image.image_id: journal.read(image.key) for image in store.recover().pending}
 

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu`: run stages, each in a process of its own, and write the page (`make gpu`)."""
+"""`python -m tests.gpu`: run stages, each in a process of its own, and write the page's section (`make gpu`)."""
 
 import os
 import signal
@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 
 from daemon.errors import is_device_error
-from experts.durable import replace_durably
 from tests import ROOT
-from tests.gpu.page import FigureFiles, StageFigures, Table, page_text
+from tests.gpu.page import FigureFiles, StageFigures, Table, around_section, write_section
 from tests.gpu.stages import DRY_RUN, STAGES, NoGpuError, Plan, machine_facts, must_answer
 
 _LOST, _FAILED = 3, 1
@@ -24,11 +23,11 @@ _LOST, _FAILED = 3, 1
 def main(
     stages: Annotated[list[str] | None, typer.Argument(help=f"Some of {', '.join(STAGES)}; all without.")] = None,
     folder: Annotated[Path, typer.Option(help="Figures and experts; on the disk to measure.")] = ROOT / "build" / "gpu",
-    page: Annotated[Path, typer.Option(help="The page to write.")] = ROOT / "docs" / "gpu.md",
+    page: Annotated[Path, typer.Option(help="The page with the section.")] = ROOT / "docs" / "benchmarks.md",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tiny, on a simulated GPU.")] = False,
     here: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Measure a GPU stage by stage and write the page. Exit status 1 if a stage failed, 3 if the GPU is lost."""
+    """Measure a GPU stage by stage and write the section. Exit status 1 if a stage failed, 3 if the GPU is lost."""
     plan, figures = DRY_RUN if dry_run else Plan(), FigureFiles(folder / "figures")
     if here is not None:
         raise SystemExit(measure(here, plan, folder, figures))
@@ -37,10 +36,11 @@ def main(
         print(f"no stage {unknown[0]}: there are {', '.join(STAGES)}", file=sys.stderr)
         raise SystemExit(2)
     status = 0
+    around_section(page)  # a page without the marks is refused before anything is measured
     for name in names:
         ended = _in_own_process(name, folder, dry_run=dry_run)
         status = max(status, ended)
-        replace_durably(page, page_text([each for stage in STAGES if (each := figures.read(stage)) is not None]))
+        write_section(page, [each for stage in STAGES if (each := figures.read(stage)) is not None])
         if ended == _LOST:
             print(f"The figures of stages that ended are kept. Go on later: make gpu STAGES={name!r}", file=sys.stderr)
             break

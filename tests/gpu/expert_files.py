@@ -87,7 +87,7 @@ def make_demo_line(folder: Path) -> Path:
     torch.manual_seed(0)
     experts, imported = folder / "experts", dict[tuple[str, ...], ImportReport]()
     networks = {name: (CLASSIFIER, part.labels, CLASSIFIERS.size) for name, part in part_types().items()}
-    networks |= {each.expert: (DETECTOR, each.labels, each.input_size) for each in DETECTORS}
+    networks |= {each.expert: (DETECTOR, each.labels, each.size) for each in DETECTORS}
     entries: dict[str, dict[str, Any]] = {}
     for name, (architecture, labels, size) in networks.items():
         if labels in imported:

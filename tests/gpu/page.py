@@ -1,4 +1,4 @@
-"""The figures of `make gpu`, a JSON file for each stage, and the page that shows them."""
+"""The figures of `make gpu`, a JSON file for each stage, and the section of docs/benchmarks.md that shows them."""
 
 import json
 from collections.abc import Sequence
@@ -8,32 +8,13 @@ from typing import Any
 
 from experts.durable import replace_durably
 
-_HEAD = """# What a GPU does
-
-`make gpu` measures CoServe on a machine with an NVIDIA GPU, with experts of random weights that it makes there, and
-writes this page. Rates are of that machine; no other page has them.
-
-```bash
-make gpu                              # everything, under 25 minutes
-make gpu STAGES="load compute"        # some stages, each under 8 minutes; figures replace those of the same stage
-make gpu DRY_RUN=build/dry-run.md     # the same steps, tiny, on a simulated GPU: a page that shows no GPU's figures
-```
-
-The machine needs Python 3.11 or newer, an NVIDIA driver, 24 GB of RAM and a disk with 16 GB or more; all 360 expert
-files take 66 GB, and where the disk has less, several experts read the same file. On a machine without a network that
-has Python 3.12 with torch 2.11 or newer, torchvision, NumPy and Pillow, run `make gpu-wheels` on a Linux PC with a
-network first and copy the tree with `build/gpu-wheels` (60 MB at most) there. `make gpu` then uses the machine's torch.
-
-A stage keeps its figures in `build/gpu/figures/STAGE.json`, so that stages may run on different days, and figures can
-be copied from a machine that is rented for a while. If the GPU disappears, the stage ends with an error that says
-so, and the page keeps what was measured before.
-"""
-NOT_MEASURED = "**No GPU has been measured yet**, so that this page has no figures.\n"
+BEGIN, END = "<!-- make gpu writes from here -->", "<!-- to here -->"
+NOT_MEASURED = "**No GPU has been measured yet.**"
 
 
 @dataclass(slots=True)
 class Table:
-    """Rows of figures as the page shows them; `notes` are sentences below."""
+    """Rows of figures as the section shows them; `notes` are sentences below."""
 
     title: str
     columns: Sequence[str]
@@ -85,31 +66,45 @@ class FigureFiles:
         return self._folder / f"{stage}.unfinished.json"
 
 
-def page_text(figures: Sequence[StageFigures]) -> str:
-    """Return the page with the figures of these stages, in this order."""
-    if not figures:
-        return f"{_HEAD}\n{NOT_MEASURED}"
-    parts = [_HEAD]
+def write_section(page: Path, figures: Sequence[StageFigures]) -> None:
+    """Replace what stands between the two marks of `page`; a file that does not exist gets the section alone."""
+    before, after = around_section(page)
+    replace_durably(page, f"{before}{BEGIN}\n\n{section_text(figures)}\n{END}{after}")
+
+
+def around_section(page: Path) -> tuple[str, str]:
+    """Return the text before and after the two marks of `page`. A page without them is a ValueError."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else f"{BEGIN}\n{END}\n"
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page} lacks the lines {BEGIN} and {END}: put them where the section belongs")
+    return before, after
+
+
+def section_text(figures: Sequence[StageFigures]) -> str:
+    """Return the figures of these stages, in this order."""
+    parts: list[str] = []
     machines: list[dict[str, str]] = []
     for each in figures:
         if each.machine not in machines:
             machines.append(each.machine)
     for number, machine in enumerate(machines, 1):
-        parts.append(f"## Machine {number}\n\n" + "\n".join(f"- {name}: {value}" for name, value in machine.items()))
+        parts.append(f"### Machine {number}\n\n" + "\n".join(f"- {name}: {value}" for name, value in machine.items()))
     for each in figures:
         where = f"machine {machines.index(each.machine) + 1}, {each.made}, {each.seconds:.0f} s, `{each.command}`"
-        parts.append(f"## {each.stage.capitalize()}\n\n{where}")
+        parts.append(f"### {each.stage.capitalize()}\n\n{where}")
         if each.problem:
             parts.append(f"**Not finished**: {each.problem}. What it measured before:")
         parts += [_markdown(table) for table in each.tables]
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+    return "\n\n".join(part.rstrip() for part in parts or [NOT_MEASURED]) + "\n"
 
 
 def _markdown(table: Table) -> str:
     lines = [table.columns, ["---"] * len(table.columns), *table.rows]
     text = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
     notes = "".join(f"\n\n{note}" for note in table.notes)
-    return f"### {table.title}\n\n{text}{notes}"
+    return f"#### {table.title}\n\n{text}{notes}"
 
 
 def _cell(value: Any) -> str:

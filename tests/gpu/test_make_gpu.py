@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.__main__ import measure
-from tests.gpu.page import NOT_MEASURED, FigureFiles, StageFigures, Table, page_text
+from tests.gpu.page import BEGIN, END, NOT_MEASURED, FigureFiles, StageFigures, Table, write_section
 from tests.gpu.stages import DRY_RUN
 
 pytestmark = pytest.mark.test_all
@@ -28,12 +28,16 @@ def test_a_stage_that_is_repeated_replaces_its_own_figures_when_it_has_ended(tmp
     files.finish("compute")
     files.keep(some_figures("load", 9.5))
     read = [figures for stage in ("load", "compute") if (figures := files.read(stage)) is not None]
-    page = page_text(read)
+    file = tmp_path / "benchmarks.md"
+    file.write_text(f"# Before\n{BEGIN}\n\n{NOT_MEASURED}\n\n{END}\n## After\n", encoding="utf-8")
+    write_section(file, read)
+    page = file.read_text(encoding="utf-8")
+    assert (page.startswith("# Before\n"), page.endswith(f"{END}\n## After\n")) == (True, True)
     assert "| slot | 2.5 |" in page
     assert "| slot | 7.5 |" in page
     assert "9.5" not in page, "this run has not ended"
     assert "| other \\| way | – |" in page
-    assert page.count("## Machine") == 1
+    assert page.count("### Machine") == 1
     assert NOT_MEASURED not in page
 
 

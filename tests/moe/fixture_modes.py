@@ -1,4 +1,4 @@
-"""The modes on the trained fixture and held-out files: what docs/moe.md says of them, each figure printed.
+"""The modes on the trained fixture and held-out files: what docs/language-models.md says of them, each figure printed.
 
 make test-moe, or: .venv/bin/python -m pytest -q -s tests/moe/fixture_modes.py
 """
@@ -22,7 +22,7 @@ from experts.moe.modes.brownout.united import load_united
 from experts.moe.modes.duoserve.fitting import load_predictors, paths_of
 from experts.moe.modes.duoserve.predictor import known_layers
 from experts.moe.modes.emoe.sensitivity import load_shares
-from experts.moe.modes.swapmoe.mode import SwapMoe
+from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions
 from experts.moe.modes.swapmoe.planner import load_preparation
 from experts.moe.trace import Trace, affinity, load_popularity, load_trace, popularity
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
@@ -150,7 +150,7 @@ def test_swapmoe_never_waits_and_loses_less_than_static_pruning(share: float):
         for by, shares in (("popularity", popular), ("importance", ready.importance), ("weight", ready.norms))
     }
     planned = served(SwapMoe(ready), size_bytes, decoded=128, **prompts)
-    split = served(SwapMoe(ready, counts=even, period=1), size_bytes, decoded=128, **prompts)
+    split = served(SwapMoe(ready, SwapMoeOptions(counts=even, period=1)), size_bytes, decoded=128, **prompts)
     lost = (planned.perplexity - whole) / (min(pruned.values()) - whole)
     print(f"\n{share}: in full {whole:.2f}, pruned {pruned}, planned {planned.perplexity:.2f}", end=", ")
     print(f"even {split.perplexity:.2f}; {lost:.2f} of what the best pruning loses")

@@ -86,22 +86,3 @@ def test_the_example_runs_from_the_data_set_to_a_measured_line(
     assert "repaired" in output
     assert "│ pin-hole │ 1 │" in output
     assert "│ all │ 2 │" in output
-
-
-@pytest.mark.test_all
-def test_few_shot_judges_crops_of_other_boards_by_classifiers_of_crops(
-    data_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    boxes = "".join(f"{60 * kind} {90 * kind} {60 * kind + 24} {90 * kind + 24} {kind}\n" for kind in range(1, 7))
-    for file in data_set.glob("group*/*.txt"):
-        file.write_text(boxes, encoding="utf-8")
-    out = tmp_path / "crops"
-    deeppcb.few_shot(data_set, out, seeds=(3,), epochs=1)
-    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│ 3 ")]
-    assert [cells[2].strip() for cells in rows] == [*deeppcb.LABELS, "all"]
-    assert {cells[3].strip() for cells in rows[:-1]} <= {"bank", "head"}
-    crops = sorted((out / "seed-3/train/spur").rglob("*.png"))
-    assert [crop.parent.name for crop in crops] == ["bad"] * 10 + ["ok"] * 10
-    assert {cv2.imread(str(crop)).shape for crop in crops} == {(64, 64, 3)}
-    judged = [crop.stem for crop in (out / "seed-3/val").rglob("*.png")]
-    assert set(judged) == {"11.bad", "11.ok"}, "boards that nothing was trained on"

@@ -4,7 +4,6 @@
 is one state; the journal's segments are opened at that moment, so that the line may delete them meanwhile.
 """
 
-import fcntl
 import io
 import json
 import os
@@ -25,14 +24,15 @@ from daemon.storage.database.upkeep import (
     copy_database,
     database_bytes,
     kept_images,
-    room_problem,
     segments_needed,
     state_of,
 )
 from daemon.storage.journal import segment_file
 from experts.durable import sync
-from tools.backup.contents import BackupError, Contents, Part, contents_of, not_written
+from tools.backup.contents import BackupError, Contents, Part
 from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
+from tools.terminal.console import os_errors_end
+from tools.terminal.new_files import claim, need_room
 
 FORMAT = 1
 HEAD = "backup.json"
@@ -79,31 +79,28 @@ def write_backup(
     progress: Progress = lambda _what, _done, _total: None,
 ) -> BackupReport:
     """Back up a line, whole or not at all; `progress` gets part, bytes done, bytes in all. BackupError, ConfigError."""
-    contents = contents_of(config, with_secrets=with_secrets)
+    contents = Contents(config, with_secrets=with_secrets)
     if archive.exists() and not (archive.is_file() and tarfile.is_tarfile(archive)):
         raise BackupError(f"{archive} exists and is not an archive: name another file")
-    try:
-        with _claimed(archive.with_name(f".{archive.name}.part"), archive) as out, ExitStack() as stack:
-            snapshot = _snapshot(contents, archive, stack, progress)
-            members = _members(contents, snapshot, with_images=with_images)
-            _need_room(contents, archive, sum(member.size for member in members), "the backup")
-            head = _head(snapshot, with_images=with_images)
-            _write(GentleWriter(out), [Part(HEAD, head, size=len(head)), *members], contents.warnings, progress)
-            os.fchmod(out, 0o600 if any(member.is_secret for member in members) else 0o640)
-        sync(archive.parent)
-    except OSError as error:
-        raise not_written(error, archive) from error
-    state = snapshot.state
+    part = archive.with_name(f".{archive.name}.part")
+    with os_errors_end(archive), _claimed(part, archive) as out, ExitStack() as stack:
+        snapshot = _snapshot(contents, archive, stack, progress)
+        members = _members(contents, snapshot, with_images=with_images)
+        need_room(contents.config, archive, sum(member.size for member in members), "the backup")
+        head = _head(snapshot.state, with_images=with_images)
+        text = (json.dumps(head, indent=1) + "\n").encode()
+        _write(GentleWriter(out), [Part(HEAD, text, size=len(text)), *members], contents.warnings, progress)
+        os.fchmod(out, 0o600 if any(member.is_secret for member in members) else 0o640)
     versions = [member.size for member in members if member.may_be_gone and member.sha256]
     return BackupReport(
-        len(members),
-        archive.stat().st_size,
-        state.last_seq if state else 0,
-        state.waiting if state else 0,
-        contents.warnings,
-        len(versions),
-        sum(versions),
-        _left_out(state, with_images=with_images),
+        files=len(members),
+        bytes=archive.stat().st_size,
+        last_seq=head["last_seq"],
+        waiting=head["waiting"],
+        warnings=contents.warnings,
+        versions=len(versions),
+        versions_bytes=sum(versions),
+        left_out=head["images_left_out"],
     )
 
 
@@ -112,25 +109,16 @@ def _claimed(part: Path, archive: Path) -> Iterator[int]:
     """Yield `part`, open, empty and locked; it becomes `archive` at the end, or is removed after an error."""
     with part.open("ab") as file:
         fd = file.fileno()
-        _claim(fd, part, archive)
+        claim(fd, part, archive)
         try:
             os.fchmod(fd, 0o600)
             os.ftruncate(fd, 0)
             yield fd
             part.replace(archive)
+            sync(archive.parent)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-
-
-def _claim(fd: int, part: Path, archive: Path) -> None:
-    """Lock `part`, open as `fd`; BackupError if another backup writes or wrote it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BackupError(f"{archive} is being written by another backup: wait for it, or name another") from None
-    if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
-        raise BackupError(f"{archive} was written by another backup just now: begin again")
 
 
 def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Progress) -> _Snapshot:
@@ -140,7 +128,7 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
     if not database.exists():
         contents.warnings.append(f"{database}: this database does not exist yet, so the backup has none")
         return snapshot
-    _need_room(contents, archive, database_bytes(database), "a copy of the database")
+    need_room(contents.config, archive, database_bytes(database), "a copy of the database")
     stack.callback(snapshot.copy.unlink, missing_ok=True)
     tries = _TRIES
 
@@ -176,18 +164,6 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
     return snapshot
 
 
-def _need_room(contents: Contents, archive: Path, size: int, what: str) -> None:
-    """Raise BackupError if it does not fit, or would take space that a line on the same disk reserves."""
-    retention = contents.config.retention
-    journal = contents.config.journal
-    if journal.exists() and journal.stat().st_dev == archive.parent.stat().st_dev:
-        size += retention.reserve + (retention.free or 0)
-        what += " and what the line keeps free"
-    problem = room_problem(archive.parent, size, what)
-    if problem:
-        raise BackupError(problem)
-
-
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[Part]:
     """Return the members in order, with sizes; kept images are those that the copied rows name."""
     parts = list(contents.parts)
@@ -215,9 +191,8 @@ def _sized(part: Part) -> Iterator[Part]:
     yield replace(part, size=size)
 
 
-def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
-    state = snapshot.state
-    head = {
+def _head(state: CopyState | None, *, with_images: bool) -> dict[str, Any]:
+    return {
         "coserve_backup": FORMAT,
         "coserve": version("coserve"),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -225,13 +200,8 @@ def _head(snapshot: _Snapshot, *, with_images: bool) -> bytes:
         "last_seq": state.last_seq if state else 0,
         "waiting": state.waiting if state else 0,
         "images": with_images,
-        "images_left_out": _left_out(state, with_images=with_images),
+        "images_left_out": state.kept if state and not with_images else 0,
     }
-    return (json.dumps(head, indent=1) + "\n").encode()
-
-
-def _left_out(state: CopyState | None, *, with_images: bool) -> int:
-    return 0 if state is None or with_images else state.kept
 
 
 def _write(out: GentleWriter, members: list[Part], warnings: list[str], progress: Progress) -> None:

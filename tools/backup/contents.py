@@ -1,22 +1,22 @@
 """The parts of a line and their places in its backup: relative paths that work wherever it is restored."""
 
-import errno
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from daemon.config.settings import Config, is_setting, load_config, read_settings
+from daemon.config.settings import is_setting, load_config, read_settings
 from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import sqlite_path
 from experts.catalog import CatalogFile
-from experts.versions import VERSIONS_FILE, Versions, VersionsError
+from experts.versions import VERSIONS_FILE, Versions
 from routing_rules.load import Document, KeyPath, read_yaml, validate
+from tools.terminal.console import CommandError
 
 CONFIG = "coserve.yaml"
 _DATABASE: KeyPath = ("database",)
@@ -25,15 +25,8 @@ _FILLED = ("journal", "images", "record")
 _NOTE = "# Written by `coserve backup`: paths lie inside this folder now. The file as it was: {before}\n"
 
 
-class BackupError(Exception):
+class BackupError(CommandError):
     """The backup failed; the text says why and what to do."""
-
-
-def not_written(error: OSError, target: Path) -> BackupError:
-    """Return the error of a backup or restore into `target`; a full disk names no file of its own."""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return BackupError(f"{target}: {error.strerror}; make room, or name another disk")
-    return BackupError(f"{error.filename or target}: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,48 +44,28 @@ class Part:
     size: int = 0
 
 
-@dataclass(slots=True)
 class Contents:
-    """A whole line. `database`, `journal` and `images` are paths in the archive."""
+    """A whole line: its files in their places, `database`, `journal` and `images` as paths in the archive."""
 
-    config: Config
-    parts: list[Part] = field(default_factory=list[Part])
-    database: str = ""
-    journal: str = ""
-    images: str = ""
-    warnings: list[str] = field(default_factory=list[str])
-
-
-def contents_of(path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> Contents:
-    """Return the files that `path` names, except database, journal and images. Raises ConfigError or BackupError."""
-    config = load_config(path, environ)
-    try:
-        return _Line(path, config, with_secrets, environ).contents
-    except VersionsError as error:
-        raise BackupError(str(error)) from None
-
-
-class _Line:
-    """Places each part, then rewrites the configuration if a path had to change."""
-
-    def __init__(self, path: Path, config: Config, with_secrets: bool, environ: Mapping[str, str]) -> None:
-        self.contents = Contents(config)
+    def __init__(self, path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> None:
+        """Find the files that `path` names. Raises ConfigError, VersionsError, BackupError."""
+        self.config = load_config(path, environ)
+        self.parts: list[Part] = []
+        self.warnings: list[str] = []
         self._folder = path.resolve().parent
         self._with_secrets = with_secrets
         self._document = read_settings(path, environ)[0]
         self._moved: dict[KeyPath, str] = {}
         self._names = {CONFIG}
-        self.contents.database = self._place(_DATABASE, sqlite_path(config.database), "sqlite:///")
-        for key, source in _paths(config):
-            name = self._place(key, source)
-            if key == ("journal",):
-                self.contents.journal = name
-            elif key == ("images",):
-                self.contents.images = name
-            elif key == ("catalog",):
+        self.database = self._place(_DATABASE, sqlite_path(self.config.database), "sqlite:///")
+        places: dict[KeyPath, str] = {}
+        for key, source in _paths(self.config):
+            name = places[key] = self._place(key, source)
+            if key == ("catalog",):
                 self._add_experts(source, name)
             elif key[0] not in _FILLED:
                 self._add_files(key, source, name)
+        self.journal, self.images = places[("journal",)], places[("images",)]
         self._add_positions()
         self._add_configuration(path, any(map(is_setting, environ)))
 
@@ -114,29 +87,29 @@ class _Line:
         if source.is_dir():
             for file in sorted(source.iterdir()):
                 if file.is_file() and not file.name.endswith("_secret"):
-                    self.contents.parts.append(Part(f"{name}/{file.name}", file))
+                    self.parts.append(Part(f"{name}/{file.name}", file))
             return
-        consumer = self.contents.config.consumers.get(str(key[1])) if key[0] == "consumers" else None
+        consumer = self.config.consumers.get(str(key[1])) if key[0] == "consumers" else None
         is_secret = key[0] == "security" or (consumer is not None and tuple(map(str, key[2:])) in consumer.secret_files)
         if "$CREDENTIALS_DIRECTORY" in name:
-            self.contents.warnings.append(f"{'.'.join(map(str, key))} comes from systemd: it is not in the backup")
+            self.warnings.append(f"{'.'.join(map(str, key))} comes from systemd: it is not in the backup")
         elif is_secret and not self._with_secrets:
-            self.contents.warnings.append(
+            self.warnings.append(
                 f"{name} is left out, a secret: take it along with --with-secrets, or put it there after `restore`"
             )
         elif source.is_file():
-            self.contents.parts.append(Part(name, source, is_secret))
+            self.parts.append(Part(name, source, is_secret))
         else:
-            self.contents.warnings.append(f"{source} does not exist, so the backup does not have it")
+            self.warnings.append(f"{source} does not exist, so the backup does not have it")
 
     def _add_positions(self) -> None:
         """Add each consumer's position: it gets later results from the restored line."""
-        config = self.contents.config
-        folder = PurePosixPath(os.path.normpath(PurePosixPath(self.contents.journal).parent / config.positions.name))
+        config = self.config
+        folder = PurePosixPath(os.path.normpath(PurePosixPath(self.journal).parent / config.positions.name))
         for name in config.consumers:
             file = PositionFile(config.positions, name).path
             if file.is_file():
-                self.contents.parts.append(Part((folder / file.name).as_posix(), file))
+                self.parts.append(Part((folder / file.name).as_posix(), file))
 
     def _add_experts(self, source: Path, name: str) -> None:
         document = read_yaml(source)
@@ -152,7 +125,7 @@ class _Line:
                 document.data["experts"][expert]["file"] = names[entry.file] = names.get(entry.file, file.as_posix())
                 file = PurePosixPath(names[entry.file])
             self._add_weights(source.parent / entry.file, (folder / file).as_posix(), entry.sha256)
-        self.contents.parts.append(Part(name, _dumped(document, source) if names else source))
+        self.parts.append(Part(name, _dumped(document, source) if names else source))
         self._add_versions(Versions(source), folder)
 
     def _add_versions(self, versions: Versions, folder: PurePosixPath) -> None:
@@ -165,24 +138,22 @@ class _Line:
             for version, stored in expert.versions.items():
                 file = versions.weights_file(name, version)
                 place = (folder / file.relative_to(versions.folder)).as_posix()
-                if place not in self._names and file.is_file():
-                    self._names.add(place)
-                    self.contents.parts.append(Part(place, file, sha256=stored.entry.sha256, may_be_gone=True))
-        self.contents.parts.append(Part((folder / VERSIONS_FILE).as_posix(), text))
+                self._add_weights(file, place, stored.entry.sha256, may_be_gone=True)
+        self.parts.append(Part((folder / VERSIONS_FILE).as_posix(), text))
 
-    def _add_weights(self, source: Path, name: str, sha256: str) -> None:
+    def _add_weights(self, source: Path, name: str, sha256: str, *, may_be_gone: bool = False) -> None:
         if name in self._names:
             return  # two experts of one file
         self._names.add(name)
         if source.is_file():
-            self.contents.parts.append(Part(name, source, sha256=sha256))
-        else:
-            self.contents.warnings.append(f"{source}: this weights file does not exist, so the backup does not have it")
+            self.parts.append(Part(name, source, sha256=sha256, may_be_gone=may_be_gone))
+        elif not may_be_gone:
+            self.warnings.append(f"{source}: this weights file does not exist, so the backup does not have it")
 
     def _add_configuration(self, path: Path, is_overridden: bool) -> None:
         """Add the file; if a path or the environment changes it, a new one with the original beside it."""
         if not self._moved and not is_overridden:
-            self.contents.parts.insert(0, Part(CONFIG, path))
+            self.parts.insert(0, Part(CONFIG, path))
             return
         for key, value in self._moved.items():
             parent: Any = self._document.data
@@ -191,7 +162,7 @@ class _Line:
             parent[key[-1]] = value
         before = f"{CONFIG}.before-backup"
         changed = _NOTE.format(before=before).encode() + _dumped(self._document, path)
-        self.contents.parts[:0] = [Part(CONFIG, changed), Part(before, path)]
+        self.parts[:0] = [Part(CONFIG, changed), Part(before, path)]
 
 
 def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:

@@ -7,6 +7,7 @@ import shutil
 import tarfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -21,16 +22,13 @@ from daemon.units import utc_text
 from experts.durable import replace_durably, sync
 from experts.versions import current_user
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
-from tools.backup.contents import CONFIG, BackupError, not_written
+from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
+from tools.terminal.console import os_errors_end
 
 Progress = Callable[[str, int, int], None]
 _HEAD_BYTES = 64 * 2**10
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
-
-
-class FolderInUseError(BackupError):
-    """The target is not empty: a restore never overwrites files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,9 @@ def unpack(
     """Unpack `archive` whole or not at all; BackupError names a damaged member. `note` goes into `changes`."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FolderInUseError(f"{folder} is not an empty folder: name a new one")
+        raise BackupError(f"{folder} is not an empty folder: name a new one", status=2)
     part = folder.with_name(f".{folder.name}.part")
-    try:
+    with os_errors_end(folder), ExitStack() as stack:
         total = archive.stat().st_size
         make_folder(folder.parent)
         problem = room_problem(folder.parent, total, "the restored line")
@@ -61,16 +59,13 @@ def unpack(
             raise BackupError(problem)
         if part.exists():
             shutil.rmtree(part)  # left by a restore that was killed
+        stack.callback(shutil.rmtree, part, ignore_errors=True)
         make_folder(part)
         head = _Unpacking(archive, part, total, progress).run()
         change = Change(utc_text(time.time()), current_user(), "restore", "line", new=archive.name, note=note)
         replace_durably(part / RESTORED, json.dumps(asdict(change)) + "\n", 0o640)
         part.replace(folder)
         sync(folder.parent)
-    except OSError as error:
-        raise not_written(error, folder) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     left_out = head.get("images_left_out", 0 if head.get("images") else None)
     return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"], left_out)
 

@@ -13,10 +13,10 @@ is turned before it is sent, so that all parts of one type lie alike.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -51,12 +51,11 @@ class BoardLayout(BaseModel):
     parts: dict[str, LayoutPart] = Field(min_length=1)
 
 
-class PictureError(Exception):
+class PictureError(ValueError):
     """No images can be made of a picture; the text says what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartImage:
+class PartImage(NamedTuple):
     designator: str
     component: str
     png: bytes
@@ -159,8 +158,11 @@ class PictureFiles:
             except PictureError as error:
                 raise PictureError(f"{path}: {error}") from None
 
-    def images(self, path: PurePath, content: bytes) -> list[CameraImage]:
-        """Return the images of one file; `path` is relative to the folder. PictureError if none can be made of it."""
+    def images(self, path: PurePath, content: bytes, *, is_by_content: bool = False) -> list[CameraImage]:
+        """Return the images of one file; `path` is relative to the folder. PictureError if none can be made of it.
+
+        With `is_by_content` ids are the same only for the same bytes at the same place.
+        """
         if self.layout is None:
             if not _names_part(path):
                 raise PictureError(f"expected {PART_FILE}")
@@ -174,20 +176,16 @@ class PictureFiles:
                 raise PictureError("it cannot be decoded")
             parts = cut(picture, self.layout)
         board = board_fields(board_type, serial, self.lot)
+        ids = [f"{serial}/{designator}" for designator, _, _ in parts]
+        if is_by_content:
+            digest, own = hashlib.sha256(content).hexdigest()[:16], key(serial)
+            ids = [f"{own[:100]}/{digest}/{number}" for number in range(len(parts))]
+            if self.layout is None:
+                ids = [f"{own}/{key(parts[0].designator)}"[:100] + f"/{digest}"]
         return [
-            CameraImage(f"{serial}/{part.designator}", part.png, board, part.component, {"designator": part.designator})
-            for part in parts
+            CameraImage(image_id, png, board, component, {"designator": designator})
+            for image_id, (designator, component, png) in zip(ids, parts, strict=True)
         ]
-
-    def images_by_content(self, path: PurePath, content: bytes) -> list[CameraImage]:
-        """As `images`, with ids that are the same only for the same bytes at the same place."""
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        images = self.images(path, content)
-        serial = key(images[0].board["serial"])
-        ids = [f"{serial[:100]}/{digest}/{number}" for number in range(len(images))]
-        if self.layout is None:
-            ids = [f"{serial}/{key(images[0].more['designator'])}"[:100] + f"/{digest}"]
-        return [replace(image, image_id=image_id) for image, image_id in zip(images, ids, strict=True)]
 
 
 def _names_part(path: PurePath) -> bool:

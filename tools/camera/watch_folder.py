@@ -33,22 +33,22 @@ _LAST_ANSWERS_S = 5.0
 Stamp = tuple[int, int]  # size and modification time: with another stamp it is another file
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DroppedFile:
-    """A whole file not yet accepted. `name` is its path within the folder."""
+    """An image file in the folder, since a scan first saw it with this stamp. `name` is its path within the folder.
+
+    `content` is there while its images have no answers, `unanswered` of them.
+    """
 
     path: Path
     name: str
     stamp: Stamp
-    content: bytes
-
-
-@dataclass(slots=True)
-class _FileState:
-    stamp: Stamp
     since_s: float
+    is_done: bool
     is_reported: bool = False
-    is_done: bool = False
+    content: bytes = b""
+    unanswered: int = 0
+    refusals: list[str] = field(default_factory=list[str])
 
 
 class SentFiles:
@@ -89,7 +89,7 @@ class WatchedFolder:
         self._sent = sent
         self._move_to = move_to
         self._say = say
-        self._states: dict[str, _FileState] = {}
+        self._files: dict[str, DroppedFile] = {}
         self._is_away = False
 
     def scan(self) -> Iterator[DroppedFile]:
@@ -98,17 +98,15 @@ class WatchedFolder:
         files = self._list()
         if files is None:
             return
-        for name in self._states.keys() - {name for name, _, _ in files}:
-            del self._states[name]
+        for name in self._files.keys() - {name for name, _, _ in files}:
+            del self._files[name]
         for name, path, stamp in sorted(files, key=lambda file: (file[2][1], file[0])):
-            state = self._states.get(name)
-            if state is None or state.stamp != stamp:
-                self._states[name] = _FileState(stamp, now_s, is_done=self._sent.has(name, stamp))
-            elif not state.is_done:
-                dropped = self._read(path, name, state)
-                if dropped is not None:
-                    state.is_done = True
-                    yield dropped
+            file = self._files.get(name)
+            if file is None or file.stamp != stamp:
+                self._files[name] = DroppedFile(path, name, stamp, now_s, is_done=self._sent.has(name, stamp))
+            elif not file.is_done and self._read(file):
+                file.is_done = True
+                yield file
 
     def mark_accepted(self, dropped: DroppedFile) -> None:
         if self._move_to is not None and self._move(dropped, self._move_to):
@@ -144,20 +142,22 @@ class WatchedFolder:
         self._is_away = False
         return files
 
-    def _read(self, path: Path, name: str, state: _FileState) -> DroppedFile | None:
+    def _read(self, file: DroppedFile) -> bool:
+        """Read a file; False if it is not a whole image, which is reported once it has stayed so for long."""
+        problem = ""
         try:
-            problem, content = _read_whole(path, state.stamp)
+            file.content = _read_whole(file.path, file.stamp)
         except FileNotFoundError:
-            return None
+            return False
         except OSError as error:
-            problem, content = f"it cannot be read: {error.strerror}", b""
-        if problem is None:
-            return DroppedFile(path, name, state.stamp, content)
-        if not state.is_reported and time.monotonic() - state.since_s >= _PATIENCE_S:
-            state.is_reported = True
+            problem = f"it cannot be read: {error.strerror}"
+        except PictureError as error:
+            problem = str(error)
+        if problem and not file.is_reported and time.monotonic() - file.since_s >= _PATIENCE_S:
+            file.is_reported = True
             self.incomplete += 1
-            self._say(f"{path} stays where it is, not sent: {problem} (half-written, or damaged)")
-        return None
+            self._say(f"{file.path} stays where it is, not sent: {problem} (half-written, or damaged)")
+        return not problem
 
 
 def _image_files(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
@@ -177,18 +177,18 @@ def _image_files(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
                 yield path.relative_to(root).as_posix(), path, _stamp(path)
 
 
-def _read_whole(path: Path, stamp: Stamp) -> tuple[str | None, bytes]:
-    """Return the problem of a file that is not a whole image, if any, and its bytes."""
+def _read_whole(path: Path, stamp: Stamp) -> bytes:
+    """Return the bytes of a whole image. Raises PictureError, OSError."""
     if stamp[0] > MAX_FILE_BYTES:
-        return f"it has {stamp[0]} bytes, at most {MAX_FILE_BYTES} are read", b""
+        raise PictureError(f"it has {stamp[0]} bytes, at most {MAX_FILE_BYTES} are read")
     content = path.read_bytes()
     if _stamp(path) != stamp or len(content) != stamp[0]:
-        return "it changed while it was read", b""
+        raise PictureError("it changed while it was read")
     try:
         check_structure(content, _MAX_PIXELS)
     except ImageHeaderError as error:
-        return error.reason, b""
-    return None, content
+        raise PictureError(error.reason) from None
+    return content
 
 
 def _stamp(path: Path) -> Stamp:
@@ -216,13 +216,6 @@ class FileCounts:
     unfit: int = 0
 
 
-@dataclass(slots=True)
-class _SentFile:
-    dropped: DroppedFile
-    unanswered: int
-    refusals: list[str] = field(default_factory=list[str])
-
-
 class FolderPublisher:
     """Publishes a watched folder over one connection, in the caller's thread, until `stop` is set."""
 
@@ -242,7 +235,7 @@ class FolderPublisher:
         self._pictures = pictures
         self._say = say
         self._stop = stop
-        self._unanswered: dict[str, _SentFile] = {}
+        self._unanswered: dict[str, DroppedFile] = {}
         self._is_silent = False
         self._publisher = Publisher(
             endpoint, source, silence_s=_SILENCE_S, patience_s=float("inf"), curve=curve, on_answer=self._take_answer
@@ -268,14 +261,15 @@ class FolderPublisher:
         finally:
             self._publisher.close()
 
-    def _publish(self, dropped: DroppedFile) -> None:
+    def _publish(self, file: DroppedFile) -> None:
         try:
-            images = self._pictures.images_by_content(PurePosixPath(dropped.name), dropped.content)
+            images = self._pictures.images(PurePosixPath(file.name), file.content, is_by_content=True)
         except PictureError as error:
             self.files.unfit += 1
-            self._say(f"{dropped.path} stays where it is, not sent: {error}")
+            file.content = b""
+            self._say(f"{file.path} stays where it is, not sent: {error}")
             return
-        file = _SentFile(dropped, len(images))
+        file.unanswered = len(images)
         for image in images:
             while not self._publisher.free_credit or image.image_id in self._unanswered:
                 self._pump(0.2)
@@ -303,9 +297,10 @@ class FolderPublisher:
         if file.refusals:
             self.files.refused += 1
             self._say(
-                f"{file.dropped.path} stays where it is, to be tried again at the next start: the daemon refused "
+                f"{file.path} stays where it is, to be tried again at the next start: the daemon refused "
                 f"{len(file.refusals)} of its images, the first is {file.refusals[0]}"
             )
         else:
             self.files.accepted += 1
-            self._folder.mark_accepted(file.dropped)
+            self._folder.mark_accepted(file)
+        file.content = b""

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, exit_on, fail, print_json
+from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, fail, print_json
 from tools.terminal.option_values import Note
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
@@ -36,14 +36,11 @@ def backup(
         fail(f"no file {config}", status=2)
     if not archive.absolute().parent.is_dir():
         fail(f"no folder {archive.absolute().parent}", status=2)
-    from daemon.errors import ConfigError
-    from daemon.storage.database.connections import StoreError
     from tools.backup.archive import write_backup
-    from tools.backup.contents import BackupError
     from tools.backup.gentle import step_back
 
     step_back()
-    with exit_on(BackupError, ConfigError, StoreError), _bar() as progress:
+    with _bar() as progress:
         report = write_backup(
             config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
         )
@@ -73,10 +70,9 @@ def restore(
     """
     if not archive.is_file():
         fail(f"no file {archive}", status=2)
-    from tools.backup.contents import BackupError
-    from tools.backup.restore import FolderInUseError, unpack
+    from tools.backup.restore import unpack
 
-    with exit_on(BackupError), exit_on(FolderInUseError, status=2), _bar() as progress:
+    with _bar() as progress:
         restored = unpack(archive, folder, progress, note)
     if as_json:
         print_json({**asdict(restored), "config": str(restored.config)})

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ from tools.terminal.console import (
     errors,
     exit_on,
     fail,
+    os_errors_end,
     print_json,
     print_table,
 )
@@ -45,20 +46,26 @@ from tools.terminal.option_values import Commands, shift_option, since_option, t
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
-    from tools.camera.frame_source import FrameSource
     from tools.camera.layout import BoardLayout, TrainingFolder
-    from tools.camera.station import ScannedLines, Trigger
+    from tools.camera.station import FrameSource, ScannedLines, Trigger
 
 #: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
 _END_S, _STOP_S = 60.0, 10.0
 #: A person at a terminal waits less long for a daemon that does not answer than a camera does.
-_PATIENCE_S = 15.0
-_SILENT_S = 3.0
+_PATIENCE_S = 10.0
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
+#: Errors whose sentence says what a person can do.
+_ERRORS = (CoserveError, ConfigError, OSError, ValueError)
+_say: Callable[[str], None] = errors.print
+
+
+def _option(metavar: str, help_text: str, *, panel: str = _PICTURES, **more: Any) -> Any:
+    return typer.Option(metavar=metavar, help=help_text, rich_help_panel=panel, **more)
 
 
 def camera(
+    ctx: typer.Context,
     config: Annotated[
         str,
         typer.Argument(
@@ -89,37 +96,18 @@ def camera(
     serials: Annotated[
         str | None, typer.Option(metavar="PREFIX", help="Serials begin so, and count up: PREFIX-000001.")
     ] = None,
-    video: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Boards in a video; with --render, make one.", rich_help_panel=_PICTURES),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="A V4L2 camera: /dev/video0, or 0.", rich_help_panel=_PICTURES)
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="WxH", help="Ask the camera for this size.", rich_help_panel=_PICTURES)
-    ] = None,
+    video: Annotated[Path | None, _option("FILE", "Boards in a video; with --render, make one.")] = None,
+    device: Annotated[str | None, _option("DEVICE", "A V4L2 camera: /dev/video0, or 0.")] = None,
+    size: Annotated[str | None, _option("WxH", "Ask the camera for this size.")] = None,
     fps: Annotated[float | None, typer.Option(help="Ask the camera for this rate.", rich_help_panel=_PICTURES)] = None,
-    layout: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the parts lie in a picture.", rich_help_panel=_PICTURES)
-    ] = None,
-    serial: Annotated[
-        str | None, typer.Option(metavar="SERIAL", help="Every picture is this board.", rich_help_panel=_PICTURES)
-    ] = None,
+    layout: Annotated[Path | None, _option("FILE", "Where the parts lie in a picture.")] = None,
+    serial: Annotated[str | None, _option("SERIAL", "Every picture is this board.")] = None,
     serials_from: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE|-",
-            help="A serial on each line; - is standard input (a barcode reader), each line takes a picture.",
-            rich_help_panel=_PICTURES,
-        ),
+        _option("FILE|-", "A serial on each line; - is standard input (a barcode reader), each line takes a picture."),
     ] = None,
-    every: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Take every Nth picture.", rich_help_panel=_PICTURES)
-    ] = None,
-    interval: Annotated[
-        float | None, typer.Option(min=0.01, metavar="S", help="Take one every S seconds.", rich_help_panel=_PICTURES)
-    ] = None,
+    every: Annotated[int | None, _option("N", "Take every Nth picture.", min=1)] = None,
+    interval: Annotated[float | None, _option("S", "Take one every S seconds.", min=0.01)] = None,
     on_enter: Annotated[
         bool, typer.Option("--on-enter", help="Take one when Enter is pressed.", rich_help_panel=_PICTURES)
     ] = False,
@@ -129,12 +117,8 @@ def camera(
             metavar="DIR", help="What waits for the daemon, what was sent; camera/SOURCE beside CONFIG without it."
         ),
     ] = None,
-    server_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The daemon's .key.", rich_help_panel=_ELSEWHERE)
-    ] = None,
-    client_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Our .key_secret.", rich_help_panel=_ELSEWHERE)
-    ] = None,
+    server_key: Annotated[Path | None, _option("FILE", "The daemon's .key.", panel=_ELSEWHERE)] = None,
+    client_key: Annotated[Path | None, _option("FILE", "Our .key_secret.", panel=_ELSEWHERE)] = None,
     save: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Publish nothing: write the images to DIR/COMPONENT, to train experts with."),
@@ -148,38 +132,31 @@ def camera(
     Example: coserve camera demo/coserve.yaml --render 5 --rate 50
     """
     options = _LineOptions(config, source, lot, state, server_key, client_key, save, as_json)
-    values = {"FOLDER": folder, "--watch": watch, "--move-to": move_to, "--render": render, "--rate": rate}
-    values |= {"--seed": seed, "--video": video, "--device": device, "--size": size, "--fps": fps, "--layout": layout}
-    values |= {"--serial": serial, "--serials": serials, "--serials-from": serials_from}
-    values |= {"--every": every, "--interval": interval, "--on-enter": on_enter, "--save": save}
-    mode = _mode({name for name, value in values.items() if value is not None and value is not False})
+    given = {f"--{name.replace('_', '-')}" for name, value in ctx.params.items() if value not in (None, False)}
+    mode = _mode(given | ({"FOLDER"} if folder else set()))
     if mode == "--render":
         # From the clock: a picture that was sent before would count as a repetition of that part.
         _render(options, render or 0, video, int(time.time()) if seed is None else seed, serials, rate)
     if folder is not None:
         if not folder.is_dir():
             fail(f"no folder {folder}", status=2)
-        _watch(options, folder, layout, move_to) if watch else _folder(options, folder, layout, rate)
+        board_layout = None if layout is None else _load_layout(layout)
+        _watch(options, folder, board_layout, move_to) if watch else _folder(options, folder, board_layout, rate)
     if layout is None:
         fail("--layout FILE says where the parts lie in the picture (docs/cameras.md)", status=2)
     if [serial, serials, serials_from].count(None) != 2:
         fail("name one of --serial SERIAL, --serials PREFIX, --serials-from FILE|-", status=2)
     if [every is not None, interval is not None, on_enter, serials_from == "-"].count(True) != 1:
         fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
-    choice = _Choice(serial, serials, serials_from, every, interval)
-    _station(options, video, device, _size_of(size), fps, layout, choice)
+    endpoint, board_layout, stop = options.endpoint(), _load_layout(layout), threading.Event()
+    with exit_on(*_ERRORS, status=2):
+        trigger, names = _choose(options, serial, serials, serials_from, every, interval)
+        frames = _open_source(video, device, _size_of(size), fps, stop)
+    _station(options, endpoint, frames, board_layout, trigger, names, stop)
 
 
-_BOARD_OPTIONS = {
-    "--save",
-    "--layout",
-    "--serial",
-    "--serials",
-    "--serials-from",
-    "--every",
-    "--interval",
-    "--on-enter",
-}
+_BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from"}
+_BOARD_OPTIONS |= {"--every", "--interval", "--on-enter"}
 #: The options that each source of pictures takes.
 _OPTIONS = {
     "--render": {"--video", "--serials", "--seed", "--rate", "--save"},
@@ -195,7 +172,7 @@ def _mode(names: set[str]) -> str:
     mode = next((name for name in _OPTIONS if name in names), None)
     if mode is None or (mode == "--watch" and "FOLDER" not in names):
         fail("name one of: a FOLDER of images, --watch with it, --video FILE, --device DEVICE, --render N", status=2)
-    if wrong := sorted(names - _OPTIONS[mode] - {mode}):
+    if wrong := sorted(names & {*_OPTIONS}.union(*_OPTIONS.values()) - _OPTIONS[mode] - {mode}):
         fail(f"{wrong[0]} does not go with {mode}: coserve camera --help", status=2)
     return mode
 
@@ -242,7 +219,7 @@ class _LineOptions:
             from tools.camera.layout import TrainingFolder
 
             training = TrainingFolder(self.save)
-            with _failing(status=1):
+            with exit_on(*_ERRORS, status=1):
                 for image in images:
                     training.publish(
                         image.image_id, image.payload, board=image.board, component=image.component, **image.more
@@ -256,24 +233,13 @@ class _LineOptions:
             TimeElapsedColumn(),
         )
         with (
-            _failing(status=1),
+            exit_on(*_ERRORS, status=1),
             Bars(*columns, console=errors) as bar,
             Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
         ):
             task = bar.add_task(f"publishing to {endpoint}", total=total)
-            silence = threading.Timer(_SILENT_S, bar.print, [f"no answer from {endpoint} yet: is the daemon running?"])
-            silence.daemon = True
-            silence.start()
-
-            def progress(account: PublishAccount) -> None:
-                if account.answered:
-                    silence.cancel()
-                bar.update(task, completed=account.answered)
-
-            try:
-                account = publish_images(publisher, images, rate=rate, progress=progress)
-            finally:
-                silence.cancel()
+            on_progress: Callable[[PublishAccount], None] = lambda now: bar.update(task, completed=now.answered)  # noqa: E731
+            account = publish_images(publisher, images, rate=rate, progress=on_progress)
         for refusal in account.refusals:
             _say(refusal)
         self.finish(account.as_dict(), is_complete=account.complete)
@@ -291,34 +257,31 @@ class _LineOptions:
         raise SystemExit(0 if is_complete else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """The options that choose pictures and their boards: one of the first three, and one trigger."""
+def _choose(
+    options: _LineOptions,
+    serial: str | None,
+    prefix: str | None,
+    serials_from: str | None,
+    every: int | None,
+    interval: float | None,
+) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
+    """Return what chooses pictures, and their serials; OSError if a file of serials cannot be read."""
+    from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
 
-    serial: str | None
-    prefix: str | None
-    serials_from: str | None
-    every: int | None
-    interval: float | None
-
-    def open(self, state: Path) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
-        """Return the trigger and the serials; OSError if their file cannot be read."""
-        from tools.camera.station import ScannedLines, counted_serials, every_nth, interval, listed_serials
-
-        lines = None
-        if self.every is not None:
-            trigger = every_nth(self.every)
-        elif self.interval is not None:
-            trigger = interval(self.interval)
-        else:
-            trigger = lines = ScannedLines(sys.stdin, _say)
-        if self.serial is not None:
-            return trigger, itertools.repeat(self.serial)
-        if self.prefix is not None:
-            return trigger, counted_serials(self.prefix, state / "serials.json")
-        if lines is not None and self.serials_from == "-":
-            return trigger, lines.serials()
-        return trigger, listed_serials(Path(self.serials_from or ""), _say)
+    lines = None
+    if every is not None:
+        trigger = every_nth(every)
+    elif interval is not None:
+        trigger = interval_of(interval)
+    else:
+        trigger = lines = ScannedLines(sys.stdin, _say)
+    if serial is not None:
+        return trigger, itertools.repeat(serial)
+    if prefix is not None:
+        return trigger, counted_serials(prefix, options.folder() / "serials.json")
+    if lines is not None and serials_from == "-":
+        return trigger, lines.serials()
+    return trigger, listed_serials(Path(serials_from or ""), _say)
 
 
 def _render(
@@ -331,16 +294,15 @@ def _render(
     if video is None:
         total = rendered.count_parts(boards)
         options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         layout, serials = rendered.write_video(video, boards, seed, prefix)
     console.print(f"{video}: {count_text(boards, 'board')}; layout {layout}, serials {serials}")
     raise SystemExit(0)
 
 
-def _folder(options: _LineOptions, folder: Path, layout_file: Path | None, rate: float | None) -> NoReturn:
+def _folder(options: _LineOptions, folder: Path, layout: "BoardLayout | None", rate: float | None) -> NoReturn:
     from tools.camera.layout import PART_FILE, PictureFiles
 
-    layout = None if layout_file is None else _load_layout(layout_file)
     pictures = PictureFiles(layout, options.lot)
     files, unfit = pictures.find(folder)
     if not files:
@@ -353,16 +315,16 @@ def _folder(options: _LineOptions, folder: Path, layout_file: Path | None, rate:
     options.publish(pictures.read(folder, files), total, rate)
 
 
-def _watch(options: _LineOptions, folder: Path, layout_file: Path | None, move_to: Path | None) -> NoReturn:
+def _watch(options: _LineOptions, folder: Path, layout: "BoardLayout | None", move_to: Path | None) -> NoReturn:
     from tools.camera.layout import PictureFiles
     from tools.camera.watch_folder import FolderPublisher, SentFiles, WatchedFolder
 
     if move_to is not None and move_to.resolve().is_relative_to(folder.resolve()):
         fail(f"--move-to {move_to} lies in {folder}, which is watched: name a folder beside it", status=2)
-    pictures = PictureFiles(None if layout_file is None else _load_layout(layout_file), options.lot)
+    pictures = PictureFiles(layout, options.lot)
     endpoint, curve = options.endpoint(), options.curve()
     stop = threading.Event()
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
         publisher = FolderPublisher(endpoint, options.source, watched, pictures, _say, stop, curve)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
@@ -376,32 +338,28 @@ def _watch(options: _LineOptions, folder: Path, layout_file: Path | None, move_t
 
 def _station(
     options: _LineOptions,
-    video: Path | None,
-    device: str | None,
-    size: tuple[int, int] | None,
-    fps: float | None,
-    layout_file: Path,
-    choice: _Choice,
+    endpoint: str,
+    source: "FrameSource",
+    layout: "BoardLayout",
+    trigger: "Trigger | ScannedLines",
+    serials: Iterator[str],
+    stop: threading.Event,
 ) -> NoReturn:
-    from tools.camera import station
-    from tools.camera.frame_source import SourceError
     from tools.camera.layout import TrainingFolder
+    from tools.camera.station import Station
 
-    endpoint, curve, layout, state = options.endpoint(), options.curve(), _load_layout(layout_file), options.folder()
-    stop, spool = threading.Event(), state / "spool"
-    with _failing(status=2):
-        trigger, serials = choice.open(state)
-        source = _open_source(video, device, size, fps, stop)
+    spool = options.folder() / "spool"
+    with exit_on(*_ERRORS, status=2):
         saving = None if options.save is None else TrainingFolder(options.save)
-        publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=curve)
+        publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=options.curve())
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
-    at_station = station.Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
+    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
     problem = ""
     with _set_by_signals(stop):
         try:
             at_station.run()
-        except (SourceError, OSError) as error:
+        except OSError as error:
             problem = str(error)
         source.close()
         if isinstance(publisher, TrainingFolder):
@@ -422,7 +380,7 @@ def _station(
 def _open_source(
     video: Path | None, device: str | None, size: tuple[int, int] | None, fps: float | None, stop: threading.Event
 ) -> "FrameSource":
-    from tools.camera.frame_source import CameraDevice, VideoFile, v4l2
+    from tools.camera.station import CameraDevice, VideoFile, v4l2
 
     if video is not None:
         return VideoFile(video)
@@ -439,7 +397,7 @@ def _load_layout(file: Path) -> "BoardLayout":
 
     if not file.is_file():
         fail(f"no layout {file}: docs/cameras.md shows one", status=2)
-    with _failing(status=2):
+    with exit_on(*_ERRORS, status=2):
         return load_layout(file)
 
 
@@ -450,18 +408,6 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
     if not (width.isdigit() and height.isdigit() and int(width) and int(height)):
         fail(f"--size {text}: expected WIDTHxHEIGHT, for example 1920x1080", status=2)
     return int(width), int(height)
-
-
-@contextmanager
-def _failing(status: int) -> Iterator[None]:
-    """Leave with `status` and the sentence of an error that a person can fix."""
-    from tools.camera.frame_source import SourceError
-    from tools.camera.layout import PictureError
-
-    try:
-        yield
-    except (CoserveError, ConfigError, OSError, PictureError, SourceError, ValueError) as error:
-        fail(str(error), status)
 
 
 @contextmanager
@@ -479,10 +425,6 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    errors.print(text)
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]
@@ -522,7 +464,7 @@ def export_dataset(
     from tools.backup.gentle import step_back
     from tools.dataset.stored import read_pictures
     from tools.dataset.write import write_dataset
-    from tools.query.formats import clean_up_on_signals, os_errors_end
+    from tools.query.formats import clean_up_on_signals
     from tools.query.package.write import need_room
     from tools.query.rows import RowFilters
     from tools.terminal.open_line import opened
@@ -533,7 +475,7 @@ def export_dataset(
     below = 0.8 if low_confidence and below is None else below
     step_back()
     clean_up_on_signals()
-    with opened(config) as (settings, engine), os_errors_end(out), exit_on(ConfigError):
+    with opened(config) as (settings, engine), os_errors_end(out):
         routes, catalog = load_rules_and_catalog(settings)
         pictures = read_pictures(
             engine, filters, settings.images, routes, catalog, limit, reviewed=reviewed, below=below
@@ -562,7 +504,6 @@ def import_dataset(
         fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
     from tools.dataset.read import read_dataset
     from tools.dataset.write import write_dataset
-    from tools.query.formats import os_errors_end
 
     with os_errors_end(out):
         pictures = read_dataset(file, form, images)

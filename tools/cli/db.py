@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, exit_on, fail, print_json
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
 from tools.terminal.option_values import Commands, Note, since_option, time_window, until_option
 
 db_app = typer.Typer(
@@ -32,7 +32,7 @@ def backup(
     from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
-    from daemon.storage.database.connections import StoreError, sqlite_path
+    from daemon.storage.database.connections import sqlite_path
     from daemon.storage.database.upkeep import copy_database
 
     database = sqlite_path(settings.database)
@@ -42,8 +42,7 @@ def backup(
         fail(f"{file} exists already: name another file, or delete it", status=2)
     if not file.parent.is_dir():
         fail(f"there is no folder {file.parent}: make it, or name another file", status=2)
-    with exit_on(StoreError):
-        copy_database(database, file)
+    copy_database(database, file)
     size_bytes = file.stat().st_size
     if as_json:
         print_json({"file": str(file), "bytes": size_bytes})
@@ -96,7 +95,6 @@ def check(
     from tools.terminal.open_line import reading, settings_of
 
     settings = settings_of(config)
-    from daemon.storage.database.connections import StoreError
     from daemon.storage.database.schema import boards
     from daemon.storage.database.upkeep import check_database
     from tools.backup.gentle import step_back
@@ -109,8 +107,7 @@ def check(
     since, _ = time_window(config, since, None)
     step_back()
     began_s = monotonic()
-    with exit_on(StoreError):
-        problems = check_database(settings.database, settings.images, settings.journal, say)
+    problems = check_database(settings.database, settings.images, settings.journal, say)
     with reading(settings) as engine:
         is_chosen = None if since is None else boards.c.completed_at >= since
         evidence = check_evidence(engine.connect, settings.images, is_chosen, with_pictures=images, on_step=say)
@@ -171,10 +168,8 @@ def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
 
 def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
     """Prune without a daemon; the line's locks keep one from starting."""
-    from daemon.errors import ConfigError
     from daemon.storage.claims import claim
-    from daemon.storage.database.connections import StoreError
     from daemon.storage.retention import prune_alone
 
-    with exit_on(ConfigError, StoreError), claim(config, settings):
+    with claim(config, settings):
         return asdict(prune_alone(settings.database, settings.images, settings.retention, note))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tools.terminal.console import CommandError, exit_on, fail
+from tools.terminal.console import fail
 
 
 def must_be_a_checkout() -> None:
@@ -28,15 +28,13 @@ def demo(
     Example: coserve demo --dir demo
     """
     must_be_a_checkout()
-    from daemon.errors import ConfigError
     from tools.demo.run import run_demo
     from tools.query.formats import clean_up_on_signals
 
     clean_up_on_signals()
-    with exit_on(CommandError, ConfigError):
-        if train or measure:
-            from tools.demo import recipe
+    if train or measure:
+        from tools.demo import recipe
 
-            (recipe.train if train else recipe.measure_line)(folder)
-        else:
-            raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))
+        (recipe.train if train else recipe.measure_line)(folder)
+    else:
+        raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))

@@ -1,6 +1,5 @@
 """`coserve experts …`: where each is resident, its versions, and switching them; `coserve rejudge`."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,6 @@ from tools.terminal.console import (
     as_typed,
     console,
     errors,
-    exit_on,
     fail,
     print_json,
     print_table,
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from daemon.config.plant_time import PlantTime
 
 _LISTED = 20
-_NICENESS = 10
 #: More overflows when it is multiplied.
 _MAX_COST = 1e12
 experts_app = typer.Typer(cls=Commands)
@@ -156,12 +153,12 @@ def put(
 
     Example: coserve experts put R0402 /tmp/new --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
-    with exit_on(VersionsError):
-        version, warning = change.put(open_line(config), name, source, note)
+    version = change.put(open_line(config), name, source, note)
+    alone = "there is no catalog beside it: its temperature is taken as 1"
+    warning = alone if change.is_undescribed(source) else None
     if as_json:
         print_json({"expert": name, "version": version, "note": warning})
         return
@@ -188,15 +185,13 @@ def shadow(
 
     Example: coserve experts shadow R0402 5c1e --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
     from tools.experts.look import describe_shadow
 
     line = open_line(config)
     if off or version:
-        with exit_on(VersionsError):
-            marked = change.mark_shadow(line, name, version * (not off), note, images=images, agreement=agreement)
+        marked = change.mark_shadow(line, name, version * (not off), note, images=images, agreement=agreement)
         if as_json:
             print_json({"expert": name, "shadow": marked})
         else:
@@ -266,12 +261,10 @@ def prune(
 
     Example: coserve experts prune R0402 --keep 1 --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
-    with exit_on(VersionsError):
-        pruned = change.prune(open_line(config), names or (), keep, note)
+    pruned = change.prune(open_line(config), names or (), keep, note)
     if as_json:
         print_json(pruned)
     elif not pruned:
@@ -295,12 +288,10 @@ def measure(
 
     Example: coserve experts measure R0402 images/R0402 --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts.line import open_line
     from tools.experts.measure import measure_in_force
 
-    with exit_on(VersionsError):
-        measured = measure_in_force(open_line(config), name, images)
+    measured = measure_in_force(open_line(config), name, images)
     if as_json:
         print_json(measured)
         return
@@ -343,12 +334,10 @@ def threshold(
 
 
 def _switch(config: Path, name: str, version: str | None, note: str | None, *, as_json: bool) -> None:
-    from experts.versions import VersionsError
     from tools.experts import change
     from tools.experts.line import open_line
 
-    with exit_on(VersionsError):
-        switch = change.switch(open_line(config), name, version, note)
+    switch = change.switch(open_line(config), name, version, note)
     if as_json:
         print_json(asdict(switch))
     else:
@@ -484,14 +473,14 @@ def rejudge(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+    from tools.backup.gentle import step_back
     from tools.experts.line import open_line
-    from tools.query.rejudge import RejudgeRequest, rejudge_line, write_csv
+    from tools.query.rejudge import RejudgeRequest, rejudge_line, write_changes
     from tools.terminal.progress import Bars
 
     if csv is not None and not csv.absolute().parent.is_dir():
         fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
-    os.nice(_NICENESS)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    step_back()
     since, until = time_window(config, since, until, shift)
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -505,7 +494,7 @@ def rejudge(
             announce=errors.print,
         )
     if csv is not None:
-        write_csv(csv, changes)
+        write_changes(csv, changes)
     if as_json:
         print_json({**summary, "list": changes})
     else:

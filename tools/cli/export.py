@@ -3,11 +3,11 @@
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from daemon.units import count_text
+from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -15,14 +15,11 @@ from tools.terminal.console import (
     as_typed,
     console,
     errors,
-    exit_on,
     fail,
+    os_errors_end,
     print_json,
 )
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
-
-if TYPE_CHECKING:
-    from tools.query.reading import BoardSelection
 
 Texts = list[str] | None
 
@@ -57,36 +54,28 @@ def export(
 
     Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
     """
-    from tools.query.reading import BoardSelection
-
     if verify is not None:
         raise SystemExit(_verify(verify, key, config if compare else None, as_json=as_json))
     if key is not None or compare:
         fail("--key and --compare check a package: name it with --verify DIR", status=2)
     since, until = time_window(config, since, until, shift)
+    from tools.query.reading import BoardSelection
+
     selection = BoardSelection(tuple(lot or ()), tuple(serial or ()), tuple(board_type or ()), since, until)
     if out is None or selection == BoardSelection():
         fail(
             "name --out DIR and which boards: --lot, --serial, --type, --since, --until or --shift (or --verify DIR)",
             status=2,
         )
-    _write(config, selection, out, with_weights=with_weights, sign=sign, as_json=as_json)
-
-
-def _write(
-    config: Path, selection: "BoardSelection", out: Path, *, with_weights: bool, sign: Path | None, as_json: bool
-) -> None:
     from daemon.host.folders import make_folder
-    from daemon.units import size_text
-    from daemon.wire.keys import KeyFileError
     from tools.backup.gentle import step_back
-    from tools.query.formats import clean_up_on_signals, os_errors_end
+    from tools.query.formats import clean_up_on_signals
     from tools.query.package.write import write_package
     from tools.terminal.open_line import opened
 
     step_back()
     clean_up_on_signals()
-    with opened(config) as (settings, engine), os_errors_end(out), exit_on(KeyFileError):
+    with opened(config) as (settings, engine), os_errors_end(out):
         make_folder(out.absolute().parent)
         report = write_package(
             *(config, settings, engine, selection, out),
@@ -115,8 +104,6 @@ def _print_progress(part: str) -> None:
 
 def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:
     """Print a package's differences, from the database of `config` too; return 1 if there are any."""
-    from daemon.wire.keys import KeyFileError
-    from tools.query.formats import os_errors_end
     from tools.query.package.verify import verify_package
     from tools.terminal.open_line import opened
 
@@ -125,7 +112,6 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
     with ExitStack() as stack:
         engine = None if config is None else stack.enter_context(opened(config))[1]
         stack.enter_context(os_errors_end(package))
-        stack.enter_context(exit_on(KeyFileError))
         check = verify_package(package, key, None if engine is None else engine.connect)
     if as_json:
         print_json({"package": str(package), "is_whole": check.is_whole, **asdict(check)})

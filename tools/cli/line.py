@@ -18,6 +18,7 @@ from tools.terminal.console import (
     ConfigOption,
     ConfigPath,
     console,
+    exit_on,
     fail,
     print_json,
     print_table,
@@ -387,12 +388,10 @@ def worker(
         name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
         folder.absolute(),
     )  # fmt: skip
-    try:
+    with exit_on(StartError, MissingExtraError):
         command, environment = join_command(settings)
-    except (StartError, MissingExtraError) as error:
-        fail(str(error), status=1)
     if token is None:
-        warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/several-pcs.md)"
+        warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/plant.md)"
         console.print(warning, style="yellow")
     os.execve(command[0], command, environment)  # noqa: S606  Ray's own command replaces this one, and ends on SIGTERM
 
@@ -416,7 +415,7 @@ def new(
     """
     from daemon.wire import keys
 
-    with _exit_on_key_errors():
+    with _exit_on_os_errors():
         if sign:
             from daemon.registry import signing
 
@@ -458,7 +457,7 @@ def allow(
     from daemon.wire.keys import checked_key, fingerprint, read_public_key, read_server_keys
 
     settings, folder = _allow_list_of(config)
-    with _exit_on_key_errors():
+    with _exit_on_os_errors():
         public = read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else checked_key(key)
         server_key = settings.security.server_key
         if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
@@ -478,7 +477,7 @@ def revoke(name: ClientName, config: ConfigOption = DEFAULT_CONFIG, note: Note =
     from daemon.wire.keys import revoke as revoke_key
 
     settings, folder = _allow_list_of(config)
-    with _exit_on_key_errors():
+    with _exit_on_os_errors():
         names = revoke_key(folder, name)
     sentence = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
     _reload_keys(settings, note, as_json, sentence)
@@ -493,7 +492,7 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
     from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
 
     settings, folder = _allow_list_of(config)
-    with _exit_on_key_errors():
+    with _exit_on_os_errors():
         allowed = read_allow_list(folder)
     try:
         server = fingerprint(read_server_keys(settings.security.server_key).public.decode())
@@ -544,12 +543,8 @@ def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) 
 
 
 @contextmanager
-def _exit_on_key_errors() -> Iterator[None]:
-    from daemon.wire.keys import KeyFileError
-
+def _exit_on_os_errors() -> Iterator[None]:
     try:
         yield
-    except KeyFileError as error:
-        fail(str(error), status=1)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}: do this as the user who owns it", status=1)

@@ -6,41 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.errors import ConfigError, MissingExtraError, ReleaseError
+from daemon.errors import ConfigError
 from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
-from tools.terminal.console import AsJson, CommandError, ConfigPath, console, exit_on, fail, print_json, print_table
+from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
 from tools.terminal.option_values import Commands, Note
 
 if TYPE_CHECKING:
-    from daemon.registry.store import Source
+    from daemon.registry.hub_store import Source
 
-_EXTRA = {"boto3", "psycopg"}
-
-
-class _Group(Commands):
-    """A mistake in plant.yaml, a refusal or a missing package ends a command with one sentence."""
-
-    def invoke(self, ctx: typer.Context) -> object:
-        from daemon.wire.keys import KeyFileError
-        from experts.versions import VersionsError
-
-        try:
-            return super().invoke(ctx)
-        except (ConfigError, KeyFileError, ReleaseError, VersionsError) as error:
-            fail(str(error), status=2 if ctx.invoked_subcommand == "run" else 1)
-        except BrokenPipeError:
-            raise  # the reader of the output has ended
-        except OSError as error:  # a stick that is pulled out, a full disk
-            fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), status=1)
-        except ModuleNotFoundError as missing:
-            package = (missing.name or "").partition(".")[0]
-            if package not in _EXTRA:
-                raise
-            fail(str(MissingExtraError(package, f"coserve plant {ctx.invoked_subcommand}", "plant")), status=2)
-
-
-plant_app = typer.Typer(cls=_Group, no_args_is_help=True, help="One place for the results of many lines.")
+plant_app = typer.Typer(cls=Commands, no_args_is_help=True, help="One place for the results of many lines.")
 
 _PLACE = "A folder or USB stick, or the hub's http://…"
 Token = Annotated[
@@ -61,9 +36,9 @@ def run(plant: PlantPath) -> None:
     _must_exist(plant)
     from daemon.plant.hub import run_hub
     from daemon.plant.page.app import plant_pages
-    from daemon.plant.releases import release_router
 
-    run_hub(plant, plant_pages, release_router)
+    with exit_on(ConfigError, status=2):
+        run_hub(plant, plant_pages)
 
 
 @plant_app.command()
@@ -109,12 +84,10 @@ def demo(
     """
     must_be_a_checkout()
     from tools.demo.plant import run_plant_demo
+    from tools.query.formats import clean_up_on_signals
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
-    with exit_on(CommandError):
-        run_plant_demo(folder, port)
+    clean_up_on_signals(signal.default_int_handler)
+    run_plant_demo(folder, port)
 
 
 @plant_app.command()
@@ -180,15 +153,15 @@ def pull(
     """
     from daemon.registry.manifest import parse_release
     from tools.experts.line import open_line
-    from tools.registry.pull import PullOptions, pull_newest
+    from tools.registry.pull import PullOptions
     from tools.registry.pull import pull as pull_release
 
     name, number = parse_release(release) if "/" in release else (release, None)
     if newest and (number is not None or allow_older):
         fail("--newest goes with neither a number nor --allow-older", status=2)
-    options = PullOptions(None if at_once else within, allow_older)
-    line, place = open_line(config), _source_of(source, token)
-    pulled = pull_newest(line, place, name, options) if newest else pull_release(line, place, name, number, options)
+    options = PullOptions(number, newest, None if at_once else within, allow_older)
+    place = _source_of(source, token)
+    pulled = pull_release(open_line(config), place, name, options)
     if isinstance(pulled, str):
         print_json({"release": pulled}) if as_json else console.print(
             f"{pulled} is in force: {place} has nothing newer by a signer of this line"
@@ -280,4 +253,4 @@ def _source_of(place: str, token: Path | None) -> "Source":
 
 def _must_exist(plant: Path) -> None:
     if not plant.is_file():
-        fail(f"{plant} does not exist: docs/plant-hub.md has an example to begin with", status=2)
+        fail(f"{plant} does not exist: docs/plant.md has an example to begin with", status=2)

@@ -150,23 +150,16 @@ def results(
 def _format(
     as_json: bool, as_csv: bool, as_jsonl: bool, parquet: Path | None, out: Path | None
 ) -> "tuple[RowFormat, Path | None]":
-    from tools.query.results import RowFormat
-
-    options = {
-        RowFormat.JSON: as_json,
-        RowFormat.CSV: as_csv,
-        RowFormat.JSON_LINES: as_jsonl,
-        RowFormat.PARQUET: parquet is not None,
-    }
-    formats = [name for name, is_wanted in options.items() if is_wanted]
+    options = {"json": as_json, "csv": as_csv, "jsonl": as_jsonl, "parquet": parquet is not None}
+    formats: list[Any] = [name for name, is_wanted in options.items() if is_wanted]
     if len(formats) > 1:
         fail(f"name one format, not {' and '.join(f'--{name}' for name in formats)}", status=2)
-    if out is not None and formats in ([], [RowFormat.PARQUET]):
+    if out is not None and formats in ([], ["parquet"]):
         fail("--out goes with --csv, --jsonl or --json; --parquet names its file itself", status=2)
     target = parquet if parquet is not None else out
     if target is not None and not target.absolute().parent.is_dir():
         fail(f"no folder {target.absolute().parent}", status=2)
-    return (formats[0] if formats else RowFormat.TABLE), target
+    return (formats[0] if formats else "table"), target
 
 
 def _range(seq: str | None) -> tuple[int | None, int | None]:
@@ -199,10 +192,8 @@ def explain(
     Example: coserve explain S0017 R3 --config demo/coserve.yaml
     """
     from tools.query.explain import print_explanation
-    from tools.query.reading import InspectionName
 
-    inspection = InspectionName(name, designator, board_type, attempt)
-    raise SystemExit(print_explanation(config, inspection, as_json=as_json))
+    raise SystemExit(print_explanation(config, (name, designator, board_type, attempt), as_json=as_json))
 
 
 def report(
@@ -385,7 +376,7 @@ def changes(
     from sqlalchemy import select
 
     from daemon.storage.database import schema
-    from tools.terminal.open_line import opened, times_note, with_plant_times
+    from tools.terminal.open_line import opened, plant_time, times_note
 
     since, until = time_window(config, since, until, shift)
     table = schema.changes.c
@@ -400,8 +391,10 @@ def changes(
         print_json(rows)
         return
     plant = settings.plant.clock()
-    shown = [with_plant_times(plant, row, "short") for row in rows[:_SHOWN]]
-    cells = [(row["at"], row["who"], row["what"], row["subject"], _old_and_new(row)) for row in shown]
+    cells = [
+        (plant_time(plant, row["at"], "short"), row["who"], row["what"], row["subject"], _old_and_new(row))
+        for row in rows[:_SHOWN]
+    ]
     columns = ("at", "who", "what", "subject", "old → new: note")
     print_table(f"Changes; {times_note(plant)}", columns, cells, unbroken=("at", "what"))
     if len(rows) > _SHOWN:

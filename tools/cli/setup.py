@@ -27,9 +27,8 @@ from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, MeasuredProfile
-    from tools.setup.answers import Answers
+    from tools.setup.line_files import Answers
     from tools.simulate.engine import Simulation
-    from tools.simulate.report import Row
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 
@@ -68,26 +67,12 @@ def init(
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
     from routing_rules.load import read_yaml_text
-    from tools.setup import answers as parsing
-    from tools.setup.line_files import rules_text, write_line
+    from tools.setup.line_files import answers_of, rules_text, write_line
 
-    asking = parsing.Asking(is_silent=yes or as_json)
     try:
-        answers = parsing.Answers(
-            parsing.ask_for_boards(asking, board, images),
-            asking.ask(
-                "2/5 Where images and results lie", "data", parsing.parse_folder, None if data is None else str(data)
-            ),
-            parsing.ask_for_memory(asking, memory),
-            asking.ask(
-                "4/5 Dashboard: no, here (this PC), network (with a token)", "here", parsing.parse_dashboard, dashboard
-            ),
-            asking.ask("5/5 How long images of failed boards stay: 90d, 1y, ever", "90d", parsing.parse_keep, keep),
-        )
+        answers = answers_of(board, images, data, memory, dashboard, keep, is_silent=yes or as_json)
         routes = compile_rules(read_yaml_text(rules_text(answers.boards), "rules.yaml", refuse_hidden=True))
         written_files = write_line(folder, answers)
-    except parsing.AnswerError as error:
-        fail(str(error), status=2)
     except RulesError as error:
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
     except OSError as error:
@@ -99,7 +84,6 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
     from daemon.check import check_line
     from daemon.host.machine import own_address
     from daemon.line.line import load_catalog
-    from tools.setup.answers import gpus_here, too_much_memory
     from tools.setup.line_files import CATALOG, PORT, TOKEN
 
     config = folder / "coserve.yaml"
@@ -107,7 +91,6 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
     missing = [expert for expert in experts if expert not in (catalog or {})]
     problems, _ = check_line(config)
     others = [problem for problem in problems if not any(f"no expert `{expert}`" in problem for expert in missing)]
-    others += [f"{config}: {problem}" for problem in too_much_memory(answers.memory, gpus_here())]
     words = [f"train all training --out {folder / 'experts'}"] if missing else []
     commands = [as_typed(line) for line in (*words, *(f"{word} {config}" for word in ("check", "doctor", "run")))]
     if as_json:
@@ -260,11 +243,9 @@ def profile(
     except ValueError as error:
         fail(f"--memory: {error}", status=2)
     effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else ProfileEffort(max_batch=max_batch)
-    try:
+    with exit_on(ConfigError, ValueError, status=2):
         line = load_line(config, with_profiles=False)
         samples = read_samples(images) if images is not None else drawn_samples()
-    except (ConfigError, ValueError) as error:
-        fail(str(error), status=2)
     if problems := device_problems(line.config, TorchDevices({}).gpu_count()):
         fail("\n".join(problems), status=2)
     wish = Wish(samples, memory_bytes, effort)
@@ -379,15 +360,14 @@ def simulate(
         fail("both --device and --task are needed", status=2)
     else:
         simulated = _of_files(device, task, loading, deadline, heads, keep_spans=keep_spans)
-    from tools.simulate.report import cells, columns
+    from tools.simulate.report import cells
 
     rows = _run_policies(list(dict.fromkeys(policy or simulated.policies)), simulated, timeline, until)
     live = simulated.live
     if as_json:
-        print_json([asdict(row) | ({"live": live} if live else {}) for row in rows])
+        print_json([row | ({"live": live} if live else {}) for row in rows])
         return
-    names = columns(rows)
-    print_table(f"{simulated.title}; waits to the first batch", names, [cells(row, names) for row in rows])
+    print_table(f"{simulated.title}; waits to the first batch", *cells(rows))
     if live:
         console.print(
             f"recorded live under {live['policy']}: {live['images_per_s']:.2f} images/s ({live['answered']} answered in"
@@ -420,14 +400,12 @@ def _of_files(
     from tools.simulate.files import FileError, read_device, read_task
     from tools.simulate.world import machine_of, task_of, with_deadlines, with_heads
 
-    try:
+    with exit_on(FileError, ValueError, status=2):
         device, task = read_device(device_path), task_of(read_task(task_path))
         if heads is not None:
             task = with_heads(task, heads)
         # One bound for every policy: all processors and all memory, even if a policy uses less.
         bound = task_bound(machine_of(device, task, "coserve-plus"), task)
-    except (FileError, ValueError) as error:
-        fail(str(error), status=2)
     if deadline_s is not None:
         task = with_deadlines(task, deadline_s)
 
@@ -472,18 +450,18 @@ def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
 
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
-) -> "list[Row]":
-    """Return a row for each policy, and draw its timeline; of several, the file's name has the policy's."""
+) -> list[dict[str, Any]]:
+    """Return the figures of each policy, and draw its timeline; of several, the file's name has the policy's."""
     from tools.simulate.engine import StuckError
-    from tools.simulate.report import draw_timeline, row_of
+    from tools.simulate.report import draw_timeline, figures
 
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for name in names:
         try:
             outcome = simulated.under(name).run()
         except (StuckError, ValueError) as error:
             fail(f"{name}: {error}", status=1)
-        rows.append(row_of(outcome, simulated.bound_s))
+        rows.append(figures(outcome, simulated.bound_s))
         if timeline is None:
             continue
         path = timeline if len(names) == 1 else timeline.with_name(f"{timeline.stem}-{name}{timeline.suffix}")

@@ -17,7 +17,6 @@ from tools.terminal.console import (
     as_typed,
     console,
     errors,
-    exit_on,
     fail,
     print_json,
     print_table,
@@ -257,7 +256,6 @@ def train_all(
 
     Example: coserve train all training --out line/experts
     """
-    from tools.training import TrainingError
     from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
     from tools.training.classifier import TrainingPlan
     from tools.training.everything import TypeReport, train_each, type_folders
@@ -267,12 +265,8 @@ def train_all(
     plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
-    try:
-        folders = type_folders(folder)
-        is_new = load_backbone(out / "catalog.yaml", backbone) is None
-    except TrainingError as error:
-        fail(str(error), status=1)
-    if is_new:
+    folders = type_folders(folder)
+    if load_backbone(out / "catalog.yaml", backbone) is None:
         of_backbone = BackbonePlan(
             input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads
         )
@@ -374,15 +368,9 @@ def _pixels_of(text: str) -> float:
 
 @contextmanager
 def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
-    """Yield a function that moves a bar to a share from 0 to 1; exit with status 1 on a TrainingError."""
-    from tools.training import TrainingError
-
+    """Yield a function that moves a bar to a share from 0 to 1."""
     with share_bar(f"training {name}") as (bar, task):
-        try:
-            yield lambda share: bar.update(task, completed=share)
-        except TrainingError as error:
-            bar.stop()
-            fail(str(error), status=1)
+        yield lambda share: bar.update(task, completed=share)
 
 
 def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
@@ -425,7 +413,6 @@ def learn(
 
     Example: coserve learn R0402 --with training/R0402 --config demo/coserve.yaml
     """
-    from experts.versions import VersionsError
     from tools.experts.line import open_line
     from tools.learn import learn as learn_expert
     from tools.training.classifier import TrainingPlan
@@ -434,7 +421,7 @@ def learn(
     since, _ = time_window(config, since, None, None)
     plan = TrainingPlan(Schedule(12, seed=seed), threads, play=_pixels_of(play), symmetry=symmetry)
     line = open_line(config)
-    with exit_on(VersionsError), _training_bar(name) as on_share:
+    with _training_bar(name) as on_share:
         learned = learn_expert(line, name, training, plan, since=since, sample=sample, on_progress=on_share)
     if as_json:
         print_json(learned)

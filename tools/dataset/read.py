@@ -10,7 +10,6 @@ from typing import Any
 from experts.errors import ImageError
 from tools.dataset import Format
 from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name, read_picture
-from tools.training import TrainingError
 from tools.training.labelled import SUFFIXES, UNSORTED, board_of
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
@@ -72,10 +71,7 @@ def _folders(_: Path, folder: Path) -> Iterator[_Named]:
 def _yolo(file: Path, folder: Path) -> Iterator[_Named]:
     from tools.training.labelled import read_yolo_data
 
-    try:
-        data = read_yolo_data(file)
-    except TrainingError as error:  # names the file and the line
-        raise DatasetError(str(error)) from error
+    data = read_yolo_data(file)
     for picture in (*data.train, *data.held_out):
         _, _, width, height = read_picture(picture.file)
         boxes = picture.boxes * (width, height, width, height, 1)

@@ -15,8 +15,8 @@ from experts.durable import sync
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
 from tools.dataset import Format
-from tools.query.package.write import unfinished_folder
 from tools.terminal.console import CommandError
+from tools.terminal.new_files import unfinished_folder
 from tools.training.labelled import UNSORTED
 
 _ILLEGAL = str.maketrans("/\\\0", "___")

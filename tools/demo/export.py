@@ -1,33 +1,35 @@
 """Writes the demo's trained networks as int8 experts, fits heads on what the stored backbone gives, sets thresholds."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
-from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve, write_catalog
-from experts.spec import ExpertId, ExpertSpec
-from experts.vision.infer import infer
-from experts.vision.preprocess import fit
-from experts.vision.slot import SlotPool
+from daemon.line.line import load_catalog
+from experts.catalog import Catalog, CatalogEntry, write_catalog
+from experts.durable import replace_durably
+from experts.spec import Answer, ExpertId
+from experts.vision.infer import normalise
+from experts.vision.preprocess import to_square
+from experts.vision.slot import Slot, SlotPool
 from tools.camera.render import part_types
-from tools.demo.features import features_of, write_features
 from tools.demo.files import SOLDER_DETECTORS, Thresholds
+from tools.demo.judge import answers_of, loaded_pool
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
 from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
-from tools.training.fit import calibrate
-from tools.training.head import fit_linear, write_head
+from tools.training.fit import Variation, calibrate
+from tools.training.head import coreset, fit_linear, write_head
 from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
 _STORE = "int8"
-_BATCH = 16
 #: Weight of a false call against an escape, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
 _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
@@ -68,7 +70,7 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
             averaged_network(detector.expert, folder),
             DETECTOR,
             detector.labels,
-            detector.input_size,
+            detector.size,
             out,
             expert=detector.expert,
             images=pictures[:64],
@@ -76,16 +78,9 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
         )
         entries[detector.expert] = report.entry | {"confidence_floor": 0.1}
     write_catalog(out / "catalog.yaml", entries)
-    return read_catalog(out)
-
-
-def read_catalog(out: Path) -> Catalog:
-    """Return the catalog of experts that `export_experts` wrote."""
-    import yaml
-
-    file = CatalogFile.model_validate(yaml.safe_load((out / "catalog.yaml").read_text("utf-8")))
-    catalog, problems = resolve(file, out)
-    assert not problems, problems
+    catalog, *problems = load_catalog(out / "catalog.yaml")
+    assert catalog is not None, problems
+    assert not any(problems), problems
     return catalog
 
 
@@ -102,12 +97,11 @@ class Observed:
 
 def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
     """Return the answers to each part, the detector's included whatever the head says."""
-    samples = list(samples)
-    heads = _answers(catalog, samples, lambda sample: sample.component)
-    library = part_types()
-    solder = _answers(catalog, samples, lambda sample: SOLDER_DETECTORS[library[sample.component].family])
+    pool, library, samples = loaded_pool(catalog), part_types(), list(samples)
+    heads = _answers(catalog, pool, samples, [sample.component for sample in samples])
+    detectors = [SOLDER_DETECTORS[library[sample.component].family] for sample in samples]
     observed: list[Observed] = []
-    for sample, head, boxes in zip(samples, heads, solder, strict=True):
+    for sample, head, boxes in zip(samples, heads, _answers(catalog, pool, samples, detectors), strict=True):
         surest: dict[str, float] = {}
         for box in boxes.detections:
             surest[box.label] = max(surest.get(box.label, 0.0), box.confidence)
@@ -115,24 +109,14 @@ def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
     return observed
 
 
-def _answers(catalog: Catalog, samples: Sequence[Sample], expert_of: Any) -> list[Any]:
-    answers: list[Any] = [None] * len(samples)
-    by_expert: dict[str, list[int]] = {}
-    for row, sample in enumerate(samples):
-        by_expert.setdefault(expert_of(sample), []).append(row)
-    pools: dict[ExpertId, SlotPool] = {}
-    for expert, rows in by_expert.items():
-        spec: ExpertSpec = catalog[ExpertId(expert)]
-        if spec.resident.expert not in pools:
-            pools[spec.resident.expert] = SlotPool("cpu", spec.resident.weights_bytes)
-            pools[spec.resident.expert].load(spec.resident)
-        slot = pools[spec.resident.expert].slot(spec.resident.expert)
-        for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
-            prepared = [fit(samples[row].pixels, spec.task, spec.input_size) for row in batch]
-            for row, answer in zip(batch, infer(slot, prepared, spec), strict=True):
-                answers[row] = answer
-    return answers
+def _answers(catalog: Catalog, pool: SlotPool, samples: Sequence[Sample], experts: Sequence[str]) -> list[Answer]:
+    """Return the answer to each sample of the expert named for it."""
+    answers: dict[int, Answer] = {}
+    for expert in dict.fromkeys(experts):
+        rows = [row for row, name in enumerate(experts) if name == expert]
+        answered = answers_of(pool, catalog[ExpertId(expert)], [samples[row].pixels for row in rows])
+        answers |= dict(zip(rows, answered, strict=True))
+    return [answers[row] for row in range(len(samples))]
 
 
 def choose_thresholds(observed: Sequence[Observed]) -> Thresholds:
@@ -175,9 +159,53 @@ def divide(good: Sequence[float], bad: Sequence[float]) -> float:
 
 
 def write_thresholds(out: Path, thresholds: Thresholds) -> None:
-    text = json.dumps(thresholds.as_json(), indent=2)
+    text = json.dumps(asdict(thresholds), indent=2)
     (out / "thresholds.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _targets(samples: Sequence[Sample]) -> torch.Tensor:
     return torch.tensor([part_types()[s.component].labels.index(s.placement_label) for s in samples], dtype=torch.int64)
+
+
+FILE = "features.safetensors"
+ROWS = 96
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+#: Features of the backbone's last layer.
+_FEATURES = 512
+_BATCH = 16
+
+
+def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
+    """Return the features (N, 512) of pictures as they are; with `rng`, of varied copies."""
+    rows: list[torch.Tensor] = []
+    with torch.inference_mode():
+        for start in range(0, len(samples), _BATCH):
+            part = samples[start : start + _BATCH]
+            squares = np.stack([to_square(s.pixels, "classify", slot.spec.input_size) for s in part])
+            if rng is not None:
+                lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
+                squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
+            pixels, layout = torch.from_numpy(squares), slot.layout
+            inputs = normalise(pixels, slot.spec, layout.dtype, channels_last=layout.channels_last)
+            rows.append(slot.module(inputs)[:, :_FEATURES].clone())
+    return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
+
+
+def write_features(
+    out: Path, backbone: str, learned: Mapping[str, torch.Tensor], good: Mapping[str, torch.Tensor]
+) -> None:
+    """Write `out/features.safetensors`, by which a line can tell a picture that is unlike all that were trained on.
+
+    For each component `NAME.rows`, (96, 512) float16: a coreset of the features of its training pictures, defects
+    included; and `NAME.distances`, float32: how far good pictures that no training saw are from the nearest row, at the
+    quantiles that the file's metadata names. `learned` and `good` are features (N, 512) of these pictures by component;
+    `backbone` is the sha256 of the weights that gave them.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, features in learned.items():
+        rows = features[coreset(features[None], min(ROWS, len(features)))[0]].half()
+        distances = torch.cdist(good[name], rows.float()).amin(1)
+        tensors[f"{name}.rows"] = rows
+        tensors[f"{name}.distances"] = distances.quantile(torch.tensor(QUANTILES)) if len(distances) else distances
+    metadata = {"backbone": backbone, "quantiles": json.dumps(QUANTILES)}
+    replace_durably(out / FILE, save(tensors, metadata))

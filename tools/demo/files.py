@@ -1,7 +1,7 @@
 """Writes the files of the demo's line, coserve.yaml and rules.yaml, for a person to read."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from experts.durable import replace_durably
@@ -40,9 +40,6 @@ class Thresholds:
 
     review_below: dict[str, float]
     fail_on: dict[str, dict[str, float]]
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def read_thresholds(experts: Path) -> Thresholds:

@@ -1,12 +1,13 @@
 """Judges parts with a line's rules and experts, as its daemon judges them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.catalog import Catalog
+from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, fit
-from experts.vision.slot import Slot
+from experts.vision.slot import SlotPool
 from routing_rules.routes import Judgement, Routes, judge
 
 _BATCH = 16
@@ -21,13 +22,30 @@ class PartToJudge(NamedTuple):
     pixels: Image
 
 
+def loaded_pool(catalog: Catalog) -> SlotPool:
+    """Return a pool on the CPU that holds every network of the catalog."""
+    resident = resident_in(catalog).values()
+    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in resident))
+    for spec in resident:
+        pool.load(spec)
+    return pool
+
+
+def answers_of(pool: SlotPool, spec: ExpertSpec, pixels: Sequence[Image]) -> list[Answer]:
+    """Return the expert's answers to pictures, in order."""
+    answers: list[Answer] = []
+    for start in range(0, len(pixels), _BATCH):
+        batch = [fit(image, spec.task, spec.input_size) for image in pixels[start : start + _BATCH]]
+        answers += infer(pool.slot(spec.resident.expert), batch, spec)
+    return answers
+
+
 def judge_parts(
     routes: Routes,
-    catalog: Mapping[ExpertId, ExpertSpec],
-    slot: Callable[[ExpertId], Slot],
+    catalog: Catalog,
+    pool: SlotPool,
     parts: Sequence[PartToJudge],
-    on_share: Callable[[float], None] = lambda _share: None,
-    on_answer: OnAnswer = lambda _expert, _answer: None,
+    on_answer: OnAnswer | None = None,
 ) -> list[str]:
     """Return the verdict of each part, in order. Parts that await the same expert are batched together."""
     verdicts = [""] * len(parts)
@@ -37,11 +55,12 @@ def judge_parts(
         first = next(step for step in waiting.values() if step is not None)
         numbers = [number for number, step in waiting.items() if step is not None and step.expert == first.expert]
         spec = catalog[ExpertId(first.expert)]
-        answers = _slot_answers(slot(spec.resident.expert), spec, [parts[number].pixels for number in numbers])
+        answers = answers_of(pool, spec, [parts[number].pixels for number in numbers])
         for number, answer in zip(numbers, answers, strict=True):
             step = waiting.pop(number)
             assert step is not None
-            on_answer(step.expert, answer)
+            if on_answer is not None:
+                on_answer(step.expert, answer)
             height, width = parts[number].pixels.shape[:2]
             judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far[number], (width, height))
             so_far[number] = judgement
@@ -49,13 +68,4 @@ def judge_parts(
                 verdicts[number] = judgement.verdict
             else:
                 waiting[number] = judgement.next
-        on_share(1 - len(waiting) / len(parts))
     return verdicts
-
-
-def _slot_answers(slot: Slot, spec: ExpertSpec, pixels: Sequence[Image]) -> list[Answer]:
-    answers: list[Answer] = []
-    for start in range(0, len(pixels), _BATCH):
-        batch = [fit(image, spec.task, spec.input_size) for image in pixels[start : start + _BATCH]]
-        answers += infer(slot, batch, spec)
-    return answers

@@ -2,10 +2,9 @@
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 
-from daemon.units import size_text
+from daemon.storage.database.upkeep import room_problem
 from experts.catalog import CatalogEntry, CatalogFile
 from experts.durable import replacing
 from experts.weights import file_sha256
@@ -91,9 +90,8 @@ def _check_shipped(shipped: Path) -> None:
 
 def _check_room(folder: Path) -> None:
     present = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
-    if (free := shutil.disk_usage(present).free) < _ROOM_BYTES:
-        what = f"{present} has {size_text(free)} of free disk, and the demo needs {size_text(_ROOM_BYTES)}"
-        raise CommandError(f"{what}: make room, or name another place with --dir")
+    if problem := room_problem(present, _ROOM_BYTES, "the demo"):
+        raise CommandError(f"{problem}, or name another place with --dir")
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:

@@ -4,10 +4,12 @@ Half of a file's parts are on panels in looks that no product has, half on units
 vias that the experts will meet. A file's number is its seed.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -103,32 +105,18 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"parts-{number:04d}.npz"
 
 
-def _save(stream: object, samples: list[Sample]) -> None:
-    marks = [(row, mark.label, *mark.box) for row, sample in enumerate(samples) for mark in sample.marks]
-    np.savez(
-        stream,  # type: ignore[arg-type]
-        component=np.array([sample.component for sample in samples]),
-        truth=np.array([sample.truth for sample in samples]),
-        side=np.array([len(sample.pixels) for sample in samples]),
-        pixels=np.concatenate([sample.pixels.ravel() for sample in samples]),
-        owner=np.array([mark[0] for mark in marks], np.int64),
-        label=np.array([mark[1] for mark in marks], np.str_),
-        box=np.array([mark[2:] for mark in marks], np.float32).reshape(-1, 4),
-    )
+def _save(stream: IO[bytes], samples: list[Sample]) -> None:
+    # Boxes in single precision: trainings have always read them so.
+    marks = [[(mark.label, np.array(mark.box, np.float32).tolist()) for mark in sample.marks] for sample in samples]
+    rows = [(each.component, each.truth, len(each.pixels), own) for each, own in zip(samples, marks, strict=True)]
+    np.savez(stream, rows=json.dumps(rows), pixels=np.concatenate([sample.pixels.ravel() for sample in samples]))
 
 
-def _load(path: Path) -> list[Sample]:
+def _load(path: Path) -> Iterator[Sample]:
     with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    marks: list[list[SolderMark]] = [[] for _ in arrays["side"]]
-    for owner, label, box in zip(
-        arrays["owner"].tolist(), arrays["label"].tolist(), arrays["box"].tolist(), strict=True
-    ):
-        marks[owner].append(SolderMark(label, tuple(box)))
-    samples, begin = [], 0
-    rows = zip(arrays["component"].tolist(), arrays["truth"].tolist(), arrays["side"].tolist(), marks, strict=True)
-    for component, truth, side, own in rows:
-        pixels = arrays["pixels"][begin : begin + side * side * 3].reshape(side, side, 3)
-        samples.append(Sample(component, truth, pixels, tuple(own)))
-        begin += side * side * 3
-    return samples
+        rows, pixels = json.loads(str(file["rows"])), file["pixels"]
+    begin = 0
+    for component, truth, side, marks in rows:
+        part = pixels[begin : begin + side * side * 3].reshape(side, side, 3)
+        yield Sample(component, truth, part, tuple(SolderMark(label, tuple(box)) for label, box in marks))
+        begin += part.size

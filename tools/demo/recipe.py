@@ -6,34 +6,139 @@ Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalo
 import json
 import multiprocessing
 import platform
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any
 
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from daemon.line.line import load_line
 from experts.spec import Answer
 from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
+from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
 from tools.demo.files import write_configuration, write_rules
-from tools.demo.measure import Figures, measure, measured_table
+from tools.demo.judge import OnAnswer, PartToJudge, judge_parts, loaded_pool
 from tools.demo.pictures import Sample, read_files, render_missing, samples_of
 from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train_network
 from tools.experts.measure import write_confidences
-from tools.terminal.console import console
+from tools.terminal.console import console, print_table
 from tools.terminal.progress import Bars
+from tools.training.held_out import Rate
+
+#: Shares of parts with a defect, boards of each share, and the first seed. Trainings and cameras use other seeds.
+RATES = (DEFECT_RATE, 0.2)
+BOARDS, FIRST_SEED = 200, 600_000
+_AT_ONCE = 20
+
+OnShare = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPart:
+    board: int
+    component: str
+    truth: str
+    verdict: str
+
+    @property
+    def is_good(self) -> bool:
+        return self.truth == "ok"
+
+    @property
+    def is_called(self) -> bool:
+        return self.verdict != "pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Verdicts on boards of one rate of defects."""
+
+    rate: float
+    parts: tuple[JudgedPart, ...]
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return, by name, how many and out of how many."""
+        bad = [part for part in self.parts if not part.is_good]
+        good = [part for part in self.parts if part.is_good]
+        with_defects = {part.board for part in bad}
+        stopped = {part.board for part in self.parts if part.is_called}
+        boards = {part.board for part in self.parts}
+        without = boards - with_defects
+        return {
+            "defects caught": (sum(part.is_called for part in bad), len(bad)),
+            "good parts called": (sum(part.is_called for part in good), len(good)),
+            "boards with defects stopped": (len(with_defects & stopped), len(with_defects)),
+            "good boards that pass": (len(without - stopped), len(without)),
+        }
+
+    def mistakes(self) -> dict[str, int]:
+        """Count mistakes by component, truth and verdict, most frequent first."""
+        wrong = Counter(f"{p.component} {p.truth} {p.verdict}" for p in self.parts if p.is_good == p.is_called)
+        return dict(wrong.most_common())
+
+    def as_json(self) -> dict[str, Any]:
+        counts = {
+            name: {"count": count, "of": of, "share": round(count / max(of, 1), 5), "interval": Rate(count, of).wilson}
+            for name, (count, of) in self.counts().items()
+        }
+        return {"rate": self.rate, **counts, "mistakes": self.mistakes()}
+
+
+def measure(
+    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer | None = None
+) -> list[Figures]:
+    """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
+    line = load_line(config)
+    pool, kinds, figures = loaded_pool(line.catalog), list(board_types()), list[Figures]()
+    for place, rate in enumerate(RATES):
+        judged: list[JudgedPart] = []
+        for start in range(0, boards, _AT_ONCE):
+            numbers = range(start, min(start + _AT_ONCE, boards))
+            rendered = [
+                (number, part)
+                for number in numbers
+                for part in render_board(kinds[number % len(kinds)], _seed(place, number), rate).placements
+            ]
+            parts = [PartToJudge(kinds[number % len(kinds)], part.component, part.pixels) for number, part in rendered]
+            verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else None)
+            judged += [
+                JudgedPart(number, part.component, part.truth, verdict)
+                for (number, part), verdict in zip(rendered, verdicts, strict=True)
+            ]
+            on_share((place + numbers.stop / boards) / len(RATES))
+        figures.append(Figures(rate, tuple(judged)))
+    return figures
+
+
+def _seed(place: int, number: int) -> int:
+    return FIRST_SEED + place * 10_000 + number
+
+
+def measured_table(figures: Sequence[Figures]) -> None:
+    """Print caught defects and false calls, by part and by board, then the mistakes."""
+    rows: list[tuple[str, ...]] = []
+    for each in figures:
+        for name, (count, of) in each.counts().items():
+            low, high = Rate(count, of).wilson
+            share = f"{count / max(of, 1):.4f}"
+            rows.append((f"{each.rate:.0%}", name, f"{count} of {of}", share, f"{low:.4f} to {high:.4f}"))
+    print_table("Boards that no training saw", ("defects", "", "", "share", "95 %"), rows)
+    for each in figures:
+        mistakes = ", ".join(f"{count} {what}" for what, count in each.mistakes().items()) or "none"
+        console.print(f"mistakes at {each.rate:.0%}: {mistakes}")
+
 
 #: Raise the number with every change of renderer, training or export that makes other experts.
 NAME, VERSION = "rendered-parts", 1
 #: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
 _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
+_COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +160,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
     """Make the experts in `folder/experts`, or go on making them, and print their figures; return that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "experts"
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bars:
+    with Bars(*_COLUMNS, console=console) as bars:
         _run_jobs(bars, folder, recipe)
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
@@ -86,8 +190,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
 
 def measure_line(folder: Path) -> None:
     """Print the figures of the line in `folder` on boards that no training saw."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bars:
+    with Bars(*_COLUMNS, console=console) as bars:
         task = bars.add_task("judging 400 boards", total=1.0)
         figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))
     measured_table(figures)
@@ -95,53 +198,37 @@ def measure_line(folder: Path) -> None:
 
 def _run_jobs(bars: Bars, folder: Path, recipe: Recipe) -> None:
     """Run two at a time, each on its own core: first the pictures, for which the first training waits."""
-    jobs: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
-        "rendering pictures": (_render, (folder, recipe.files + recipe.held_out_files)),
-        **{
-            f"training {expert}": (_train, (expert, folder, recipe.files, recipe.steps_share))
-            for expert in (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
-        },
-    }
+    networks = (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
     with multiprocessing.get_context("spawn").Manager() as manager, two_processes() as pool:
-        shares: Queue[tuple[str, float]] = manager.Queue()
-        running: list[Future[None]] = [
-            pool.submit(job, *arguments, shares, title) for title, (job, arguments) in jobs.items()
-        ]
+        shares: MutableMapping[str, float] = manager.dict()
+        running = [pool.submit(_render, folder, recipe.files + recipe.held_out_files, shares, "rendering pictures")]
+        running += [pool.submit(_train, name, folder, recipe, shares, f"training {name}") for name in networks]
         tasks: dict[str, TaskID] = {}  # a job that waits for a core has no bar yet
-        while not all(job.done() for job in running) or not shares.empty():
-            with suppress(Empty):
-                title, share = shares.get(timeout=0.5)
-                if title not in tasks:
-                    tasks[title] = bars.add_task(title, total=1.0)
-                bars.update(tasks[title], completed=share)
+        is_over = False
+        while not is_over:
+            is_over = not wait(running, 0.5, FIRST_EXCEPTION).not_done
             for job in running:
                 if job.done():
                     job.result()
+            for title, share in shares.items():
+                if title not in tasks:
+                    tasks[title] = bars.add_task(title, total=1.0)
+                bars.update(tasks[title], completed=share)
 
 
-def _render(folder: Path, files: int, shares: "Queue[tuple[str, float]]", title: str) -> None:
+def _render(folder: Path, files: int, shares: MutableMapping[str, float], title: str) -> None:
     import cv2
 
     cv2.setNumThreads(1)
     for number in render_missing(folder / "pictures", files):
-        shares.put((title, (number + 1) / files))
+        shares[title] = (number + 1) / files
 
 
-def _train(
-    expert: str, folder: Path, files: int, steps_share: float, shares: "Queue[tuple[str, float]]", title: str
-) -> None:
+def _train(expert: str, folder: Path, recipe: Recipe, shares: MutableMapping[str, float], title: str) -> None:
     import cv2
 
     cv2.setNumThreads(1)
-    last_s = 0.0
-
-    def on_share(share: float) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s > 1 or share >= 1:
-            last_s = time.monotonic()
-            shares.put((title, share))
-
-    train_network(expert, folder, files, steps_share, on_share)
+    train_network(expert, folder, recipe.files, recipe.steps_share, lambda share: shares.update({title: share}))
 
 
 @contextmanager
@@ -166,14 +253,15 @@ def _calibration_samples(boards: int) -> Iterator[Sample]:
 
 def write_provenance(folder: Path, out: Path, recipe: Recipe, figures: list[Figures]) -> None:
     """Write how the experts came about and what they are worth, and the sha256 of each file."""
-    lessons = (CLASSIFIERS, *(detector.lesson for detector in DETECTORS))
+    lessons = (CLASSIFIERS, *DETECTORS)
+    lengths = [{key: value for key, value in asdict(lesson).items() if key != "labels"} for lesson in lessons]
     files = sorted(path for path in out.iterdir() if path.name != "provenance.json")
     document = {
         "recipe": NAME,
         "version": VERSION,
         "command": "coserve demo --train",
         "seed": 0,
-        "parameters": asdict(recipe) | {"lessons": [asdict(lesson) for lesson in lessons]},
+        "parameters": asdict(recipe) | {"lessons": lengths},
         "hours": {lesson.expert: round(spent_s(lesson.expert, folder) / 3600, 2) for lesson in lessons},
         "processor": _processor(),
         "figures": [each.as_json() for each in figures],

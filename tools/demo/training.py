@@ -4,7 +4,6 @@ A training writes a checkpoint every few minutes and goes on from it. Every step
 its own, so that a training that was interrupted gives what an uninterrupted one gives.
 """
 
-import copy
 import os
 import time
 from collections.abc import Callable
@@ -16,14 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils import _pytree
 
 from experts.vision.preprocess import to_square
 from tools.camera.render import PartType, part_types
+from tools.demo.files import SOLDER_DETECTORS
 from tools.demo.pictures import Sample, read_files
 from tools.training import fit
-from tools.training.detector_loop import collate, new_detector
+from tools.training.detector_loop import Descent, collate, new_detector
 
 CLASSIFIER, DETECTOR = "resnet18", "yolov8n"
 BACKBONE = "parts"
@@ -32,7 +31,6 @@ _FIRST_FILES, _STEPS_PER_FILE = 6, 40
 #: Share of the loss that tells all labels of all components apart; the rest only those of the picture's component.
 _OTHERS_SHARE = 0.15
 _WARM_UP_STEPS, _CLOSING_SHARE = 200, 0.35
-_WEIGHT_DECAY, _BETAS, _MAX_GRADIENT = 0.02, (0.9, 0.99), 10.0
 _EMA_DECAY = 0.998
 _CHECKPOINT_EVERY_S = 150.0
 
@@ -41,7 +39,10 @@ OnShare = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The length of a training: steps of `batch` pictures, the first ones of `first_size` pixels, then of `size`."""
+    """The length of a training: steps of `batch` pictures, the first ones of `first_size` pixels, then of `size`.
+
+    `labels` are those of a solder detector, which many component types share.
+    """
 
     expert: str
     size: int
@@ -50,10 +51,14 @@ class Lesson:
     steps: int
     batch: int
     learning_rate: float = 2e-3
+    labels: tuple[str, ...] = ()
 
     def shortened(self, share: float) -> "Lesson":
         steps, first = max(2, round(self.steps * share)), round(self.first_steps * share)
         return replace(self, steps=steps, first_steps=first)
+
+    def covers(self, part: PartType) -> bool:
+        return SOLDER_DETECTORS[part.family] == self.expert
 
     def size_at(self, step: int) -> int:
         return self.first_size if step < self.first_steps else self.size
@@ -64,39 +69,13 @@ class Lesson:
         return self.learning_rate * min(1.0, (step + 1) / _WARM_UP_STEPS) * min(1.0, max(closing, 0.01))
 
 
-@dataclass(frozen=True, slots=True)
-class SharedDetector:
-    """A detector that many component types share, and its training."""
-
-    families: tuple[str, ...]
-    labels: tuple[str, ...]
-    lesson: Lesson
-
-    @property
-    def expert(self) -> str:
-        return self.lesson.expert
-
-    @property
-    def input_size(self) -> int:
-        return self.lesson.size
-
-    def covers(self, part: PartType) -> bool:
-        return part.family in self.families
-
-
 CLASSIFIERS = Lesson(BACKBONE, size=96, first_size=64, first_steps=2000, steps=4000, batch=32)
+_CHIP, _LEADED = ("insufficient", "bridge"), ("insufficient", "lifted_lead", "bridge")
 DETECTORS = (
-    SharedDetector(
-        ("chip", "led", "electrolytic"),
-        ("insufficient", "bridge"),
-        Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=1500, batch=16),
-    ),
-    SharedDetector(
-        ("sot23", "soic", "qfp", "connector"),
-        ("insufficient", "lifted_lead", "bridge"),
-        Lesson("solder-leaded", size=160, first_size=128, first_steps=2500, steps=5000, batch=16),
-    ),
+    Lesson("solder-chip", size=96, first_size=96, first_steps=0, steps=1500, batch=16, labels=_CHIP),
+    Lesson("solder-leaded", size=160, first_size=128, first_steps=2500, steps=5000, batch=16, labels=_LEADED),
 )
+_LESSONS = {lesson.expert: lesson for lesson in (CLASSIFIERS, *DETECTORS)}
 
 
 class Pictures:
@@ -159,14 +138,13 @@ class SolderLoss:
 
     _GOOD_SHARE = 0.35
 
-    def __init__(self, pictures: Pictures, detector: SharedDetector, lesson: Lesson) -> None:
-        self._pictures, self._detector, self._lesson = pictures, detector, lesson
+    def __init__(self, pictures: Pictures, labels: tuple[str, ...], lesson: Lesson) -> None:
+        self._pictures, self._labels, self._lesson = pictures, labels, lesson
         self._good: list[Sample] = []
         self._bad: list[list[Sample]] = []
 
     def new_model(self) -> nn.Module:
-        labels = self._detector.labels
-        return new_detector(DETECTOR, labels)
+        return new_detector(DETECTOR, self._labels)
 
     def __call__(self, model: nn.Module, step: int, rng: np.random.Generator) -> torch.Tensor:
         self.read(step)
@@ -182,7 +160,7 @@ class SolderLoss:
         if self._pictures.at(step):
             samples = self._pictures.samples
             self._good = [s for s in samples if s.truth == "ok"]
-            bad = [[s for s in samples if s.truth == label] for label in self._detector.labels]
+            bad = [[s for s in samples if s.truth == label] for label in self._labels]
             self._bad = [pictures for pictures in bad if pictures]
 
     def picture(self, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -201,7 +179,7 @@ class SolderLoss:
         return np.clip(lit, 0, 255).astype(np.uint8), boxes
 
     def _boxes(self, sample: Sample, size: int) -> np.ndarray:
-        gain, labels = size / sample.pixels.shape[0], self._detector.labels
+        gain, labels = size / sample.pixels.shape[0], self._labels
         rows = [(*(v * gain for v in m.box), labels.index(m.label)) for m in sample.marks if m.label in labels]
         boxes = np.array(rows, np.float32).reshape(-1, 5)
         boxes[:, :4] = np.clip(boxes[:, :4], 0, size)
@@ -213,7 +191,7 @@ def train_network(
 ) -> None:
     """Train the network `expert` on `folder/pictures`, or go on with it, up to its last checkpoint."""
     torch.set_num_threads(1)
-    lesson = _lesson(expert).shortened(steps_share)
+    lesson = _LESSONS[expert].shortened(steps_share)
     train_on(network_loss(expert, folder, files, lesson), lesson, folder / f"{expert}.checkpoint", on_share)
 
 
@@ -225,96 +203,48 @@ def train_on(
     every_s: float = _CHECKPOINT_EVERY_S,
 ) -> None:
     """Train a network by its loss, or go on with it, and write a checkpoint at regular times and at the end."""
-    _Run(loss, lesson, checkpoint).finish(on_share, every_s)
+    torch.manual_seed(0)
+    descent, begin, spent_s = Descent(loss.new_model(), _EMA_DECAY), 0, 0.0
+    parts = {"model": descent.model, "average": descent.average, "optimiser": descent.optimiser}
+    if checkpoint.exists():
+        state = _read(checkpoint)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        begin, spent_s = state["step"], state["spent_s"]
+    saved_s = time.monotonic()
+    for step in range(begin, lesson.steps):
+        began_s, done = time.monotonic(), step + 1
+        descent.step(loss(descent.model, step, np.random.default_rng([5, step])), lesson.rate_at(step), done)
+        spent_s += time.monotonic() - began_s
+        if time.monotonic() - saved_s >= every_s or done == lesson.steps:
+            file = checkpoint.with_suffix(f".{os.getpid()}.part")
+            torch.save({name: p.state_dict() for name, p in parts.items()} | {"step": done, "spent_s": spent_s}, file)
+            file.replace(checkpoint)
+            saved_s = time.monotonic()
+        on_share(done / lesson.steps)
 
 
 def spent_s(expert: str, folder: Path) -> float:
     """Return the seconds that the training of `expert` has taken."""
-    return float(_checkpoint(expert, folder)["spent_s"])
+    return float(_read(folder / f"{expert}.checkpoint")["spent_s"])
 
 
 def averaged_network(expert: str, folder: Path) -> nn.Module:
     """Return the network `expert` as far as it is trained. Raises FileNotFoundError without a checkpoint."""
     loss = network_loss(expert, folder, 0)
     model = loss.new_model()
-    model.load_state_dict(_checkpoint(expert, folder)["average"])
+    model.load_state_dict(_read(folder / f"{expert}.checkpoint")["average"])
     return model.eval()
 
 
-def _checkpoint(expert: str, folder: Path) -> dict[str, Any]:
-    return torch.load(folder / f"{expert}.checkpoint", map_location="cpu", weights_only=True)
-
-
-def _lesson(expert: str) -> Lesson:
-    return CLASSIFIERS if expert == BACKBONE else next(d.lesson for d in DETECTORS if d.expert == expert)
+def _read(checkpoint: Path) -> dict[str, Any]:
+    return torch.load(checkpoint, map_location="cpu", weights_only=True)
 
 
 def network_loss(expert: str, folder: Path, files: int, lesson: Lesson | None = None) -> PartLoss | SolderLoss:
     """Return the loss that trains the network `expert` on `files` files of `folder/pictures`."""
-    library, lesson = part_types(), lesson or _lesson(expert)
+    library, own = part_types(), _LESSONS[expert]
     if expert == BACKBONE:
-        return PartLoss(Pictures(folder / "pictures", files, lambda _: True), lesson)
-    detector = next(d for d in DETECTORS if d.expert == expert)
-    wanted = lambda s: bool(s.marks) and detector.covers(library[s.component])  # noqa: E731
-    return SolderLoss(Pictures(folder / "pictures", files, wanted), detector, lesson)
-
-
-class _Run:
-    """The state of a training: the network, its average, the optimiser, the step."""
-
-    def __init__(self, loss: PartLoss | SolderLoss, lesson: Lesson, checkpoint: Path) -> None:
-        torch.manual_seed(0)
-        self._loss, self._lesson, self._checkpoint = loss, lesson, checkpoint
-        self.model = loss.new_model().train()
-        self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
-        matrices = [p for p in self.model.parameters() if p.ndim > 1]
-        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimiser = torch.optim.AdamW(groups, lr=lesson.learning_rate, betas=_BETAS, fused=True)
-        followed = zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True)
-        self._followed = [pair for pair in followed if pair[0].dtype.is_floating_point]
-        self.step, self.recent_loss, self.spent_s = 0, 0.0, 0.0
-        if checkpoint.exists():
-            self._load()
-
-    def finish(self, on_share: OnShare, every_s: float) -> None:
-        """Train until the lesson is over."""
-        saved_s = time.monotonic()
-        while self.step < self._lesson.steps:
-            begin_s = time.monotonic()
-            self._train_once()
-            self.spent_s += time.monotonic() - begin_s
-            if time.monotonic() - saved_s >= every_s or self.step == self._lesson.steps:
-                self._save()
-                saved_s = time.monotonic()
-            on_share(self.step / self._lesson.steps)
-
-    def _train_once(self) -> None:
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._lesson.rate_at(self.step)
-        loss = self._loss(self.model, self.step, np.random.default_rng([5, self.step]))
-        self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
-        self._optimiser.step()
-        self.step += 1
-        self.recent_loss += (float(loss.detach()) - self.recent_loss) * max(0.02, 1 / self.step)
-        keep = min(_EMA_DECAY, (1 + self.step) / (10 + self.step))
-        averages, trained = zip(*self._followed, strict=True)
-        with torch.no_grad():
-            get_ema_multi_avg_fn(keep)(averages, trained, self.step)
-
-    def _save(self) -> None:
-        part = self._checkpoint.with_suffix(f".{os.getpid()}.part")
-        state = {"model": self.model.state_dict(), "average": self.average.state_dict()}
-        torch.save(
-            state | {"optimiser": self._optimiser.state_dict(), "step": self.step, "spent_s": self.spent_s}, part
-        )
-        part.replace(self._checkpoint)
-
-    def _load(self) -> None:
-        state = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state["average"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self.step, self.spent_s = state["step"], state.get("spent_s", 0.0)
+        return PartLoss(Pictures(folder / "pictures", files, lambda _: True), lesson or own)
+    wanted = lambda s: bool(s.marks) and own.covers(library[s.component])  # noqa: E731
+    return SolderLoss(Pictures(folder / "pictures", files, wanted), own.labels, lesson or own)

@@ -29,24 +29,6 @@ _NO_DAEMON = "no daemon runs: it is in force from the next start on"
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsCandidate:
-    """Weights from elsewhere with their entry, whose `file` is relative to `root`; `note` is a warning."""
-
-    entry: CatalogEntry
-    root: Path
-    note: str | None = None
-
-    @property
-    def weights(self) -> Path:
-        return self.root / self.entry.file
-
-    @property
-    def entry_in_place(self) -> CatalogEntry:
-        """Return the entry with its files where they lie now, for a catalog of another folder."""
-        return self.entry.moved_from(self.root)
-
-
-@dataclass(frozen=True, slots=True)
 class VersionSwitch:
     """A switch of versions. `heard`: the daemon serves `version` now; else `note` says when it will, or what failed.
 
@@ -66,44 +48,46 @@ class VersionSwitch:
         return self.heard or self.note == _NO_DAEMON
 
 
-def find_candidate(name: str, source: Path) -> WeightsCandidate:
-    """Find the weights for `name` in a folder that training or import wrote, or in one weights file of such a folder.
+def find_candidate(name: str, source: Path) -> CatalogEntry:
+    """Return the entry for `name` in a folder that training or import wrote, or that of one weights file there.
 
-    A weights file without a catalog beside it gets an entry from its own header, without a temperature. Raises
+    A weights file that no catalog names gets one from its header (`is_undescribed`). Its paths are absolute. Raises
     VersionsError.
     """
+    if not source.exists():
+        raise VersionsError(f"{source}: there is no such file or folder")
     folder = source if source.is_dir() else source.parent
     entries = _entries(folder / "catalog.yaml")
-    if source.is_dir():
-        if not entries:
-            raise VersionsError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
-        if name not in entries and len(entries) > 1:
-            raise VersionsError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
-        return WeightsCandidate(entries.get(name) or next(iter(entries.values())), folder)
-    if not source.is_file():
-        raise VersionsError(f"{source}: there is no such file or folder")
-    matches = [entry for entry in entries.values() if (folder / entry.file).resolve() == source.resolve()]
-    if matches:
-        return WeightsCandidate(matches[0], folder)
-    note = "there is no catalog beside it: its temperature is taken as 1"
-    return WeightsCandidate(_entry_of(source), folder, note=note)
+    if source.is_file():
+        entries = {key: each for key, each in entries.items() if (folder / each.file).resolve() == source.resolve()}
+    if not entries and source.is_file():
+        return _entry_of(source).moved_from(folder)
+    if not entries:
+        raise VersionsError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
+    if source.is_dir() and name not in entries and len(entries) > 1:
+        raise VersionsError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
+    return (entries.get(name) or next(iter(entries.values()))).moved_from(folder)
 
 
-def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> tuple[str, str | None]:
-    """Check a version and keep it as a candidate; return the version and a warning. Raises VersionsError."""
+def is_undescribed(source: Path) -> bool:
+    """Return True for a weights file that no catalog beside it names: its temperature is taken as 1."""
+    entries = _entries(source.parent / "catalog.yaml") if source.is_file() else {}
+    return source.is_file() and not any(
+        (source.parent / each.file).resolve() == source.resolve() for each in entries.values()
+    )
+
+
+def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> str:
+    """Check a version and keep it as a candidate; return the version. Raises VersionsError with every problem."""
     candidate = find_candidate(name, source)
-    check(line, name, candidate)
+    _must_have_none(entry_problems(name, candidate, source, forward=True) or line.new_problems({name: candidate}))
     with line.versions.changing() as change:
-        version = change.put(name, candidate.entry_in_place, str(source.resolve()), note)
+        version = change.put(name, candidate, str(source.resolve()), note)
     line.record_versions()
-    return version, candidate.note
+    return version
 
 
-def check(line: ExpertsLine, name: str, candidate: WeightsCandidate) -> None:
-    """Raise VersionsError with every problem of `candidate` as a version of `name`."""
-    problems = entry_problems(name, candidate.entry, candidate.root, forward=True)
-    if not problems:
-        problems = line.new_problems({name: candidate.entry_in_place})
+def _must_have_none(problems: Sequence[str]) -> None:
     if problems:
         raise VersionsError("\n".join(problems))
 
@@ -120,7 +104,7 @@ def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None
         catalog, before, old = line.versions.catalog, expert.in_force, expert.version
         text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
         report = describe_shadow(line, name) if expert.shadow and expert.shadow.version == version else None
-        change.promote(name, version, action, note)
+        change.promote({name: version}, action, note)
         heard, problem = _reload(line, change, name, text, before, note)
     lacks = None if report is None or report["holds"] else f"its shadow {report['sentence']}"
     return VersionSwitch(name, version, old, heard, problem, change.lost_comments, lacks)
@@ -145,11 +129,10 @@ def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str)
     candidate = expert.versions.get(version)
     if candidate is None:
         raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")
-    problems = entry_problems(expert.name, candidate.entry, line.versions.folder)
-    if not problems:
-        problems = line.problems({**entries_in_force(change.experts), expert.name: candidate.entry})
-    if problems:
-        raise VersionsError("\n".join(problems))
+    _must_have_none(
+        entry_problems(expert.name, candidate.entry, line.versions.folder)
+        or line.problems({**entries_in_force(change.experts), expert.name: candidate.entry})
+    )
 
 
 def _reload(
@@ -240,11 +223,7 @@ def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool 
     catalog, problems = resolve(CatalogFile(experts={name: entry}), root)
     if problems:
         return [_with_file(root / entry.file, f"{where[-1]}: {message}", message) for where, message in problems]
-    return load_problems(catalog[ExpertId(name)], forward=forward)
-
-
-def load_problems(spec: ExpertSpec, *, forward: bool) -> list[str]:
-    """Return why `spec` cannot be loaded and, with `forward`, run."""
+    spec = catalog[ExpertId(name)]
     pool = SlotPool("cpu", spec.resident.weights_bytes)
     try:
         pool.load(spec.resident)

@@ -55,12 +55,13 @@ class ExpertsLine:
         catalog, problems = resolve(file, self.versions.folder, folders)
         return catalog, [f"{self.versions.catalog}: {where[1]}: {message}" for where, message in problems]
 
-    def routes(self, catalog: Catalog) -> Routes | None:
-        """Compile the rules against `catalog`; None if they have mistakes."""
+    def in_force(self) -> tuple[Catalog, Routes | None]:
+        """Return the specs in force, and the rules compiled against them; None if they have mistakes."""
+        catalog, _ = self.catalog(entries_in_force(self.experts()))
         try:
-            return load_routes(self.config.rules, catalog)
+            return catalog, load_routes(self.config.rules, catalog)
         except RulesError:
-            return None
+            return catalog, None
 
     def problems(
         self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False, rules: Path | None = None

@@ -22,7 +22,7 @@ from experts.spec import SettingChange, digest_of, setting_changes
 from experts.versions import Expert, Versions, VersionsError, version_of, weights_of
 from experts.weights import read_header
 from routing_rules.routes import uses
-from tools.experts.line import ExpertsLine, entries_in_force
+from tools.experts.line import ExpertsLine
 
 _CallCounts = dict[VersionKey, ExpertCalls]
 #: `other settings`: the weights are in force or kept, but not with the settings in question.
@@ -208,8 +208,7 @@ def _drift(line: ExpertsLine, expert: Expert) -> dict[str, Any] | None:
 
 
 def _uses(line: ExpertsLine, name: str) -> list[dict[str, Any]]:
-    catalog, _ = line.catalog(entries_in_force(line.experts()))
-    routes = line.routes(catalog)
+    _, routes = line.in_force()
     return [asdict(use) for use in uses(routes, name)] if routes is not None else []
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from experts.catalog import CatalogFile, Confidences
-from experts.catalog_edit import read, replace_entry
+from experts.catalog_edit import read, replace_entries
 from experts.drift import histograms
-from experts.errors import ExpertError, ImageError
+from experts.errors import ImageError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, prepare
@@ -24,20 +24,16 @@ SAMPLES = 32
 _MAX_IMAGES = 5000
 
 
-class MeasureError(CommandError):
-    """Nothing to measure; the text says why."""
-
-
 def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, Any]:
-    """Write the confidences of the version in force into the catalog. Raises MeasureError, VersionsError."""
+    """Write the confidences of the version in force into the catalog. Raises CommandError, VersionsError."""
     if not images.is_dir():
-        raise MeasureError(f"no folder {images}: name one with images of {name}")
+        raise CommandError(f"no folder {images}: name one with images of {name}")
     with line.versions.changing() as change:
         expert = change.expert(name)
         catalog, problems = line.catalog({name: expert.in_force} if expert.in_force is not None else {})
         spec = catalog.get(ExpertId(name))
         if spec is None or problems:
-            raise MeasureError(problems[0] if problems else f"{name} has no version in force")
+            raise CommandError(problems[0] if problems else f"{name} has no version in force")
         confidences = confidences_of(spec, images)
         change.measured(name, confidences)
     counts = {label: list(values) for label, values in confidences.items()}
@@ -45,15 +41,12 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, An
 
 
 def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
-    """Return counts by answered label of the images in `folder` and below it. Raises MeasureError."""
+    """Return counts by answered label of the images in `folder` and below it. Raises CommandError."""
     if not spec.classes:
-        raise MeasureError(f"{spec.name} is a backbone, which gives no answers: measure its heads")
-    try:
-        answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
-    except ExpertError as error:
-        raise MeasureError(str(error)) from error
+        raise CommandError(f"{spec.name} is a backbone, which gives no answers: measure its heads")
+    answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
     if not answers:
-        raise MeasureError(f"{folder}: holds no image that can be decoded")
+        raise CommandError(f"{folder}: holds no image that can be decoded")
     return by_label(answers)
 
 
@@ -77,7 +70,7 @@ def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> Non
     for expert, own in answers.items():
         entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
         measured = entries[expert].model_copy(update={"confidences": by_label(own)})
-        replace_entry(catalog, entries, expert, measured)
+        replace_entries(catalog, entries, {expert: measured})
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, and_, func, select
 
 from daemon.storage.database.reviews import DAEMON, newest_of_each
 from daemon.storage.database.schema import detections, inspections, reviews, stages
-from experts.errors import ExpertError
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import ClassifierStep, Routes, chain
-from tools.experts.line import ExpertsLine, entries_in_force
-from tools.experts.measure import MeasureError, answers_of, images_in
+from tools.experts.line import ExpertsLine
+from tools.experts.measure import answers_of, images_in
+from tools.terminal.console import CommandError
 
 _Floats = NDArray[np.float64]
 #: Answers that are read, the newest; images of either kind, and passed images, that an estimate needs.
@@ -55,11 +55,11 @@ class _Evidence:
 def cheapest(
     line: ExpertsLine, name: str, label: str | None, escape_cost: float, false_call_cost: float, pictures: Path | None
 ) -> dict[str, Any]:
-    """Return the cost of 1,000 images by threshold, and the best threshold with its interval. Raises MeasureError."""
-    catalog, _ = line.catalog(entries_in_force(line.experts()))
-    spec, routes = catalog.get(ExpertId(name)), line.routes(catalog)
+    """Return the cost of 1,000 images by threshold, and the best threshold with its interval. Raises CommandError."""
+    catalog, routes = line.in_force()
+    spec = catalog.get(ExpertId(name))
     if spec is None or routes is None:
-        raise MeasureError(f"{name} is not in force, or the rules have mistakes: coserve check")
+        raise CommandError(f"{name} is not in force, or the rules have mistakes: coserve check")
     use = _in_rules(routes, name, label)
     rows = line.in_database(lambda connection: _answers(connection, spec, use.label or "")) or []
     evidence, facts = _decided(np.array(rows, dtype=object).reshape(-1, 7), use)
@@ -72,7 +72,7 @@ def cheapest(
     missing = [f"{_MIN_EACH - facts[what]} more that {what}" for what in ("fail", "pass") if facts[what] < _MIN_EACH]
     if missing:
         known = f"of {name} {spec.version} {facts['fail']} images that fail and {facts['pass']} that pass are known"
-        raise MeasureError(f"too few decisions: {known}; {' and '.join(missing)} are needed")
+        raise CommandError(f"too few decisions: {known}; {' and '.join(missing)} are needed")
     grid = np.unique(np.append(np.linspace(0, 1, 101).round(2), use.in_force))
     if use.label is not None:
         grid = grid[grid >= (spec.confidence_floor if facts["compares_all"] else use.in_force)]
@@ -106,12 +106,12 @@ def _best(by_board: _Floats, grid: _Floats, in_force: float) -> dict[str, Any]:
 
 
 def _in_rules(routes: Routes, name: str, label: str | None) -> _Threshold:
-    """Return the threshold of the one entry of the rules that uses the expert. Raises MeasureError."""
+    """Return the threshold of the one entry of the rules that uses the expert. Raises CommandError."""
     firsts = (first for steps in routes.first_steps.values() for first in steps.values())
     every = [step for first in firsts for step in chain(first)]
     steps = {step.name: step for step in every if step.expert == name}
     if len(steps) != 1:
-        raise MeasureError(f"expected one entry of the rules that uses {name}, found {', '.join(steps) or 'none'}")
+        raise CommandError(f"expected one entry of the rules that uses {name}, found {', '.join(steps) or 'none'}")
     (step,) = steps.values()
     is_shared = any(other.name == step.name and other.expert != name for other in every)
     entry = f"{step.name} (other experts too: give {name} an entry of its own before it)" if is_shared else step.name
@@ -120,7 +120,7 @@ def _in_rules(routes: Routes, name: str, label: str | None) -> _Threshold:
     fail_on = dict(step.fail_on)
     label = label or (next(iter(fail_on)) if len(fail_on) == 1 else None)
     if label is None or label not in fail_on:
-        raise MeasureError(f"--label: expected one that `fail_on` of {step.name} names: {', '.join(fail_on) or 'none'}")
+        raise CommandError(f"--label: expected one that `fail_on` of {step.name} names: {', '.join(fail_on) or 'none'}")
     return _Threshold(entry, fail_on[label], (), label, (None, label, step.codes.get(label)))
 
 
@@ -166,15 +166,12 @@ def _decided(rows: NDArray[Any], use: _Threshold) -> tuple[_Evidence, dict[str, 
 def _pictured(spec: ExpertSpec, use: _Threshold, folder: Path, defective: float, images: int) -> _Evidence:
     """Return the pictures in `folder/LABEL`, weighted to stand for `images` of the line, `defective` of them bad."""
     if not defective:
-        raise MeasureError(f"no image of {spec.name} is decided to fail: 1 that fails is needed for their share")
+        raise CommandError(f"no image of {spec.name} is decided to fail: 1 that fails is needed for their share")
     confidence, bad = list[float](), list[bool]()
-    try:
-        for label in sorted(path for path in folder.glob("*") if path.is_dir()):
-            answers = answers_of(spec, images_in(label, spec))
-            confidence += [float(each.confidence or 0) if each.label in use.passes else -1.0 for each in answers]
-            bad += [label.name not in use.passes] * len(answers)
-    except ExpertError as error:
-        raise MeasureError(str(error)) from error
+    for label in sorted(path for path in folder.glob("*") if path.is_dir()):
+        answers = answers_of(spec, images_in(label, spec))
+        confidence += [float(each.confidence or 0) if each.label in use.passes else -1.0 for each in answers]
+        bad += [label.name not in use.passes] * len(answers)
     is_bad = np.array(bad, dtype=bool)
     weight = np.where(is_bad, defective / max(is_bad.sum(), 1), (images - defective) / max((~is_bad).sum(), 1))
     return _Evidence(np.array(confidence), is_bad, weight, np.arange(len(bad)))

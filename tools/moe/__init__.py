@@ -1,1 +1,1 @@
-"""Commands `coserve moe …` (tools/cli/moe.py), and their shared `text`, `checkpoint` and `progress`."""
+"""The work of the commands `coserve moe …` (tools/cli/moe.py), which import it when they run."""

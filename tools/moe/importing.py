@@ -3,53 +3,25 @@
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import torch
 
-from tools.terminal.console import AsJson, errors, print_json, print_table
-from tools.terminal.option_values import must_be_one_of
-
-if TYPE_CHECKING:
-    import torch
-
-    from experts.moe.weights.slot_file import Storage
+from experts.moe.arch import MoeArch
+from experts.moe.gating import ExpertKey
+from experts.moe.model.runtime import MoeRuntime, read_model
+from experts.moe.modes import open_mode
+from experts.moe.weights.expert_store import CheckpointStore
+from experts.moe.weights.slot_file import SlotFileStore, Storage, write_slot_file
+from tools.moe.progress import progress_bars
+from tools.terminal.console import errors
 
 #: Tokens of the text on which logits are compared.
 _PROBE_TOKENS = 64
 
 
-def import_model(
-    folder: Annotated[Path, typer.Argument(help="A checkpoint in Hugging Face format.", show_default=False)],
-    storage: Annotated[str, typer.Option(help="exact, int8 or int4: how experts are stored.")] = "exact",
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Check a checkpoint, and write its experts in slot layout into its folder `coserve/`.
-
-    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. A stopped run
-    resumes. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
-    --storage int8`.
-    """
-    from experts.moe.weights.slot_file import STORAGES
-
-    storages: dict[str, Storage] = {name: name for name in STORAGES}
-    must_be_one_of("--storage", storage, storages)
-    report = import_checkpoint(folder, storages[storage])
-    if as_json:
-        print_json(report)
-        return
-    print_table(f"experts of {folder}", ("", ""), list(report.items()))
-
-
-def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
+def import_checkpoint(folder: Path, storage: Storage) -> dict[str, Any]:
     """Check and import a checkpoint; return the report. Raises ModelError."""
-    from experts.moe.gating import ExpertKey
-    from experts.moe.model.runtime import read_model
-    from experts.moe.weights.expert_store import CheckpointStore
-    from experts.moe.weights.slot_file import SlotFileStore, write_slot_file
-    from tools.moe.progress import progress_bars
-
     _, arch, checkpoint = read_model(folder)
     original = CheckpointStore(arch, checkpoint)
     count = len(arch.expert_keys)
@@ -74,14 +46,14 @@ def import_checkpoint(folder: Path, storage: "Storage") -> dict[str, Any]:
         "seconds": round(written_s, 2),
     }
     if storage != "exact":
-        report |= _logit_errors(folder, storage)
+        report |= _logit_errors(folder, arch, storage)
     original.close()
     stored.close()
     return report
 
 
-def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
-    exact, packed = (_logits(folder, name) for name in ("checkpoint", storage))
+def _logit_errors(folder: Path, arch: MoeArch, storage: str) -> dict[str, float]:
+    exact, packed = (_logits(folder, arch, name) for name in ("checkpoint", storage))
     agreed = (exact.argmax(dim=-1) == packed.argmax(dim=-1)).float().mean()
     expected = exact.log_softmax(dim=-1)
     divergence = (expected.exp() * (expected - packed.log_softmax(dim=-1))).sum(dim=-1).mean()
@@ -93,14 +65,8 @@ def _logit_errors(folder: Path, storage: str) -> dict[str, float]:
     }
 
 
-def _logits(folder: Path, storage: str) -> "torch.Tensor":
+def _logits(folder: Path, arch: MoeArch, storage: str) -> torch.Tensor:
     """Return (tokens, vocabulary) float32 logits on seeded tokens, with few experts in memory."""
-    import torch
-
-    from experts.moe.model.runtime import MoeRuntime, read_model
-    from experts.moe.modes import open_mode
-
-    _, arch, _ = read_model(folder)
     slots = min(2 * arch.top_k, arch.experts) * arch.layers
     mode = open_mode("ondemand", folder)
     with closing(MoeRuntime.open(folder, mode, slots * arch.expert_bytes, storage=storage)) as runtime:

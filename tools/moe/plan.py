@@ -3,30 +3,45 @@
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+import torch
 
-from tools.terminal.console import console, print_table
-
-if TYPE_CHECKING:
-    import torch
-
-    from experts.moe.arch import MoeArch
-    from experts.moe.gating import ForwardStep, Routing
-    from experts.moe.model.runtime import MoeRuntime
-    from experts.moe.modes.swapmoe.planner import MeasuredPlan, MemoryPlan, PlanLimits, Preparation
-    from experts.moe.policy.genetic import Configuration, SearchSettings
+from daemon.units import parse_bytes
+from experts.moe.arch import MoeArch
+from experts.moe.errors import ModelError
+from experts.moe.gating import ForwardStep, Routing
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes.baselines import OnDemand
+from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
+from experts.moe.modes.swapmoe.planner import (
+    LossModel,
+    MeasuredPlan,
+    MemoryPlan,
+    PlanLimits,
+    Preparation,
+    even_counts,
+    fastest_period,
+    load_preparation,
+    plan_counts,
+    random_counts,
+    save_preparation,
+    with_plan,
+)
+from experts.moe.policy.genetic import Configuration, SearchSettings
+from experts.moe.weights.prepared import PreparedFiles
+from tools.moe.checkpoint import arch_of
+from tools.moe.progress import progress_bars
+from tools.moe.text import TRAIN, load_text
+from tools.terminal.console import console
 
 #: Update cycles that are tried, from the highest frequency to the lowest (§3.5.1).
 _PERIODS = (1, 2, 4, 8, 16, 32)
 #: Searches; each learns from the measurement of the one before.
 _ROUNDS = 8
 _MEASURED = "plan-measured"
-_COLUMNS = ("plan", "virtual experts of each layer", "nats per token", "loads per step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +57,10 @@ class PlanProfile:
     chunk: int = 8
 
 
-def plan(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")],
-    budget: Annotated[str, typer.Option(help="Memory for experts: `600MiB`, or a part of all of them: `50%`.")] = "50%",
-    configurations: Annotated[int, typer.Option(min=8, help="Random ones to measure.")] = 40,
-) -> None:
-    """Divide a memory budget among a model's layers, and say how often experts are swapped (mode swapmoe).
-
-    A stopped run resumes with the configuration it was at. An existing plan for this budget is made again from the
-    saved measurements.
-    """
-    planner = Planner(checkpoint, budget, PlanProfile())
-    plan = planner.run(configurations)
-    rows = [
-        _row("even split", planner.measured(planner.even, plan.period)),
-        _row("planned", planner.measured(plan.counts, plan.period)),
-    ]
-    print_table(f"{checkpoint}, {plan.budget_bytes} bytes, an update cycle of {plan.period} steps", _COLUMNS, rows)
-
-
-def _row(name: str, measured: "MeasuredPlan") -> tuple[str, ...]:
-    return name, " ".join(str(count) for count in measured.counts), f"{measured.loss:.4f}", f"{measured.loads:.2f}"
-
-
 class Planner:
     """Plans one budget of one checkpoint; measurements are saved and not repeated. Raises ModelError."""
 
     def __init__(self, checkpoint: Path, budget: str, profile: PlanProfile) -> None:
-        from experts.moe.modes.swapmoe.planner import even_counts, load_preparation
-        from experts.moe.weights.prepared import PreparedFiles
-        from tools.moe.checkpoint import arch_of
-        from tools.moe.text import TRAIN, load_text
-
         self._prepared = PreparedFiles(checkpoint)
         self._profile = profile
         self._arch = arch_of(checkpoint)
@@ -86,11 +73,8 @@ class Planner:
         self._measured = self._load_measured()
         self.even = even_counts(self._arch.layers, self._arch.experts, self._slots)
 
-    def run(self, configurations: int, settings: "SearchSettings | None" = None) -> "MemoryPlan":
+    def run(self, configurations: int, settings: SearchSettings | None = None) -> MemoryPlan:
         """Measure, search, and save the plan; `settings` of the search are the paper's by default."""
-        from experts.moe.modes.swapmoe.planner import MemoryPlan, random_counts, save_preparation, with_plan
-        from tools.moe.progress import progress_bars
-
         limits, period = self._frequency()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
         with progress_bars() as progress:
@@ -107,10 +91,10 @@ class Planner:
         fits = [self.measured(counts, period) for counts in drawn if sum(counts) <= self._slots]
         plan = MemoryPlan(self.budget_bytes, min(fits, key=lambda measured: measured.loss).counts, period)
         old = self._preparation
-        save_preparation(self._prepared, type(old)(old.norms, old.importance, with_plan(old.plans, plan)))
+        save_preparation(self._prepared, replace(old, plans=with_plan(old.plans, plan)))
         return plan
 
-    def measured(self, counts: "Configuration", period: int) -> "MeasuredPlan":
+    def measured(self, counts: Configuration, period: int) -> MeasuredPlan:
         """Return a configuration's measurement, taken now unless it is saved."""
         key = f"{'-'.join(map(str, counts))}@{period}"
         if key not in self._measured:
@@ -119,11 +103,8 @@ class Planner:
             self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": table})
         return self._measured[key]
 
-    def _frequency(self) -> "tuple[PlanLimits, int]":
+    def _frequency(self) -> tuple[PlanLimits, int]:
         """Measure how many loads fit in a step, and find the highest frequency within them (§3.5.1)."""
-        from experts.moe.modes.swapmoe.planner import PlanLimits, fastest_period
-        from tools.moe.progress import progress_bars
-
         _, load_ms, step_ms = self._serve(self.even, self._arch.layers, self._windows[:4])
         limits = PlanLimits(self._slots, load_ms, step_ms)
         tried: list[MeasuredPlan] = []
@@ -134,12 +115,8 @@ class Planner:
         return limits, fastest_period(tried, limits)
 
     def _search(
-        self, limits: "PlanLimits", period: int, drawn: "Sequence[Configuration]", settings: "SearchSettings | None"
-    ) -> "Configuration":
-        from experts.moe.modes.swapmoe.planner import LossModel, plan_counts
-        from experts.moe.policy.genetic import SearchSettings
-        from tools.moe.progress import progress_bars
-
+        self, limits: PlanLimits, period: int, drawn: Sequence[Configuration], settings: SearchSettings | None
+    ) -> Configuration:
         settings = settings or SearchSettings()
         measured = [self.measured(counts, period) for counts in drawn]
         model = LossModel(measured, self._arch.experts)
@@ -154,22 +131,16 @@ class Planner:
                 progress=lambda generation: progress("generations", generation, settings.generations),
             )
 
-    def _prepare(self) -> "Preparation":
+    def _prepare(self) -> Preparation:
         """Measure the norms of all experts, and Eq. 2 on the profile with every expert taking part."""
-        import torch
-
         from experts.moe.model.runtime import MoeRuntime
-        from experts.moe.modes.baselines import OnDemand
-        from experts.moe.modes.swapmoe.mode import expert_norms, importance
-        from experts.moe.modes.swapmoe.planner import Preparation, save_preparation
-        from tools.moe.progress import progress_bars
 
         with closing(MoeRuntime.open(self._prepared.checkpoint, OnDemand(), self.budget_bytes)) as runtime:
             with console.status("norms of all experts"):
                 norms = expert_norms(runtime.store)
             sums = torch.zeros_like(norms)
 
-            def add_importance(_step: "ForwardStep", gate: "Routing", _carried_out: "Routing") -> None:
+            def add_importance(_step: ForwardStep, gate: Routing, _carried_out: Routing) -> None:
                 sums[gate.layer] += importance(gate, norms[gate.layer])
 
             runtime.observers.append(add_importance)
@@ -182,23 +153,16 @@ class Planner:
         return preparation
 
     def _serve(
-        self, counts: "Configuration", period: int, windows: "Sequence[torch.Tensor]"
-    ) -> "tuple[MeasuredPlan, float, float]":
+        self, counts: Configuration, period: int, windows: Sequence[torch.Tensor]
+    ) -> tuple[MeasuredPlan, float, float]:
         """Open the model with a configuration and pass over the windows; return ms of a load and of a step, too."""
-        from experts.moe.model.runtime import MoeRuntime
-        from experts.moe.modes.swapmoe.mode import SwapMoe
-        from experts.moe.modes.swapmoe.planner import MeasuredPlan
-
-        mode = SwapMoe(self._preparation, counts=counts, period=period)
+        mode = SwapMoe(self._preparation, SwapMoeOptions(counts=counts, period=period))
         size_bytes = sum(counts) * self._arch.expert_bytes
         with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes)) as runtime:
             loss, loads, load_ms, step_ms = _pass(runtime, windows, self._profile)
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 
-    def _load_measured(self) -> "dict[str, MeasuredPlan]":
-        from experts.moe.errors import ModelError
-        from experts.moe.modes.swapmoe.planner import MeasuredPlan
-
+    def _load_measured(self) -> dict[str, MeasuredPlan]:
         try:
             saved = self._prepared.load_json(_MEASURED)
         except ModelError:
@@ -211,11 +175,8 @@ class Planner:
         }
 
 
-def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
+def _slots(arch: MoeArch, budget: str, checkpoint: Path) -> int:
     """Return how many experts a budget holds. Raises ModelError if it is no size, or too small for the mode."""
-    from daemon.units import parse_bytes
-    from experts.moe.errors import ModelError
-
     experts = len(arch.expert_keys)
     try:
         if budget.endswith("%"):
@@ -233,11 +194,9 @@ def _slots(arch: "MoeArch", budget: str, checkpoint: Path) -> int:
 
 
 def _pass(
-    runtime: "MoeRuntime", windows: "Sequence[torch.Tensor]", profile: PlanProfile
+    runtime: MoeRuntime, windows: Sequence[torch.Tensor], profile: PlanProfile
 ) -> tuple[float, float, float, float]:
     """Run the windows, awaiting swaps after each step; return loss, loads of a step, ms of a load and of a step."""
-    import torch
-
     lost, tokens, step_ms = 0.0, 0, list[float]()
     before = runtime.cache.metrics.counts.copy()
     with torch.no_grad():

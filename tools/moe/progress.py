@@ -2,20 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 
+from experts.moe.model.mode import FitProgress
 from tools.terminal.console import console
 from tools.terminal.progress import Bars
 
-if TYPE_CHECKING:
-    from experts.moe.model.mode import FitProgress
-
 
 @contextmanager
-def progress_bars(on: Console = console, *, transient: bool = False) -> "Iterator[FitProgress]":
+def progress_bars(on: Console = console, *, transient: bool = False) -> Iterator[FitProgress]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
     with Bars(*columns, console=on, transient=transient) as bars:

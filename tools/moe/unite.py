@@ -2,50 +2,20 @@
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+import torch
 
-from tools.terminal.console import fail, print_table
-
-if TYPE_CHECKING:
-    from experts.moe.model.mode import FitProgress
-    from experts.moe.model.runtime import MoeRuntime
-    from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe
-    from experts.moe.weights.prepared import PreparedFiles
-
-
-def unite(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint's folder with its traces.")],
-    way: Annotated[
-        list[int] | None, typer.Option(help="Experts united in one: 2, 4 or 8. Repeat; default all.")
-    ] = None,
-) -> None:
-    """Distil united experts on activations of the training files, after `coserve moe trace`.
-
-    A stopped run resumes with the first layer that is missing; united experts made in the same way stay.
-
-    Example: coserve moe unite models/olmoe --way 4
-    """
-    from experts.moe.modes.brownout.united import WAYS, DistillRecipe
-
-    ways = tuple(dict.fromkeys(way or WAYS))
-    if unknown := [name for name in ways if name not in WAYS]:
-        fail(f"--way {unknown[0]}: expected one of {', '.join(map(str, WAYS))}", status=2)
-    rows = unite_all(model, ways, DistillRecipe())
-    print_table(
-        "united experts, and their error as a share of the energy of the replaced experts' answers",
-        ("way", "of a layer", "MB", "distilled", "averaged"),
-        rows,
-    )
+from experts.moe.model.mode import FitProgress
+from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united
+from experts.moe.trace import load_trace
+from experts.moe.weights.prepared import TRAIN, PreparedFiles
+from tools.moe.checkpoint import open_runtime
+from tools.moe.progress import progress_bars
 
 
-def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") -> list[tuple[str, ...]]:
+def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: DistillRecipe) -> list[tuple[str, ...]]:
     """Distil what is missing; return a row of the report for each way."""
-    from experts.moe.modes.brownout.united import Distillation, load_united
-    from experts.moe.weights.prepared import PreparedFiles
-    from tools.moe.checkpoint import open_runtime
-
     prepared = PreparedFiles(checkpoint)
     with closing(open_runtime(checkpoint, "ondemand", share=0.25)) as runtime:
         jobs = [Distillation(prepared, runtime.store, way, recipe) for way in ways]
@@ -61,12 +31,7 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: "DistillRecipe") 
     return rows
 
 
-def _make(
-    runtime: "MoeRuntime", prepared: "PreparedFiles", jobs: "list[Distillation]", recipe: "DistillRecipe"
-) -> None:
-    from experts.moe.modes.brownout.united import Activations
-    from tools.moe.progress import progress_bars
-
+def _make(runtime: MoeRuntime, prepared: PreparedFiles, jobs: list[Distillation], recipe: DistillRecipe) -> None:
     steps = [(job, layer) for job in jobs for layer in job.missing()]
     with progress_bars() as progress:
         activations = Activations(runtime.arch.layers, recipe.tokens)
@@ -80,15 +45,8 @@ def _make(
             job.finish()
 
 
-def _collect(
-    runtime: "MoeRuntime", prepared: "PreparedFiles", activations: "Activations", progress: "FitProgress"
-) -> None:
+def _collect(runtime: MoeRuntime, prepared: PreparedFiles, activations: Activations, progress: FitProgress) -> None:
     """Run evenly chosen prompts of the training trace through the model, until there are enough activations."""
-    import torch
-
-    from experts.moe.trace import load_trace
-    from experts.moe.weights.prepared import TRAIN
-
     trace = load_trace(prepared, TRAIN)
     prompt_count = min(trace.prompts, -(-activations.tokens * trace.prompts // max(1, len(trace.token))))
     prompts = torch.linspace(0, trace.prompts - 1, prompt_count).int().tolist()

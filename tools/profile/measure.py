@@ -38,6 +38,11 @@ class ProfileError(Exception):
     """This line cannot be profiled here; the text says why and what to do."""
 
 
+def _no_memory(device: str, images: str, spec: ExpertSpec) -> ProfileError:
+    remedy = "stop what else uses the device, or import the expert with a smaller --input-size"
+    return ProfileError(f"{device}: has no memory for {images} of {spec.name} beside the weights; {remedy}")
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileEffort:
     """Each pair of executors × threads runs for `seconds`, in `pair_rounds` parts."""
@@ -148,10 +153,7 @@ def measure_layout(
     slots = bench.slots(spec)
     latencies_s = bench.latencies_s(slots, samples, effort.batches, effort.rounds)
     if not latencies_s:
-        raise ProfileError(
-            f"{device}: has no memory for one image of {spec.name} beside the weights; stop what else uses the"
-            " device, or import the expert with a smaller --input-size"
-        )
+        raise _no_memory(device, "one image", spec)
     line = fit_line(latencies_s.items())
     max_batch = largest_useful_batch(line, max(latencies_s))
     # Some is needed once for a batch of any size (oneDNN reorders the weights of a layer), so it is shared out over the
@@ -175,20 +177,19 @@ def load_seconds(device: str, spec: ExpertSpec, loads: int, shelf: LayoutShelf) 
     """Return median seconds of a load from disk with a cold page cache, and from host memory if that serves."""
     pool = SlotPool(device, spec.weights_bytes, shelf)
     pool.load(spec)  # The first load checks the file's sha256, later ones do not.
-    from_disk: list[float] = []
-    for _ in range(loads):
+
+    def load_s(source: SlotPool | None) -> float:
         pool.unload(spec.expert)
-        drop_cached(spec.file)
-        from_disk.append(pool.load(spec).load_ms / 1e3)
+        if source is None:
+            drop_cached(spec.file)
+        return pool.load(spec, source=source).load_ms / 1e3
+
+    disk_s = median(load_s(None) for _ in range(loads))
     if device == "cpu":
-        return median(from_disk), None
+        return disk_s, None
     host = SlotPool("ram", spec.weights_bytes, shelf)
     host.load(spec)
-    from_ram: list[float] = []
-    for _ in range(loads):
-        pool.unload(spec.expert)
-        from_ram.append(pool.load(spec, source=host).load_ms / 1e3)
-    return median(from_disk), median(from_ram)
+    return disk_s, median(load_s(host) for _ in range(loads))
 
 
 def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
@@ -272,10 +273,7 @@ def try_pairs(
         Pair(executors, threads, median(speeds)) for (executors, threads), speeds in speeds_of.items() if speeds
     ]
     if not measured:
-        raise ProfileError(
-            f"{device}: has no memory for {_BATCH} images of {spec.name} beside the weights; stop what else uses the"
-            " device, or import the expert with a smaller --input-size"
-        )
+        raise _no_memory(device, f"{_BATCH} images", spec)
     return sorted(measured, key=lambda pair: -pair.images_per_s)
 
 

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
-from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import count_text, printable
@@ -17,12 +16,12 @@ from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
 from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
 from tools.terminal.console import console, print_json
-from tools.terminal.open_line import opened, with_plant_times
+from tools.terminal.open_line import opened, plant_time
 
 _REASONS = {
     "deadline": (
         "its time was over, or could not suffice, before its verdict was stored. Look at what made it wait"
-        " (the times of each step, `coserve queues`, sql-cookbook: the slowest hour), or have the camera give more time"
+        " (the times of each step, `coserve queues`, question 7 of docs/results.md), or have the camera give more time"
     ),
     "expert_failed": (
         "an expert could not be loaded, or ended with an error. `coserve experts` lists what failed, `coserve check`"
@@ -45,11 +44,11 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     with opened(config) as (settings, engine):
         record = read_inspection(engine, name)
         rules = StoredRules.of_record(record)
-        size, size_note = _picture_size(settings, engine, record, rules)
+        size, size_note = _picture_size(settings, engine, record) if rules.places_boxes(record) else (None, None)
     retraced = retrace(record, rules, size, is_size_known=size_note is None)
-    today = CatalogVersions.of(settings.catalog)
-    shown = _by_plants_clock(record, settings.plant.clock())
-    lines = [printable(line) for line in _in_words(shown, retraced, today, size_note)]
+    today, plant = CatalogVersions.of(settings.catalog), settings.plant.clock()
+    words = _in_words(record, retraced, today, size_note)
+    lines = [printable(plant_time(plant, line) or "") for line in words]
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})
     else:
@@ -57,33 +56,28 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     return 1 if retraced.contradiction else 0
 
 
-def _picture_size(
-    settings: Config, engine: Engine, record: InspectionRecord, rules: StoredRules
-) -> tuple[PictureSize | None, str | None]:
-    """Return the picture's width and height if a rule needs them, and a note if they are another's."""
-    if not rules.places_boxes(record):
-        return None, None
+def _picture_size(settings: Config, engine: Engine, record: InspectionRecord) -> tuple[PictureSize | None, str | None]:
+    """Return the picture's width and height, and a note if they are another's, or if no picture is kept."""
     own = record.inspection["image_path"]
-    size = picture_size(settings.images, own) if own else None
-    if size is not None:
+    if own and (size := picture_size(settings.images, own)):
         return size, None
     for similar in similar_pictures(engine, record.inspection):
-        size = picture_size(settings.images, similar)
-        if size is not None:
-            width, height = size
-            return size, (f"its picture is not kept: its size is taken from another of this camera, {width} × {height}")
+        if size := picture_size(settings.images, similar):
+            taken = "{} × {}".format(*size)
+            return size, f"its picture is not kept: its size is taken from another of this camera, {taken}"
     return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
 
 
 def _document(record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions) -> dict[str, Any]:
-    rules = record.rules
+    rules = record.rules or {}
+    agrees = retraced.verdict is not None and retraced.contradiction is None and retraced.gap is None
     return {
-        "inspection": dict(record.inspection),
-        "board": dict(record.board),
+        "inspection": record.inspection,
+        "board": record.board,
         "rules": {
             "version": record.inspection["rules_version"],
-            "loaded_at": None if rules is None else rules["loaded_at"],
-            "is_kept": rules is not None,
+            "loaded_at": rules.get("loaded_at"),
+            "is_kept": record.rules is not None,
         },
         "stages": [
             _stage_document(record, row, step, today) for row, step in zip_longest(record.stages, retraced.steps)
@@ -92,14 +86,14 @@ def _document(record: InspectionRecord, retraced: RetracedVerdict, today: Catalo
         "recomputed": {
             "verdict": retraced.verdict,
             "defect": retraced.defect,
-            "agrees": retraced.verdict is not None and retraced.contradiction is None and retraced.gap is None,
+            "agrees": agrees,
             "gap": retraced.gap,
             "contradiction": retraced.contradiction,
         },
-        "reviews": [dict(review) for review in record.reviews],
+        "reviews": record.reviews,
         "final": _final_verdict(record),
-        "other_images": list(record.others),
-        "run": dict(record.run) if record.run else None,
+        "other_images": record.others,
+        "run": record.run,
     }
 
 
@@ -134,16 +128,6 @@ def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
 
 
 # The same in words, section by section
-
-
-def _by_plants_clock(record: InspectionRecord, plant: PlantTime) -> InspectionRecord:
-    rows = {name: getattr(record, name) for name in ("inspection", "board", "rules", "run")}
-    return replace(
-        record,
-        **{name: with_plant_times(plant, row) if row is not None else None for name, row in rows.items()},
-        reviews=[with_plant_times(plant, row) for row in record.reviews],
-        versions={key: with_plant_times(plant, row) for key, row in record.versions.items()},
-    )
 
 
 def _in_words(

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Integer, Text, and_, case, cas
 
 from daemon.consumers.plant.tables import boards, inspections, reviews, yields_by_hour
 from daemon.storage.database.reviews import DAEMON
-from tools.query.rows import RowFilters, RowKind
+from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind
 
 _UTC_TEXT = 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'
 
@@ -99,10 +99,7 @@ PLANT_IMAGES = RowKind(
     inspections.outerjoin(_image_review, true()),
     true(),
     (inspections.c.at, inspections.c.line, inspections.c.epoch, inspections.c.seq),
-    (
-        *("line", "serial", "designator", "verdict", "defect", "completed_at", "component", "reason"),
-        *("board_type", "decided_by", "latency_ms", "lot", "station", "attempt"),
-    ),
+    ("line", *(name for name in IMAGES.terminal_columns if name in _IMAGE_COLUMNS and name != "inspection_id")),
     inspections.c.at,
     windows=partial(_days, inspections.c.at),
 )
@@ -112,10 +109,7 @@ PLANT_BOARDS = RowKind(
     boards.outerjoin(_board_review, true()),
     true(),
     (boards.c.at, boards.c.line, boards.c.epoch, boards.c.seq),
-    (
-        *("line", "serial", "attempt", "verdict", "daemon_verdict", "decided_by", "decided_at", "reason"),
-        *("inspected", "expected", "board_type", "lot", "completed_at", "station", "rules_version"),
-    ),
+    ("line", *(name for name in BOARDS.terminal_columns if name in _BOARD_COLUMNS)),
     boards.c.at,
     windows=partial(_days, boards.c.at),
 )

@@ -5,6 +5,7 @@ Rows written meanwhile are not in the answer, a review written meanwhile may be.
 the database. Nothing here writes.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, f
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reader import by_inspection
-from daemon.storage.database.reviews import DAEMON, VersionKey, answered_settings
+from daemon.storage.database.reviews import DAEMON, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
     boards,
@@ -198,14 +199,8 @@ def _few_board_ids(connection: Connection, filters: RowFilters) -> list[int] | N
 # One image: `coserve explain`
 
 
-@dataclass(frozen=True, slots=True)
-class InspectionName:
-    """An inspection by its number, by `SOURCE/IMAGE_ID`, or by serial and designator."""
-
-    name: str
-    designator: str | None = None
-    board_type: str | None = None
-    attempt: int | None = None
+#: An inspection's number or `SOURCE/IMAGE_ID`; or a serial, and designator, board type and attempt, if they are named.
+InspectionName = tuple[str, str | None, str | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +234,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
         number, *others = _find_inspections(connection, name)
         (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
         (board,) = _rows(connection, boards, boards.c.board_id == inspection["board_id"])
-        rules = _rows(connection, rules_versions, rules_versions.c.rules_version == inspection["rules_version"])
+        rules = rules_versions.c.rules_version == inspection["rules_version"]
         answers = read_stages(connection, [number])[number]
         versions = {(answer["expert"], answer["expert_version"]) for answer in answers}
         version_key = (expert_versions.c.expert, expert_versions.c.expert_version)
@@ -248,7 +243,7 @@ def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
             board=board,
             stages=answers,
             reviews=_rows(connection, reviews, reviews.c.inspection_id == number),
-            rules=rules[0] if rules else None,
+            rules=next(iter(_rows(connection, rules_versions, rules)), None),
             versions={
                 (row["expert"], row["expert_version"]): row
                 for row in _rows(connection, expert_versions, tuple_(*version_key).in_(sorted(versions)))
@@ -278,8 +273,8 @@ def _rows(connection: Connection, table: Table, condition: ColumnElement[bool]) 
 
 def _find_inspections(connection: Connection, inspection: InspectionName) -> list[int]:
     """Return the named inspection, and behind it others of the same place, newest first."""
-    number, name = inspections.c.inspection_id, inspection.name
-    if inspection.designator is not None:
+    number, (name, designator, *_) = inspections.c.inspection_id, inspection
+    if designator is not None:
         matches = _find_by_place(connection, inspection)
     elif "/" in name:
         # Both may have slashes in them.
@@ -292,12 +287,12 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
         matches = list(connection.execute(select(number).where(number == int(name))).scalars()) if is_number else []
     if matches:
         return matches
-    if inspection.designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
+    if designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
         raise UnknownInspectionError(
             f"{name} is a board, not an image: name the part too, such as `coserve explain {name} R1`"
             f" (`coserve results --serial {name}` lists its parts)"
         )
-    shown = name if inspection.designator is None else f"{name} {inspection.designator}"
+    shown = name if designator is None else f"{name} {designator}"
     raise UnknownInspectionError(
         f"no inspection {shown} in the results: name its inspection_id, SOURCE/IMAGE_ID, or SERIAL DESIGNATOR"
         " (`coserve results --columns inspection_id,serial,designator` lists them)"
@@ -305,24 +300,13 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
 
 
 def _find_by_place(connection: Connection, inspection: InspectionName) -> list[int]:
-    number = inspections.c.inspection_id
-    query = (
-        select(number, boards.c.board_type)
-        .join(boards, boards.c.board_id == inspections.c.board_id)
-        .where(has_serial(inspection.name), inspections.c.designator == inspection.designator)
-        .order_by(boards.c.attempt.desc(), number.desc())
-    )
-    if inspection.board_type is not None:
-        query = query.where(boards.c.board_type == inspection.board_type)
-    if inspection.attempt is not None:
-        query = query.where(boards.c.attempt == inspection.attempt)
-    rows = connection.execute(query).all()
-    types = sorted({row.board_type for row in rows})
-    if len(types) > 1:
-        raise UnknownInspectionError(
-            f"several board types have the serial {inspection.name}: add --type {' or '.join(types)}"
-        )
-    return [row.inspection_id for row in rows]
+    serial, designator, board_type, attempt = inspection
+    attempts = _attempts(connection, serial, board_type)
+    board_ids = [row["board_id"] for row in attempts if attempt in (None, row["attempt"])]
+    image = inspections.c
+    on_boards = image.board_id.in_(board_ids), image.designator == designator
+    newest = select(image.inspection_id).join(boards).order_by(boards.c.attempt.desc(), image.inspection_id.desc())
+    return list(connection.execute(newest.where(*on_boards)).scalars())
 
 
 def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
@@ -348,13 +332,14 @@ def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at a board after review, images that failed or were decided upon, and labels of `defects`."""
+    """One attempt at a board, its images that failed or were decided upon, and the labels of `defects`.
+
+    `board` has the verdict after review with who gave it, `daemon_verdict`, the numbers of `attempts` and of `pending`
+    images; `is_whole` where a person decided about the board itself.
+    """
 
     board: Row
-    final: Row
-    attempts: int
     images: Sequence[Row]
-    pending: int
     defects: Mapping[str, str]
 
 
@@ -377,24 +362,22 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
         images = [dict(row) for row in connection.execute(findings).mappings()]
         answers = read_stages(connection, [image["inspection_id"] for image in images])
         unfinished = select(func.count()).select_from(inspections).where(on_board, inspections.c.status != "done")
-        names = ("verdict", "decided_by", "decided_at")
-        of_board = FINAL_BOARDS.c.board_id == board["board_id"]
-        final = connection.execute(select(*(FINAL_BOARDS.c[name] for name in names)).where(of_board)).mappings().first()
+        final = select(*(FINAL_BOARDS.c[name] for name in ("verdict", "decided_by", "decided_at")))
+        of_board = connection.execute(final.where(FINAL_BOARDS.c.board_id == board["board_id"])).mappings().first()
         of_whole = select(reviews.c.reviewer, reviews.c.note).where(reviews.c.board_id == board["board_id"])
         whole = connection.execute(of_whole.order_by(reviews.c.review_id.desc())).first()
-        decided_whole = whole if whole is not None and whole.reviewer != DAEMON else None
-        return AttemptRecord(
-            board,
-            {
-                **(final or dict.fromkeys(names)),
-                "note": decided_whole and decided_whole.note,
-                "is_whole": decided_whole is not None,
-            },
-            len(attempts),
-            [image | {"stages": answers[image["inspection_id"]]} for image in images],
-            connection.execute(unfinished).scalar_one(),
-            read_defect_labels(connection),
-        )
+        is_whole = whole is not None and whole.reviewer != DAEMON
+        facts = {
+            "daemon_verdict": board["verdict"],
+            **(of_board or {"decided_by": None, "decided_at": None}),
+            "note": whole.note if whole is not None and is_whole else None,
+            "is_whole": is_whole,
+            "attempts": len(attempts),
+            "pending": connection.execute(unfinished).scalar_one(),
+            "missing": json.loads(board["missing"] or "[]"),
+        }
+        images = [image | {"stages": answers[image["inspection_id"]]} for image in images]
+        return AttemptRecord(board | facts, images, read_defect_labels(connection))
 
 
 def _attempts(connection: Connection, serial: str, board_type: str | None) -> list[dict[str, Any]]:
@@ -414,26 +397,6 @@ def _attempts(connection: Connection, serial: str, board_type: str | None) -> li
 
 
 @dataclass(frozen=True, slots=True)
-class StoredImage:
-    """One image with a picture. `final` is the newest reviewer's verdict if there is a review."""
-
-    inspection_id: int
-    board_type: str
-    serial: str
-    component: str
-    designator: str
-    verdict: str
-    defect: str | None
-    rules_version: str
-    image_path: str
-    image_sha256: str
-    reviewer: str | None
-    final: str | None
-    #: What answered then, step by step.
-    answers: tuple[VersionKey, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class StoredImages:
     """Numbers of images with a picture, newest first; `pruned` ones have none, `unjudged` no verdict."""
 
@@ -442,41 +405,38 @@ class StoredImages:
     unjudged: int
 
 
-def find_stored_images(connection: Connection, filters: RowFilters, *, lot: str | None = None) -> StoredImages:
+def find_stored_images(connection: Connection, filters: RowFilters) -> StoredImages:
     """Find all images that match. An `unknown` image has no verdict to compare with."""
     image = inspections.c
-    matching = [*filters.conditions(IMAGES), *([image.lot == lot] if lot is not None else [])]
-
-    def chosen(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> Select[Any]:
-        return select(column).select_from(IMAGES.tables).where(*matching, *conditions)
+    chosen = select(image.inspection_id).select_from(IMAGES.tables).where(*filters.conditions(IMAGES))
+    is_judged, has_none = image.reason.is_(None), image.image_path.is_(None)
 
     def count(*conditions: ColumnElement[bool]) -> int:
-        return connection.execute(chosen(func.count(), *conditions)).scalar_one()
+        return connection.execute(chosen.where(*conditions).with_only_columns(func.count())).scalar_one()
 
-    judged = image.reason.is_(None)
-    with_picture = chosen(image.inspection_id, image.image_path.is_not(None), judged)
-    ids = connection.execute(with_picture.order_by(image.inspection_id.desc())).scalars().all()
-    return StoredImages(ids, count(image.image_path.is_(None), judged), count(image.reason.is_not(None)))
+    ids = connection.execute(chosen.where(is_judged, ~has_none).order_by(image.inspection_id.desc())).scalars().all()
+    return StoredImages(ids, count(is_judged, has_none), count(~is_judged))
 
 
-def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[StoredImage]:
-    """Return the images of `ids` whose picture is still there, newest first."""
+def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Row]:
+    """Return the images of `ids` whose picture is still there, newest first.
+
+    `verdict` and `defect` are the line's, `final_verdict` is the newest `reviewer`'s if there is one. `answers` say
+    what answered then, step by step.
+    """
     image, columns = inspections.c, IMAGES.columns
-    same_names = ("inspection_id", "board_type", "serial", "component", "designator")
+    names = ("inspection_id", "board_type", "serial", "component", "designator", "rules_version")
     query = (
-        select(
-            *(columns[name] for name in (*same_names, "daemon_verdict", "daemon_defect", "rules_version")),
-            *(image.image_path, image.image_sha256, reviews.c.reviewer, reviews.c.verdict),
-        )
+        select(*(columns[name] for name in names), image.image_path, image.image_sha256, image.verdict, image.defect)
+        .add_columns(reviews.c.reviewer, reviews.c.verdict.label("final_verdict"))
         .select_from(IMAGES.tables)
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
     )
-    answers = by_inspection(connection, stages, ids)
-    key = ("expert", "expert_version", "expert_settings")
+    answers, key = by_inspection(connection, stages, ids), ("expert", "expert_version", "expert_settings")
     return [
-        StoredImage(*row, answers=tuple(tuple(answer[name] for name in key) for answer in answers[row.inspection_id]))
-        for row in connection.execute(query)
+        {**row, "answers": [tuple(answer[name] for name in key) for answer in answers[row["inspection_id"]]]}
+        for row in connection.execute(query).mappings()
     ]
 
 

@@ -1,16 +1,16 @@
 """`coserve rejudge`: verdicts of stored images under other rules or experts, beside the stored ones and reviews'."""
 
-import csv
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daemon.line.line import load_routes
 from daemon.storage.database.reviews import EFFECTS, answered_settings, effect_of
-from daemon.units import count_text, size_text, spreadsheet_cell
+from daemon.units import count_text, size_text
 from experts.catalog import Catalog, CatalogEntry
 from experts.errors import ExpertError
 from experts.spec import ExpertId, setting_changes
@@ -19,12 +19,10 @@ from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
 from tools.experts.change import find_candidate
 from tools.experts.line import ExpertsLine, entries_in_force
-from tools.query.reading import StoredImage, StoredImages, find_stored_images, read_stored_images
+from tools.query.formats import write_csv
+from tools.query.reading import Row, StoredImages, find_stored_images, read_stored_images
 from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
-
-if TYPE_CHECKING:
-    from tools.query.rejudge_run import RejudgedImage
 
 #: Memory of the process beside experts: Python, torch and the pictures of a batch; measured 520 MB.
 _PROCESS_BYTES = 550_000_000
@@ -72,9 +70,8 @@ def rejudge_line(
     if broken:
         raise RejudgeError("\n".join(broken))
     routes = _routes(line, request, catalog)
-    stored: StoredImages | None = line.in_database(
-        lambda connection: find_stored_images(connection, _filters(request, replaced), lot=request.lot)
-    )
+    filters = _filters(request, replaced)
+    stored: StoredImages | None = line.in_database(lambda connection: find_stored_images(connection, filters))
     if stored is None:
         raise RejudgeError(f"there is no database at {line.config.database} yet: nothing was judged")
     ids = stored.ids
@@ -113,7 +110,7 @@ def rejudge_line(
     return summary, [{**change, "sample": chosen} for change in total.changes]
 
 
-def _groups(line: ExpertsLine, ids: Sequence[int]) -> Iterator[list[StoredImage]]:
+def _groups(line: ExpertsLine, ids: Sequence[int]) -> Iterator[list[Row]]:
     for start in range(0, len(ids), _GROUP):
         group = ids[start : start + _GROUP]
         yield line.in_database(lambda connection, group=group: read_stored_images(connection, group)) or []
@@ -133,8 +130,9 @@ def _sample(images: int, of: int, total: "_Total") -> dict[str, Any] | None:
 def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
     # Without other rules only images that one of these experts answered can change.
     experts = replaced if request.rules is None else ()
-    equal = {"component": [request.component], "daemon_verdict": [request.verdict], "expert": list(experts)}
-    return RowFilters({name: values for name, values in equal.items() if any(values)}, request.since, request.until)
+    equal = {"component": request.component, "daemon_verdict": request.verdict, "lot": request.lot}
+    chosen = {name: [value] for name, value in equal.items() if value} | ({"expert": experts} if experts else {})
+    return RowFilters(chosen, request.since, request.until)
 
 
 def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, CatalogEntry], tuple[str, ...]]:
@@ -148,12 +146,12 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
             raise RejudgeError(f"--expert {option}: expected NAME=VERSION or NAME=FOLDER")
         if name not in experts:
             raise RejudgeError(f"--expert {option}: there is no expert {name}; there are {', '.join(experts)}")
-        kept_versions = experts[name].versions
+        expert = experts[name]
         try:
-            if ("/" in version or Path(version).exists()) and version not in kept_versions:
-                entries[name] = find_candidate(name, Path(version)).entry_in_place
+            if ("/" in version or Path(version).exists()) and version not in expert.versions:
+                entries[name] = find_candidate(name, Path(version))
             else:
-                entries[name] = kept_versions[experts[name].named(version)].entry
+                entries[name] = expert.versions[expert.named(version)].entry
         except VersionsError as error:
             raise RejudgeError(f"--expert {option}: {error}") from None
         replaced.append(name)
@@ -203,21 +201,24 @@ class _Total:
         self.unread: list[str] = []
         self.changes: list[dict[str, Any]] = []
 
-    def add(self, images: Sequence["RejudgedImage"]) -> None:
-        judged = [image for image in images if image.unread is None]
+    def add(self, images: Sequence[Row]) -> None:
+        judged = [image for image in images if image["unread"] is None]
         self.rejudged += len(judged)
-        self._reviewed += sum(image.stored.final is not None for image in judged)
-        self.unread += [image.unread for image in images if image.unread is not None]
+        self._reviewed += sum(image["final_verdict"] is not None for image in judged)
+        self.unread += [image["unread"] for image in images if image["unread"] is not None]
         for image in judged:
-            differs = self._differing(image.stored)
+            differs = self._differing(image)
             self._differences.update(differs)
-            if image.is_changed:
-                self.changes.append(_change(image) | {"differs": "; ".join(differs)})
+            if (image["would_be"], image["would_be_defect"]) != (image["verdict"], image["defect"]):
+                effect = effect_of(image["verdict"], image["final_verdict"], image["would_be"])
+                change = {**image, "effect": effect, "differs": "; ".join(differs)}
+                self.changes.append({name: change.get(name) for name in _COLUMNS})
 
-    def _differing(self, image: StoredImage) -> list[str]:
+    def _differing(self, image: Row) -> list[str]:
         """Return how today differs from when `image` was judged: rules, versions and settings, then → now."""
-        differs = [f"rules {image.rules_version} → {self._rules}"] if image.rules_version != self._rules else []
-        for expert, version, digest in dict.fromkeys(image.answers):
+        then = image["rules_version"]
+        differs = [f"rules {then} → {self._rules}"] if then != self._rules else []
+        for expert, version, digest in dict.fromkeys(image["answers"]):
             spec, settings = self._catalog.get(ExpertId(expert)), self._settings.get((expert, digest))
             if spec is None:
                 differs.append(f"{expert} is not in the catalog")
@@ -245,18 +246,6 @@ class _Total:
         }
 
 
-def _change(image: "RejudgedImage") -> dict[str, Any]:
-    fields = asdict(image.stored) | {
-        "would_be": image.verdict,
-        "would_be_defect": image.defect,
-        "final_verdict": image.stored.final,
-        "effect": effect_of(image.stored.verdict, image.stored.final, image.verdict),
-    }
-    return {name: fields.get(name) for name in _COLUMNS}
-
-
-def write_csv(path: Path, changes: Sequence[dict[str, Any]]) -> None:
+def write_changes(path: Path, changes: Sequence[Row]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
-        writer.writerows([spreadsheet_cell(row[name]) for name in _COLUMNS] for row in changes)
+        write_csv(file, _COLUMNS, map(itemgetter(*_COLUMNS), changes))

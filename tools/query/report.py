@@ -17,7 +17,7 @@ from daemon.wire.control import ControlError, must_listen
 from daemon.wire.messages import MAGIC, encode
 from routing_rules.defects import defect_in_words
 from tools.query.reading import AttemptRecord, Row
-from tools.terminal.open_line import with_plant_times
+from tools.terminal.open_line import plant_time
 
 _SOURCE = "report"
 _POLL_S = 0.1
@@ -37,24 +37,16 @@ class NoTextError(Exception):
 
 
 def board_document(record: AttemptRecord) -> dict[str, Any]:
-    board = ("board_type", "serial", "attempt", "lot", "station", "completed_at", "expected", "inspected")
+    board = (
+        *("board_type", "serial", "attempt", "lot", "station", "completed_at", "expected", "inspected", "reason"),
+        *("verdict", "decided_by", "decided_at", "note", "daemon_verdict", "attempts", "pending", "missing"),
+    )
     image = ("designator", "component", "verdict", "defect", "reason", "decided_by", "note")
-    return {
-        **{name: record.board[name] for name in (*board, "reason")},
-        **{name: record.final[name] for name in ("verdict", "decided_by", "decided_at", "note")},
-        "daemon_verdict": record.board["verdict"],
-        "attempts": record.attempts,
-        "pending": record.pending,
-        "findings": [
-            {**{name: finding[name] for name in image}, "late": bool(finding["late"]), "seen": _seen(finding["stages"])}
-            for finding in record.images
-        ],
-        "missing": _missing(record),
-    }
-
-
-def _missing(record: AttemptRecord) -> list[dict[str, Any]]:
-    return json.loads(record.board["missing"] or "[]")
+    findings = [
+        {**{name: finding[name] for name in image}, "late": bool(finding["late"]), "seen": _seen(finding["stages"])}
+        for finding in record.images
+    ]
+    return {**{name: record.board[name] for name in board}, "findings": findings}
 
 
 def _seen(stages: Sequence[Row]) -> str:
@@ -73,31 +65,26 @@ def _seen(stages: Sequence[Row]) -> str:
 
 def in_words(record: AttemptRecord, plant: PlantTime) -> str:
     """Return the template's report: a line for the board, and one for each image that did not pass."""
-    board, final = record.board, with_plant_times(plant, record.final)
-    lot = f", lot {board['lot']}" if board["lot"] else ""
-    station = f", station {board['station']}" if board["station"] else ""
-    lines = [
-        f"Board {board['serial']} ({board['board_type']}{lot}{station}), attempt {board['attempt']} of"
-        f" {record.attempts}, {_BOARD_VERDICTS[final['verdict']]}: {board['inspected']} of {board['expected']}"
-        " positions inspected"
-        + (f", {count_text(record.pending, 'image')} still to be judged" if record.pending else "")
-        + (", its time ran out" if board["reason"] == "time_limit" else "")
-        + (
-            f"; decided by {final['decided_by']} at {final['decided_at']}{_quoted(final['note'])}, the line's verdict"
-            f" was {board['verdict']}"
-            if final["decided_by"] not in (None, DAEMON)
-            else ""
-        )
-        + "."
-    ]
-    lines += [f"- {_finding_in_words(record, image)}" for image in record.images]
-    for missing in _missing(record):
+    board = record.board
+    where = "".join(f", {name} {board[name]}" for name in ("lot", "station") if board[name])
+    first = (
+        f"Board {board['serial']} ({board['board_type']}{where}), attempt {board['attempt']} of {board['attempts']},"
+        f" {_BOARD_VERDICTS[board['verdict']]}: {board['inspected']} of {board['expected']} positions inspected"
+    )
+    if board["pending"]:
+        first += f", {count_text(board['pending'], 'image')} still to be judged"
+    if board["reason"] == "time_limit":
+        first += ", its time ran out"
+    if board["decided_by"] not in (None, DAEMON):
+        at = plant_time(plant, board["decided_at"])
+        first += f"; decided by {board['decided_by']} at {at}{_quoted(board['note'])}"
+        first += f", the line's verdict was {board['daemon_verdict']}"
+    lines = [f"{first}.", *(f"- {_finding_in_words(record, image)}" for image in record.images)]
+    for missing in board["missing"]:
         designators = missing.get("designators")
         where = f": {', '.join(designators)}" if designators else ""
         lines.append(f"- no image of {missing['count']} × {missing['component']}{where}.")
-    if len(lines) == 1:
-        lines.append("Nothing was found wrong with it.")
-    return "\n".join(lines)
+    return "\n".join(lines if len(lines) > 1 else [*lines, "Nothing was found wrong with it."])
 
 
 def _finding_in_words(record: AttemptRecord, image: Row) -> str:
@@ -106,19 +93,18 @@ def _finding_in_words(record: AttemptRecord, image: Row) -> str:
     reason = [f"reason {image['reason']}"] if image["reason"] else []
     late = ["its image came late, after the board had closed"] if image["late"] else []
     if image["decided_by"] == DAEMON:
-        by = " by the line" if record.final["is_whole"] else ""
+        by = " by the line" if record.board["is_whole"] else ""
         verdict, line_says = f"{place} {_LINE_SAYS[image['verdict']]}{by}", []
     else:
         verdict = f"{place} {_PERSON_SAYS[image['verdict']]}, says {image['decided_by']}{_quoted(image['note'])}"
-        of_line = f" {_defect(record, image['daemon_defect'])}" if image["daemon_defect"] else ""
-        line_says = [f"the line's verdict was {image['daemon_verdict']}{of_line}"]
-    defect = [_defect(record, image["defect"])] if image["defect"] else []
-    why = [*defect, *line_says, *reason, *([answers] if answers else []), *late]
+        of_line = f"{image['daemon_verdict']} {_defect(record, image['daemon_defect'])}".rstrip()
+        line_says = [f"the line's verdict was {of_line}"]
+    why = [*filter(None, [_defect(record, image["defect"]), *line_says, *reason, answers]), *late]
     return f"{verdict}: {'; '.join(why)}." if why else f"{verdict}."
 
 
-def _defect(record: AttemptRecord, code: str) -> str:
-    return defect_in_words(code, record.defects)
+def _defect(record: AttemptRecord, code: str | None) -> str:
+    return defect_in_words(code, record.defects) if code else ""
 
 
 def _quoted(note: str | None) -> str:

@@ -2,28 +2,27 @@
 
 import os
 import sys
-from contextlib import ExitStack
-from enum import StrEnum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Engine
 
 from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
-from daemon.errors import MissingExtraError
 from daemon.plant.schema import unknown_line
 from daemon.plant.settings import HubSettings
 from experts.durable import replacing
 from tools.query import reading
-from tools.query.formats import FILE_MODE, TEXT_WRITERS, ParquetFile, RowWriter, clean_up_on_signals, os_errors_end
+from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, write_parquet
 from tools.query.reading import ResultsQuery
-from tools.terminal.console import console, exit_on, fail, print_json, print_table
+from tools.terminal.console import console, fail, os_errors_end, print_json, print_table
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
 
+RowFormat = Literal["table", "csv", "json", "jsonl", "parquet"]
 #: Rows that a person sees without `--limit`; files have all.
 DEFAULT_LIMIT = 50
 #: All rows of a table are in memory, since its columns are as wide as its longest cells.
@@ -33,14 +32,6 @@ _UNBROKEN = (
     *("verdict", "daemon_verdict", "inspection_id", "board_id", "attempt", "step"),
     *("expert_version", "expert_settings", "rules_version"),
 )
-
-
-class RowFormat(StrEnum):
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    JSON_LINES = "jsonl"
-    PARQUET = "parquet"
 
 
 def print_count(settings: Config | HubSettings, query: ResultsQuery, *, as_json: bool) -> None:
@@ -58,10 +49,10 @@ def print_or_write(
     """Print the rows, or write them to `out`; `all_columns` in a table even where they are too wide."""
     with open_database(settings) as engine:
         query.validate()
-        if row_format is RowFormat.TABLE:
+        if row_format == "table":
             _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
             return
-        with exit_on(MissingExtraError, status=2), os_errors_end(out or Path("standard output")):
+        with os_errors_end(out or Path("standard output")):
             try:
                 count = _write(engine, query, row_format, out)
             except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
@@ -119,23 +110,18 @@ def _title(query: ResultsQuery, count: int) -> str:
 
 
 def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
-    count = 0
-    with ExitStack() as stack:
-        if out is None:
-            # Rows for a program are exact; a terminal gets no text that steers it.
-            file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
-            writer: RowWriter = TEXT_WRITERS[row_format](file, query.columns)
-        else:
-            clean_up_on_signals()
-            part = stack.enter_context(replacing(out, FILE_MODE))
-            if row_format is RowFormat.PARQUET:
-                writer = ParquetFile(part, query.columns, [query.rows.column_type(name) for name in query.columns])
-            else:
-                file = stack.enter_context(part.open("w", encoding="utf-8", newline=""))
-                writer = TEXT_WRITERS[row_format](file, query.columns)
-        for batch in reading.read_batches(engine, query):
-            writer.add(batch)
-            count += len(batch)
-        writer.end()
+    """Write the rows; return their number."""
+    batches = reading.read_batches(engine, query)
+    if out is None:
+        # Rows for a program are exact; a terminal gets no text that steers it.
+        file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
+        count = TEXT_WRITERS[row_format](file, query.columns, chain.from_iterable(batches))
         sys.stdout.flush()
-    return count
+        return count
+    clean_up_on_signals()
+    with replacing(out, FILE_MODE) as part:
+        if row_format == "parquet":
+            types = map(query.rows.column_type, query.columns)
+            return write_parquet(part, query.columns, [*types], batches)
+        with part.open("w", encoding="utf-8", newline="") as text:
+            return TEXT_WRITERS[row_format](text, query.columns, chain.from_iterable(batches))

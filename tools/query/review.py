@@ -17,7 +17,7 @@ from daemon.storage.database.boards import has_serial
 from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reviews import Review, ReviewRefusedError, WaitingFilter, history, waiting
 from daemon.storage.database.schema import boards
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.storage.review_requests import decision, not_stored
 from daemon.wire.control import ControlError, ask
 from routing_rules.defects import defect_code, defect_in_words
@@ -45,17 +45,19 @@ def find_board(settings: Config, name: str, board_type: str | None) -> int:
     Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
     """
     number = int(name) if name.isdecimal() and board_type is None and len(name) <= _MAX_DIGITS else None
-    if number is None:
-        return _in_database(settings, lambda connection: newest_attempt(connection, name, board_type))
-    same_serial = select(boards.c.board_type).where(has_serial(name), boards.c.board_id != number)
-    other = _in_database(settings, lambda connection: connection.execute(same_serial).scalar())
-    if other is None:
-        return number
-    is_board = select(boards.c.board_id).where(boards.c.board_id == number)
-    if _in_database(settings, lambda connection: connection.execute(is_board).scalar()) is not None:
+
+    def find(connection: Connection) -> int:
+        if number is None:
+            return newest_attempt(connection, name, board_type)
+        same_serial = select(boards.c.board_type).where(has_serial(name), boards.c.board_id != number)
+        if (other := connection.execute(same_serial).scalar()) is None:
+            return number
+        if connection.execute(select(boards.c.board_id).where(boards.c.board_id == number)).scalar() is None:
+            return newest_attempt(connection, name)
         words = f"{name} is the board_id of one board and the serial of another"
         raise DecisionError(f"{words}: for the serial, add --type {other}; for the other, name its serial", status=2)
-    return _in_database(settings, lambda connection: newest_attempt(connection, name))
+
+    return _in_database(settings, find)
 
 
 def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_code: bool = False) -> Mapping[str, Any]:
@@ -121,7 +123,7 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
     except (ConfigError, OSError) as error:
         raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
     try:
-        with locks, closing(open_store(settings.database)) as store:
+        with locks, closing(Store(settings.database)) as store:
             return asdict(store.review(decision(request)))
     except StoreError as error:
         raise DecisionError(str(error)) from None

@@ -1,1 +1,1 @@
-"""Releases: `pack` makes, `pull` puts in force (docs/releases.md); `line_releases` is a line's own record."""
+"""Releases: `pack` makes, `pull` puts in force (docs/plant.md); `line_releases` is a line's own record."""

@@ -1,7 +1,7 @@
 """A line's own record of releases, `releases/` beside the catalog: accepted signers, past releases, fetched files."""
 
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,30 +35,24 @@ _NOTES = TypeAdapter(dict[str, InForce])
 
 class LineReleases:
     def __init__(self, line: ExpertsLine) -> None:
-        self._line = line
+        self.line = line
         self.store = Store(line.config.catalog.parent / "releases")
         self._notes = self.store.folder / "in_force.json"
 
-    @contextmanager
-    def pulling(self) -> Iterator[None]:
+    def pulling(self) -> AbstractContextManager[None]:
         """Hold the right to pull, for one process at a time. Raises ReleaseError."""
-        make_folders(self.store.folder, self._line.config.catalog.parent)
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(self.store.folder, waits=False))
-            except BlockingIOError:
-                raise ReleaseError("another pull is under way on this line: pull again when it is over") from None
-            yield
+        make_folders(self.store.folder, self.line.config.catalog.parent)
+        return locked(self.store.folder, busy="another pull is under way on this line: pull again when it is over")
 
     def signers(self) -> dict[Path, PublicKey]:
         """Return the keys that `plant.signers` names, by their files. Raises ReleaseError."""
         try:
-            return {file: read_public_key(file) for file in self._line.config.plant.signers}
+            return {file: read_public_key(file) for file in self.line.config.plant.signers}
         except OSError as error:
             what = f"{error.filename} cannot be read: {error.strerror}"
-            raise ReleaseError(f"{self._line.path}: plant.signers: {what}") from None
+            raise ReleaseError(f"{self.line.path}: plant.signers: {what}") from None
         except KeyFileError as error:
-            raise ReleaseError(f"{self._line.path}: plant.signers: {error}") from None
+            raise ReleaseError(f"{self.line.path}: plant.signers: {error}") from None
 
     def revoked(self, told: Collection[str] = ()) -> list[Path]:
         """Return the key files of signers revoked here before, or by a hub or stick now (`told`: ids of keys).
@@ -70,8 +64,8 @@ class LineReleases:
         for file, key in ids.items():
             place = folder / f"{key.replace(' ', '-')}.sign"  # its id: a new key may have the old one's name
             if key in told and not place.exists():
-                make_folders(folder, self._line.config.catalog.parent)
-                replace_text(place, file.read_text(encoding="ascii"), like=self._line.config.catalog)
+                make_folders(folder, self.line.config.catalog.parent)
+                replace_text(place, file.read_text(encoding="ascii"), like=self.line.config.catalog)
         try:
             known = self.store.revoked()
         except (KeyFileError, OSError) as error:
@@ -102,13 +96,13 @@ class LineReleases:
         seen = (notes[name].seen if name in notes else {}) | {str(number): sha256}
         notes[name] = InForce(number, now(), current_user(), signer, seen)
         text = _NOTES.dump_json(notes, indent=1).decode() + "\n"
-        replace_text(self._notes, text, like=self._line.config.catalog)
+        replace_text(self._notes, text, like=self.line.config.catalog)
         self.unsettled(name).unlink(missing_ok=True)
 
     def weights(self) -> dict[str, Path]:
         """Return the line's weights and backbones by the sha256 that they should have."""
-        folder, files = self._line.versions.folder, dict[str, Path]()
-        for expert in self._line.versions.read().values():
+        folder, files = self.line.versions.folder, dict[str, Path]()
+        for expert in self.line.versions.read().values():
             for entry in expert.entries.values():
                 files[entry.sha256] = folder / entry.file
                 if entry.backbone is not None:

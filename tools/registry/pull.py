@@ -7,15 +7,15 @@ while no board is open, so that no board has verdicts of two releases.
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, decode, refusal, signer_of
-from daemon.registry.store import Source
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry
 from experts.durable import replace_text, switching
@@ -46,40 +46,40 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """Conditions under which a release may be put in force.
+    """What to pull, and the conditions under which it may be put in force.
 
-    `within_s`: how long to wait for open boards to close; None: not at all, and a board may have verdicts of two
-    releases. `allow_older`: a person wants to go back, or to take an expired release.
+    `newest`: for a timer, the newest of an unrevoked signer of this line, unless the line has had it: a person's
+    rollback stays. `within_s`: how long to wait for open boards to close; None: not at all, and a board may have
+    verdicts of two releases. `allow_older`: a person wants to go back, or to take an expired release.
     """
 
+    number: int | None = None
+    newest: bool = False
     within_s: float | None = 600.0
     allow_older: bool = False
 
 
-def pull(
-    line: ExpertsLine, source: Source, name: str, number: int | None = None, options: PullOptions = PullOptions()
-) -> Pulled:
-    """Put a release in force, without `number` the newest. ReleaseError, VersionsError: the line keeps what it had."""
-    with _pulling(line) as releases:
-        number = _numbers(source, name)[-1] if number is None else number
-        signed = source.manifest(name, number)
-        releases.revoked(source.revoked())
-        return _pull(line, releases, name, number, signed, source, options)
+def pull(line: ExpertsLine, source: Source, name: str, options: PullOptions = PullOptions()) -> Pulled | str:
+    """Put a release in force; return the one in force if it is the `newest`. ReleaseError, VersionsError.
 
-
-def pull_newest(line: ExpertsLine, source: Source, name: str, options: PullOptions = PullOptions()) -> Pulled | str:
-    """Pull the newest release that a signer of this line signed, for a timer; a person's rollback stays.
-
-    Returns the release in force if the line has had the newest. Raises ReleaseError, also if a revoked key signed the
-    release in force and none replaces it, or VersionsError.
+    After an error the line keeps what it had. It is one too if a revoked key signed the release in force and none is
+    newer.
     """
-    with _pulling(line) as releases:
+    with line.versions.changing():
+        releases = LineReleases(line)  # `changing` has undone what a killed pull left half replaced
+    with releases.pulling():
+        numbers = source.numbers(name)
+        if not numbers:
+            raise ReleaseError(f"{source} has no release {name}; it has {', '.join(source.names()) or 'none'}")
         revoked = releases.revoked(source.revoked())
+        if not options.newest:
+            number = numbers[-1] if options.number is None else options.number
+            return _pull(releases, source, name, (number, source.manifest(name, number)), options)
         facts = releases.in_force().get(name)
-        number, signed = _newest_signed(releases, source, name, revoked)
+        number, signed = release = _newest_signed(releases, source, name, numbers, revoked)
         is_had = facts is not None and facts.seen.get(str(number)) == _sha256(signed)
         if facts is None or not is_had or releases.unsettled(name).exists():
-            return _pull(line, releases, name, number, signed, source, options)
+            return _pull(releases, source, name, release, options)
         in_force = f"{name}/{facts.number}"
         if facts.signer in (file.name for file in revoked):
             raise ReleaseError(
@@ -89,26 +89,11 @@ def pull_newest(line: ExpertsLine, source: Source, name: str, options: PullOptio
         return in_force
 
 
-@contextmanager
-def _pulling(line: ExpertsLine) -> Iterator[LineReleases]:
-    with line.versions.changing():
-        releases = LineReleases(line)  # `changing` has undone what a killed pull left half replaced
-    with releases.pulling():
-        yield releases
-
-
-def _numbers(source: Source, name: str) -> list[int]:
-    numbers = source.numbers(name)
-    if not numbers:
-        raise ReleaseError(f"{source} has no release {name}; it has {', '.join(source.names()) or 'none'}")
-    return numbers
-
-
 def _newest_signed(
-    releases: LineReleases, source: Source, name: str, revoked: Sequence[Path]
+    releases: LineReleases, source: Source, name: str, numbers: Sequence[int], revoked: Sequence[Path]
 ) -> tuple[int, SignedManifest]:
     """Return the newest release of an unrevoked signer; else the newest of all, which will be refused."""
-    numbers, signers = _numbers(source, name), releases.signers()
+    signers = releases.signers()
     for number in reversed(numbers):
         signed = source.manifest(name, number)
         with suppress(ReleaseError):
@@ -118,14 +103,9 @@ def _newest_signed(
 
 
 def _pull(
-    line: ExpertsLine,
-    releases: LineReleases,
-    name: str,
-    number: int,
-    signed: SignedManifest,
-    source: Source,
-    options: PullOptions,
+    releases: LineReleases, source: Source, name: str, release: tuple[int, SignedManifest], options: PullOptions
 ) -> Pulled:
+    line, (number, signed) = releases.line, release
     manifest, signer = accepted(releases, name, number, signed, options)
     fetched_bytes = _fetch(releases, source, manifest)
     entries = _local_entries(releases, manifest)
@@ -134,7 +114,7 @@ def _pull(
     is_running = _wait_for_boards(line, options.within_s)
     try:
         replace_text(releases.unsettled(name), f"{manifest.release}\n", like=line.config.catalog)
-        pulled = _put_in_force(line, releases, manifest, versions, rules)
+        pulled = _put_in_force(releases, manifest, versions, rules)
     finally:
         if is_running:
             _hold_boards(line, 0.0)
@@ -150,10 +130,9 @@ def accepted(
     """Return a release that this line may take, and its signer. Raises ReleaseError."""
     what = f"{name}/{number}"
     file = signer_of(signed, releases.signers(), what)
-    signer = file.name
     if file in releases.revoked():
         raise ReleaseError(
-            f"{what} is signed by {signer}, which is revoked: have it signed by another person, take the key out of"
+            f"{what} is signed by {file.name}, which is revoked: have it signed by another person, take the key out of"
             f" plant.signers, and look at what else it signed; this line notes it in {releases.store.folder}/revoked"
         )
     manifest = decode(signed.data, what)
@@ -168,7 +147,7 @@ def accepted(
         highest = number  # forward again, after a return
     if reason := refusal(manifest, highest, datetime.now(UTC), allow_older=options.allow_older):
         raise ReleaseError(reason)
-    return manifest, signer
+    return manifest, file.name
 
 
 def _fetch(releases: LineReleases, source: Source, manifest: Manifest) -> int:
@@ -260,9 +239,10 @@ def _hold_boards(line: ExpertsLine, seconds: float) -> dict[str, Any] | None:
 
 
 def _put_in_force(
-    line: ExpertsLine, releases: LineReleases, manifest: Manifest, versions: Mapping[str, str], rules: Path | None
+    releases: LineReleases, manifest: Manifest, versions: Mapping[str, str], rules: Path | None
 ) -> tuple[tuple[str, ...], bool, bool, bool]:
     """Replace catalog and rules together and have the daemon read both; if it refuses, restore the old ones."""
+    line = releases.line
     catalog, place = files = (line.versions.catalog, line.config.rules)
     with line.versions.changing() as change:
         old = {file: file.read_bytes().decode() if file.exists() else "" for file in files}
@@ -270,7 +250,7 @@ def _put_in_force(
         before = {name: change.expert(name).in_force for name in versions}
         with switching(catalog, old):
             if versions:
-                change.promote_all(versions, note=manifest.release)
+                change.promote(versions, note=manifest.release)
             if new != old[place]:
                 replace_text(place, new)
         try:

@@ -186,12 +186,12 @@ def install(path: Path, places: Places, *, is_trial: bool) -> None:
 
     A trial goes under a prefix and does not call systemd. Raises ConfigError, OSError, CommandError.
     """
-    work, runs = _Installation(), not is_trial and _SYSTEMD_RUNS.is_dir()
+    runs = not is_trial and _SYSTEMD_RUNS.is_dir()
     if path.exists():
-        work.say("kept", path)
+        _say("kept", path)
     else:
-        work.write(path, default_config(places))
-        work.write(path.with_name("rules.yaml"), default_rules(), keep=True)
+        _write(path, default_config(places))
+        _write(path.with_name("rules.yaml"), default_rules(), keep=True)
     config = load_config(path, {})
     if not is_trial and (unseen := hidden(config, path)):
         raise CommandError(
@@ -199,104 +199,92 @@ def install(path: Path, places: Places, *, is_trial: bool) -> None:
             " Move the line to /etc/coserve and /var/lib/coserve, or to /srv, and install CoServe under /opt",
             status=2,
         )
-    _write_files(work, config, path, places)
+    _write(places.sysusers, shipped("coserve.sysusers"))
+    _write(places.tmpfiles, shipped("coserve.tmpfiles"))
+    _write(places.unit, unit(config, path, places))
+    for name, is_needed in drop_ins(config).items():
+        text = shipped(f"coserve.service.d/{name}")
+        if is_needed:
+            _write(places.drop_ins / name, text, keep=name == "network.conf")
+        else:
+            _remove(places.drop_ins / name, only=text)
+    if credentials(config) and not places.keys.is_dir():
+        places.keys.mkdir(parents=True)
+        places.keys.chmod(_SECRET_MODE)
+        _say("made", places.keys)
     if runs:
         _call("systemd-sysusers", str(places.sysusers))
         _call("systemd-tmpfiles", "--create", str(places.tmpfiles))
         _call("systemctl", "daemon-reload")
+    user = pwd.getpwnam(NAME) if runs else None
     for folder in written_folders(config):
         if not folder.is_relative_to("/run"):
-            work.own(folder, is_service_here=runs)
-    if runs:
-        for secret in unreadable_secrets(config, pwd.getpwnam(NAME).pw_uid):
-            work.leave_to_person(f"chown coserve:coserve {secret}")
+            _own(folder, user)
+    for secret in unreadable_secrets(config, user.pw_uid) if user else ():
+        _leave_to_person(f"chown coserve:coserve {secret}")
     _say_next(path, config.catalog.is_file(), runs=runs, is_trial=is_trial)
 
 
 def uninstall(places: Places, *, is_trial: bool) -> None:
     """Stop the service and remove what `install` wrote, unless a person changed it. Raises OSError, CommandError."""
-    work, runs = _Installation(), not is_trial and _SYSTEMD_RUNS.is_dir()
+    runs = not is_trial and _SYSTEMD_RUNS.is_dir()
     line = started_config(places.unit.read_text(encoding="utf-8"))
     if runs:
         _call("systemctl", "disable", "--now", NAME)
-    work.remove(places.unit)
+    _remove(places.unit)
     for name in ("nvidia.conf", "network.conf"):
-        work.remove(places.drop_ins / name, only=shipped(f"coserve.service.d/{name}"))
+        _remove(places.drop_ins / name, only=shipped(f"coserve.service.d/{name}"))
     if places.drop_ins.is_dir() and not any(places.drop_ins.iterdir()):
         places.drop_ins.rmdir()
-    work.remove(places.sysusers)
-    work.remove(places.tmpfiles)
+    _remove(places.sysusers)
+    _remove(places.tmpfiles)
     if runs:
         _call("systemctl", "daemon-reload")
     for path in _left_behind(line):
-        work.say("left", path)
+        _say("left", path)
     if runs:
         console.print("The user coserve stays: it owns these files.")
 
 
-def _write_files(work: "_Installation", config: Config, path: Path, places: Places) -> None:
-    work.write(places.sysusers, shipped("coserve.sysusers"))
-    work.write(places.tmpfiles, shipped("coserve.tmpfiles"))
-    work.write(places.unit, unit(config, path, places))
-    for name, is_needed in drop_ins(config).items():
-        text = shipped(f"coserve.service.d/{name}")
-        if is_needed:
-            work.write(places.drop_ins / name, text, keep=name == "network.conf")
-        else:
-            work.remove(places.drop_ins / name, only=text)
-    if credentials(config):
-        work.folder(places.keys, _SECRET_MODE)
+def _say(did: str, path: Path) -> None:
+    console.print(f"{did:<10} {path}")
 
 
-class _Installation:
-    def say(self, did: str, path: Path) -> None:
-        console.print(f"{did:<10} {path}")
+def _leave_to_person(command: str) -> None:
+    console.print(f"to do      {command}", style="yellow")
 
-    def leave_to_person(self, command: str) -> None:
-        console.print(f"to do      {command}", style="yellow")
 
-    def write(self, path: Path, text: str, *, keep: bool = False) -> None:
-        """Write `text` whole or not at all; with `keep`, leave an existing file as it is."""
-        present = path.read_text(encoding="utf-8") if path.exists() else None
-        if present == text:
-            self.say("unchanged", path)
-            return
-        if keep and present is not None:
-            self.say("kept", path)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_durably(path, text, mode=0o644)
-        self.say("wrote", path)
+def _write(path: Path, text: str, *, keep: bool = False) -> None:
+    """Write `text` whole or not at all; with `keep`, leave an existing file as it is."""
+    present = path.read_text(encoding="utf-8") if path.exists() else None
+    if present == text or (keep and present is not None):
+        _say("unchanged" if present == text else "kept", path)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_durably(path, text, mode=0o644)
+    _say("wrote", path)
 
-    def remove(self, path: Path, *, only: str | None = None) -> None:
-        """Remove `path` if it exists; with `only`, unless its text differs: a person has changed it."""
-        if not path.exists():
-            return
-        if only is not None and path.read_text(encoding="utf-8") != only:
-            self.say("kept", path)
-            return
+
+def _remove(path: Path, *, only: str | None = None) -> None:
+    """Remove `path` if it exists; with `only`, unless its text differs: a person has changed it."""
+    if not path.exists():
+        return
+    is_changed = only is not None and path.read_text(encoding="utf-8") != only
+    if not is_changed:
         path.unlink()
-        self.say("removed", path)
+    _say("kept" if is_changed else "removed", path)
 
-    def folder(self, path: Path, mode: int) -> None:
-        if not path.is_dir():
-            path.mkdir(parents=True)
-            path.chmod(mode)
-            self.say("made", path)
 
-    def own(self, path: Path, *, is_service_here: bool) -> None:
-        """Make a folder that the service's user owns, or print how to change the owner of an existing one."""
-        is_new = not path.is_dir()
-        make_folder(path)
-        if is_new:
-            self.say("made", path)
-        if not is_service_here:
-            return
-        user = pwd.getpwnam(NAME)
-        if is_new:
-            os.chown(path, user.pw_uid, user.pw_gid)
-        elif path.stat().st_uid != user.pw_uid:
-            self.leave_to_person(f"chown -R coserve:coserve {path}")
+def _own(folder: Path, user: pwd.struct_passwd | None) -> None:
+    """Make a folder that the service's user owns, or print how to change the owner of an existing one."""
+    is_new = not folder.is_dir()
+    make_folder(folder)
+    if is_new:
+        _say("made", folder)
+        if user:
+            os.chown(folder, user.pw_uid, user.pw_gid)
+    elif user and folder.stat().st_uid != user.pw_uid:
+        _leave_to_person(f"chown -R coserve:coserve {folder}")
 
 
 def _call(*words: str) -> None:

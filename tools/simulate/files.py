@@ -1,4 +1,4 @@
-"""Devices and tasks as files (docs/simulating.md): read, checked, and refused with a sentence."""
+"""Devices and tasks as files (docs/architecture.md): read, checked, and refused with a sentence."""
 
 import gzip
 import json
@@ -113,11 +113,7 @@ class DeviceFile(HostSection):
         """Return every PC by name; the line's own, first, is ""."""
         others = self.hosts or {f"pc{number}": OtherHostSection() for number in range(2, self.pcs + 1)}
         return {"": self} | {
-            name: HostSection(
-                unified_memory=self.unified_memory if host.unified_memory is None else host.unified_memory,
-                channels=host.channels or self.channels,
-                processors=host.processors or self.processors,
-            )
+            name: HostSection.model_validate(self.model_dump() | host.model_dump(exclude_none=True))
             for name, host in others.items()
         }
 

@@ -1,94 +1,68 @@
-"""A simulated run as a row for people and programs (docs/simulating.md), and as a picture over time."""
+"""A simulated run as a row for people and programs (docs/architecture.md), and as a picture over time."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tools.simulate.engine import TaskOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`wait`: from arrival to the start of the first expert's batch. `loads`: into pools that compute, after the fill.
-
-    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because their
-    deadline could not be met; `late`: answered after it.
-    """
-
-    policy: str
-    images_per_s: float
-    makespan_s: float
-    loads: int
-    disk_loads: int
-    wanted_evictions: int
-    p50_wait_s: float
-    p95_wait_s: float
-    max_wait_s: float
-    share_of_bound: float
-    bound_s: float
-    p50_latency_s: float
-    p95_latency_s: float
-    p99_latency_s: float
-    unknown: int
-    late: int
-    #: What crossed the network to other PCs after the initial fill, and the first loads of experts among it.
-    network_bytes: int
-    network_loads: int
-
 
 #: Fewer lanes and spans than this stay legible.
 _MAX_SPANS = 20_000
 _LABELLED_SPANS = 120
 
-#: The columns that fit a terminal; programs get all figures.
-COLUMNS = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "max s", "bound")
 
+def figures(outcome: TaskOutcome, bound_s: float) -> dict[str, Any]:
+    """Return a run's figures for programs; `bound_s`: seconds below which no policy can finish this task here.
 
-def row_of(outcome: TaskOutcome, bound_s: float) -> Row:
-    """`bound_s`: seconds below which no policy can finish this task on this machine."""
-    waits, latencies = outcome.waits_s, outcome.latencies_s
-    makespan_s = outcome.makespan_s
-    return Row(
-        policy=outcome.policy,
-        images_per_s=round(outcome.images / makespan_s, 3) if makespan_s else 0.0,
-        makespan_s=round(makespan_s, 3),
-        loads=outcome.loads,
-        disk_loads=outcome.disk_loads,
-        wanted_evictions=outcome.wanted_evictions,
-        p50_wait_s=round(quantile(waits, 0.5), 3),
-        p95_wait_s=round(quantile(waits, 0.95), 3),
-        max_wait_s=round(quantile(waits, 1.0), 3),
-        share_of_bound=round(bound_s / makespan_s, 4) if makespan_s else 0.0,
-        bound_s=round(bound_s, 3),
-        p50_latency_s=round(quantile(latencies, 0.5), 3),
-        p95_latency_s=round(quantile(latencies, 0.95), 3),
-        p99_latency_s=round(quantile(latencies, 0.99), 3),
-        unknown=outcome.expired,
-        late=outcome.late,
-        network_bytes=outcome.network_bytes,
-        network_loads=outcome.network_loads,
-    )
-
-
-def columns(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return a table's columns; if anything crossed the network, its bytes replace the longest wait."""
-    crossed = any(row.network_bytes for row in rows)
-    return tuple("net GB" if crossed and name == "max s" else name for name in COLUMNS)
-
-
-def cells(row: Row, names: Sequence[str] = COLUMNS) -> tuple[str, ...]:
-    texts = {
-        "policy": row.policy,
-        "images/s": f"{row.images_per_s:.2f}",
-        "loads": str(row.loads),
-        "disk": str(row.disk_loads),
-        "p50 s": f"{row.p50_wait_s:.1f}",
-        "p95 s": f"{row.p95_wait_s:.1f}",
-        "max s": f"{row.max_wait_s:.1f}",
-        "bound": f"{row.share_of_bound:.0%}",
-        "net GB": f"{row.network_bytes / 1e9:.2f}",
+    `wait`: from arrival to the start of the first expert's batch. `loads`: into pools that compute, after the fill.
+    `wanted_evictions`: experts that left although images were queued for them. `unknown`: images given up because their
+    deadline could not be met; `late`: answered after it. `network_bytes`: what crossed the network to other PCs after
+    the initial fill, `network_loads` the first loads of experts among it.
+    """
+    waits, latencies, makespan_s = outcome.waits_s, outcome.latencies_s, outcome.makespan_s
+    return {
+        "policy": outcome.policy,
+        "images_per_s": round(outcome.images / makespan_s, 3) if makespan_s else 0.0,
+        "makespan_s": round(makespan_s, 3),
+        "loads": outcome.loads,
+        "disk_loads": outcome.disk_loads,
+        "wanted_evictions": outcome.wanted_evictions,
+        "p50_wait_s": round(quantile(waits, 0.5), 3),
+        "p95_wait_s": round(quantile(waits, 0.95), 3),
+        "max_wait_s": round(quantile(waits, 1.0), 3),
+        "share_of_bound": round(bound_s / makespan_s, 4) if makespan_s else 0.0,
+        "bound_s": round(bound_s, 3),
+        "p50_latency_s": round(quantile(latencies, 0.5), 3),
+        "p95_latency_s": round(quantile(latencies, 0.95), 3),
+        "p99_latency_s": round(quantile(latencies, 0.99), 3),
+        "unknown": outcome.expired,
+        "late": outcome.late,
+        "network_bytes": outcome.network_bytes,
+        "network_loads": outcome.network_loads,
     }
-    return tuple(texts[name] for name in names)
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return columns and cells of the table of several runs' figures, those that fit a terminal.
+
+    If anything crossed the network, its bytes replace the longest wait.
+    """
+    crossed = any(row["network_bytes"] for row in rows)
+    columns = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "net GB" if crossed else "max s", "bound")
+    texts = [
+        (
+            row["policy"],
+            f"{row['images_per_s']:.2f}",
+            str(row["loads"]),
+            str(row["disk_loads"]),
+            f"{row['p50_wait_s']:.1f}",
+            f"{row['p95_wait_s']:.1f}",
+            f"{row['network_bytes'] / 1e9:.2f}" if crossed else f"{row['max_wait_s']:.1f}",
+            f"{row['share_of_bound']:.0%}",
+        )
+        for row in rows
+    ]
+    return columns, texts
 
 
 def quantile(values: Sequence[float], share: float) -> float:

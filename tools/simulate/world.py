@@ -13,7 +13,7 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFa
 from experts.spec import ArchitectureId, ExpertId
 from tools.simulate.files import ChannelSection, DeviceFile, FileError, HostSection, NetworkSection, Processor, TaskFile
 
-#: Seconds beside the channel where slots are loaded: nothing is deserialised (docs/simulating.md).
+#: Seconds beside the channel where slots are loaded: nothing is deserialised (docs/architecture.md).
 SLOT_DISK_FIXED_S, SLOT_LINK_FIXED_S = 0.03, 0.005
 #: A head with a handful of labels on a ResNet-18's features, as its file has it.
 _HEAD_BYTES = 20_480
@@ -95,7 +95,7 @@ def task_of(file: TaskFile) -> Task:
 
 
 def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading = "slots") -> SimulatedMachine:
-    """Return a device file as it is set up for `policy` (docs/simulating.md).
+    """Return a device file as it is set up for `policy` (docs/architecture.md).
 
     Policies are compared with one `loading`. Raises FileError if the device says nothing of an architecture that the
     task uses.

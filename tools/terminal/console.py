@@ -1,5 +1,6 @@
 """Output of commands: tables for people, JSON for programs, one sentence for an error."""
 
+import errno
 import json
 import os
 import shlex
@@ -80,6 +81,17 @@ def exit_on(*errors: type[Exception], status: int = 1) -> Iterator[None]:
         fail(str(error), status)
 
 
+@contextmanager
+def os_errors_end(path: Path) -> Iterator[None]:
+    """End the command on an OSError. A full disk names `path`, which was written, not a file that was read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise CommandError(f"{path}: {error.strerror}; make room, or name another disk") from error
+        raise CommandError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout, non-ASCII as it is if printable."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
@@ -96,15 +108,14 @@ def print_table(
 ) -> None:
     """Print a table for a person: None is a dash, long cells continue below, no text from outside steers the terminal.
 
-    Columns in `unbroken` stay on one line, so that they can be copied; in others words stay whole if they fit. With
-    `more`, the last columns are left out if the terminal is too narrow, and named together with `more`, the way to see
-    them.
+    Columns in `unbroken` stay on one line, so that they can be copied. With `more`, the last columns are left out if
+    the terminal is too narrow, and named together with `more`, the way to see them.
     """
     cells = [["–" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     width = len(columns) if more is None else _columns_that_fit(columns, cells)
     table = Table(title=Text(title, style="table.title"), title_justify="left")
-    for name, column_width in zip(columns, _widths(columns[:width], cells, unbroken), strict=False):
-        table.add_column(name, overflow="fold", no_wrap=name in unbroken, width=column_width)
+    for name in columns[:width]:
+        table.add_column(name, overflow="fold", no_wrap=name in unbroken)
     for row in cells:
         table.add_row(*map(Text, row[:width]))  # brackets in it are text, not markup
     console.print(table)
@@ -120,23 +131,6 @@ def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) ->
         if width > console.width:
             return max(1, at)
     return len(columns)
-
-
-def _widths(columns: Sequence[str], cells: Sequence[Sequence[str]], unbroken: Sequence[str]) -> list[int]:
-    """Return each column's width: its longest word if all of these fit; else the widest gives way."""
-    texts = [[name, *(row[at] for row in cells)] for at, name in enumerate(columns)]
-    longest = [max(map(cell_len, column)) for column in texts]
-    widths = [
-        whole if name in unbroken else max(cell_len(word) for text in column for word in text.split() or [""])
-        for name, column, whole in zip(columns, texts, longest, strict=True)
-    ]
-    room = console.width - 1 - _BORDER_WIDTH * len(columns)
-    foldable = [at for at, name in enumerate(columns) if name not in unbroken]
-    while sum(widths) > room and foldable and max(widths[at] for at in foldable) > 1:
-        widths[max(foldable, key=lambda at: widths[at])] -= 1
-    while sum(widths) < min(room, sum(longest)):
-        widths[max(range(len(widths)), key=lambda at: longest[at] - widths[at])] += 1
-    return widths
 
 
 def as_typed(words: str) -> str:

@@ -1,7 +1,7 @@
 """A line as a command opens it: its configuration, its database for reading, its clock. An error is one sentence."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,12 +38,11 @@ def must_be_its_configuration(config: Path) -> None:
 
 
 def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    """Ask the line's daemon; `fields` that are None are left out. Exit with status 1 if it refuses, or is silent."""
-    from daemon.wire.control import ControlError, ask
+    """Ask the line's daemon; `fields` that are None are left out. Raises ControlError."""
+    from daemon.wire.control import ask
 
     stated = {name: value for name, value in fields.items() if value is not None}
-    with exit_on(ControlError):
-        return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **stated)
+    return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **stated)
 
 
 @contextmanager
@@ -51,12 +50,11 @@ def reading(settings: "Config | HubSettings") -> "Iterator[Engine]":
     """Yield an engine that cannot write; exit with status 1 if the database cannot be read."""
     from sqlalchemy.exc import SQLAlchemyError  # slow to import, and commands that only ask the daemon do not need it
 
-    from daemon.storage.database.connections import StoreError, open_for_reading
+    from daemon.storage.database.connections import open_for_reading
 
     is_line = isinstance(settings, Config)
     if is_line:
-        with exit_on(StoreError):
-            engine = open_for_reading(settings.database)
+        engine = open_for_reading(settings.database)
     else:
         from daemon.plant.reading import open_hub_for_reading
 
@@ -98,14 +96,6 @@ def plant_settings_of(plant: Path) -> "HubSettings":
 def plant_time(plant: PlantTime, at: str | None, style: str = "full") -> str | None:
     """Return a stored time by the plant's clock: `2026-11-25 10:44:51 CET`, `11-25 10:44:51` if `short`."""
     return _STORED_TIME.sub(lambda match: plant.text(match[0], style), at) if at is not None else None
-
-
-def with_plant_times(plant: PlantTime, row: Mapping[str, Any], style: str = "full") -> dict[str, Any]:
-    """Return a row of the database for people: each time by the plant's clock."""
-    return {
-        name: plant_time(plant, value, style) if name == "at" or name.endswith("_at") else value
-        for name, value in row.items()
-    }
 
 
 def times_note(plant: PlantTime) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from daemon.config.plant_time import PlantTime, Shift
+from daemon.errors import ConfigError, MissingExtraError, ReleaseError
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import utc_text
 from daemon.wire.messages import NAME, NAME_EXPECTED
@@ -25,6 +26,8 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, of the plant unless it ends in an offset), 09:28, today, "
 _MOMENTS += "yesterday, or 2h ago"
 _UTC = PlantTime()
+#: Extras by packages of theirs that commands import when they run.
+_EXTRAS = {"boto3": "plant", "psycopg": "plant", "tokenizers": "moe", "transformers": "moe"}
 _AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
@@ -61,8 +64,6 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except CommandError as error:
-            fail(str(error), error.status)
         except KeyboardInterrupt:
             fail("stopped by Ctrl-C", status=1)
         except typer.BadParameter as error:
@@ -70,6 +71,28 @@ class Commands(TyperGroup):
             if error.param is None or not isinstance(error.__cause__, ValidationError | None) or not error.message:
                 raise
             _refuse(error, error.param)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRAS:
+                raise
+            missing = MissingExtraError(package, f"{ctx.command_path} {ctx.invoked_subcommand}", _EXTRAS[package])
+            fail(str(missing), missing.status)
+        except Exception as error:
+            if not isinstance(error, _refusals()):
+                raise
+            fail(str(error), getattr(error, "status", 1))
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return the errors whose text is all that a person needs. Imported late: most commands meet none."""
+    from daemon.storage.database.connections import StoreError
+    from daemon.wire.control import ControlError
+    from daemon.wire.keys import KeyFileError
+    from experts.errors import ExpertError
+    from experts.versions import VersionsError
+
+    of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
+    return CommandError, ExpertError, VersionsError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:
@@ -78,20 +101,16 @@ def _with_config(command: Any, args: list[str]) -> list[str]:
     if declared is None or "--help" in args:
         return args
     with_value = {name for each in command.params if not getattr(each, "is_flag", False) for name in each.opts}
-    is_value = [at > 0 and args[at - 1] in with_value for at in range(len(args))]
+    free = [at for at, arg in enumerate(args) if not arg.startswith("-") and not (at and args[at - 1] in with_value)]
     if declared.param_type_name == "option":
-        if not any(arg.partition("=")[0] in declared.opts for arg in args):
-            for at, arg in enumerate(args):
-                if arg.endswith((".yaml", ".yml")) and not arg.startswith("-") and not is_value[at]:
-                    return [*args[:at], *args[at + 1 :], "--config", arg]
-        return args
+        is_named = any(arg.partition("=")[0] in declared.opts for arg in args)
+        at = next((at for at in free if args[at].endswith((".yaml", ".yml"))), None)
+        return args if is_named or at is None else [*args[:at], *args[at + 1 :], "--config", args[at]]
     for at, arg in enumerate(args):
         name, _, value = arg.partition("=")
         if name == "--config" and (value or at + 1 < len(args)):
             return [value, *args[:at], *args[at + 1 :]] if value else [args[at + 1], *args[:at], *args[at + 2 :]]
-    if declared.required and not any(not arg.startswith("-") and not is_value[at] for at, arg in enumerate(args)):
-        return [*args, *map(str, [DEFAULT_CONFIG] if DEFAULT_CONFIG.is_file() else [])]
-    return args
+    return [*args, str(DEFAULT_CONFIG)] if declared.required and not free and DEFAULT_CONFIG.is_file() else args
 
 
 def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:

@@ -4,6 +4,8 @@ Import `classifier` and `detector` (training commands), `fit` (parts of classifi
 `expert_file` (every expert is written there), `held_out` and `proof` (measures). Nothing here runs in the daemon.
 """
 
+from tools.terminal.console import CommandError
 
-class TrainingError(Exception):
+
+class TrainingError(CommandError):
     """The training cannot start or went wrong; the text names the file or the value, and what to do."""

@@ -11,17 +11,25 @@ import torch
 import yaml
 from torch import nn
 
-from experts.catalog import CatalogEntry, CatalogFile, resolve
+from experts.catalog import CatalogEntry, CatalogFile
 from experts.catalog_edit import add_to_catalog, read
-from experts.spec import ExpertId
+from experts.spec import LayoutId
 from experts.stored import thinned
-from experts.vision.architectures import ARCHITECTURES, FEATURES, layout_id
+from experts.vision.architectures import ARCHITECTURES, FEATURES
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
 from experts.vision.slot import Slot, SlotPool
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
-from tools.training.expert_file import STORES, ImportRefusedError, is_expert_id
+from tools.training.expert_file import (
+    STORES,
+    ImportRefusedError,
+    classifier_of,
+    entry_of,
+    header_of,
+    require_expert_id,
+    spec_of_entry,
+)
 from tools.training.importer import plain_tensors
 from tools.training.labelled import DIGEST_BYTES, held_back, read_labelled
 
@@ -72,11 +80,8 @@ def train_backbone(
     the weights to begin with are the backbone as they are. Raises TrainingError.
     """
     architecture, schedule = plan.architecture, plan.schedule
-    kind = ARCHITECTURES.get(architecture)
-    if kind is None or kind.task != "classify":
-        raise TrainingError(f"{architecture!r} cannot be a backbone: expected resnet18, 34, 50, 101 or 152")
-    if not is_expert_id(name):
-        raise TrainingError(f"{name!r} cannot name a backbone: use letters, digits and . _ : - with --id")
+    classifier_of(architecture)
+    require_expert_id(name)
     torch.set_num_threads(plan.threads)
     torch.manual_seed(schedule.seed)
     pictures, targets, classes, seen = _read_all(folders, plan.input_size)
@@ -109,19 +114,8 @@ def write_backbone(
     from, has the weights as they are stored.
     """
     kind = ARCHITECTURES[architecture]
-    layout = layout_id(kind, 0, input_size, "float32", "channels_last", FEATURES)
-    metadata = {
-        "architecture": architecture,
-        "classes": "[]",
-        "input_size": str(input_size),
-        "normalisation": kind.normalisation,
-        "dtype": "float32",
-        "memory_format": "channels_last",
-        "head": FEATURES,
-        "layout": layout,
-        "origin": "backbone",
-    }
-    built = build_layout(layout)
+    metadata = header_of(kind, (), input_size, ("float32", "channels_last", FEATURES), "backbone")
+    built = build_layout(LayoutId(metadata["layout"]))
     blocks = pack(built, adapt_backbone(network))
     is_thin = store != STORES[-1]
     if is_thin:
@@ -132,13 +126,7 @@ def write_backbone(
         sha256 = write_weights(part, blocks, metadata)
         file = out / f"{name}@{sha256[:12]}.safetensors"
         part.replace(file)
-        entry = {
-            "architecture": architecture,
-            "file": file.name,
-            "input_size": input_size,
-            "normalisation": kind.normalisation,
-            "sha256": sha256,
-        }
+        entry = entry_of(kind, (), input_size, file, sha256)
         if is_thin:
             network = _with_weights_of(stored_backbone(out, name, entry), network)
         state = {key: value for key, value in network.state_dict().items() if not key.startswith("fc.")}
@@ -153,9 +141,7 @@ def write_backbone(
 
 def stored_backbone(out: Path, name: str, entry: dict[str, Any]) -> Slot:
     """Return the backbone of a catalog entry in a slot: with the weights of its file, as a line serves it."""
-    catalog, problems = resolve(CatalogFile.model_validate({"experts": {name: entry}}), out)
-    assert not problems, problems
-    spec = catalog[ExpertId(name)]
+    spec = spec_of_entry(out, name, entry)
     pool = SlotPool("cpu", spec.weights_bytes)
     pool.load(spec)
     return pool.slot(spec.expert)

@@ -19,12 +19,11 @@ from torch import nn
 
 from experts.catalog_edit import add_to_catalog
 from experts.drift import histograms
-from experts.vision.architectures import ARCHITECTURES
 from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits
 from experts.vision.networks import Backbone
 from tools.training import TrainingError, fit
 from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
-from tools.training.expert_file import Form, ImportRefusedError, is_expert_id
+from tools.training.expert_file import Form, ImportRefusedError, classifier_of, require_expert_id
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, fit_bank, fit_linear, write_head
 from tools.training.held_out import HeldOutAnswers, beats, may_be_beaten
@@ -101,8 +100,7 @@ def train_classifier(
 
     Labels with few images count as much as those with many.
     """
-    if not is_expert_id(expert):  # before minutes of training, not after
-        raise TrainingError(f"{expert!r} is not an expert id; give one of letters, digits and . _ : - with --id")
+    require_expert_id(expert)
     if out.exists() and not out.is_dir():
         raise TrainingError(f"{out}: is a file; name a folder for the experts with --out")
     present = read_entries(out / "catalog.yaml").get(expert)
@@ -148,11 +146,7 @@ def _network_of(plan: TrainingPlan, known: BackboneInCatalog | None) -> tuple[st
             if asked not in (None, has):
                 raise TrainingError(f"{option} {asked}: the backbone {known.name} has {has}; leave {option} away")
         return entry.architecture, entry.input_size
-    architecture = plan.architecture or _DEFAULT_ARCHITECTURE
-    kind = ARCHITECTURES.get(architecture)
-    if kind is None or kind.task != "classify":
-        raise TrainingError(f"{architecture!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
-    return architecture, plan.input_size or _DEFAULT_INPUT_SIZE
+    return classifier_of(plan.architecture or _DEFAULT_ARCHITECTURE).name, plan.input_size or _DEFAULT_INPUT_SIZE
 
 
 def _choose(trials: Sequence[Trial]) -> Trial:

@@ -26,7 +26,7 @@ from tools.training.detector_loop import (
     fit_detector,
     limited_threads,
 )
-from tools.training.expert_file import STORES, Form, ImportRefusedError, ImportReport, is_expert_id
+from tools.training.expert_file import STORES, Form, ImportRefusedError, ImportReport, require_expert_id
 from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
 from tools.training.labelled import Photograph, read_yolo_data
@@ -146,8 +146,7 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     `store` is the form of the file (STORES); what a thin one loses shows in the report and in the catalog's figures.
     Raises TrainingError.
     """
-    if not is_expert_id(expert):  # before minutes of training, not after
-        raise TrainingError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
+    require_expert_id(expert)
     photographs = read_yolo_data(data)
     out.mkdir(parents=True, exist_ok=True)
     jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())

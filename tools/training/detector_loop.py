@@ -28,7 +28,6 @@ Image = NDArray[np.uint8]
 Sample = tuple[Image, NDArray[np.float32]]
 Sampler = Callable[[np.random.Generator], Sample]
 
-#: AdamW as for fine-grained targets: decay on matrices only, a short second moment for a short training.
 _WEIGHT_DECAY, _BETAS, _MAX_GRADIENT = 0.02, (0.9, 0.99), 10.0
 _WARM_UP_STEPS, _WARM_UP_SHARE = 300, 0.05
 _LAST_LEARNING_RATE = 0.01
@@ -59,6 +58,12 @@ class TrainingEffort:
     def share(self, step: int, spent_s: float) -> float:
         done = step / self.steps if self.steps is not None else spent_s / (cast("float", self.minutes) * 60)
         return min(done, 1.0)
+
+    def rate_at(self, step: int, share: float) -> float:
+        """Return the learning rate: a linear warm-up over at most 300 steps, and half a cosine down to a hundredth."""
+        warm_up = min(1.0, max((step + 1) / _WARM_UP_STEPS, share / _WARM_UP_SHARE))
+        cosine = 0.5 * (1 + math.cos(math.pi * share))
+        return self.learning_rate * warm_up * (_LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * cosine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +101,54 @@ def fit_detector(
         raise TrainingError(f"an input of {input_size} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
     with limited_threads(effort.threads):
         torch.manual_seed(effort.seed)
-        model = new_detector(architecture, classes)
-        run = _Run(model, sampler, closing or sampler, effort)
-        for progress in run.steps():
-            if on_progress is not None:
-                on_progress(progress)
-    return run.average
+        descent = Descent(new_detector(architecture, classes), _EMA_DECAY)
+        random, step, mean_loss, spent_s = np.random.default_rng(effort.seed), 0, 0.0, 0.0
+        while (share := effort.share(step, spent_s)) < 1:
+            begin_s = time.perf_counter()
+            drawn = closing if closing is not None and share > 1 - effort.closing_share else sampler
+            samples = [drawn(random) for _ in range(effort.batch)]
+            summed = cast("Any", descent.model).loss(collate(samples, len(samples[0][0])))[0].sum()
+            loss = descent.step(summed, effort.rate_at(step, share), step + 1) / len(samples)
+            if not math.isfinite(loss):
+                raise TrainingError(f"the loss is {loss} at step {step}; train with a lower learning rate")
+            mean_loss = loss if step == 0 else 0.98 * mean_loss + 0.02 * loss
+            step += 1
+            _shift_heads(descent.model, share)
+            spent_s += time.perf_counter() - begin_s
+            if on_progress is not None:  # its time is not counted
+                on_progress(Progress(step, effort.share(step, spent_s), mean_loss, spent_s))
+    return descent.average
+
+
+class Descent:
+    """AdamW for fine-grained targets, with clipped gradients: decay on matrices only, a short second moment.
+
+    `average` follows the trained weights: quickly at first, then over some thousand steps.
+    """
+
+    def __init__(self, model: nn.Module, ema_decay: float) -> None:
+        self.model = model.train()
+        self.average = copy.deepcopy(model).eval().requires_grad_(False)
+        self._ema_decay = ema_decay
+        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimiser = torch.optim.AdamW(groups, betas=_BETAS, fused=True)
+        followed = zip(self.average.state_dict().values(), model.state_dict().values(), strict=True)
+        self._followed = [pair for pair in followed if pair[0].dtype.is_floating_point]
+
+    def step(self, loss: torch.Tensor, rate: float, number: int) -> float:
+        """Take step `number`, counted from 1, at this learning rate; return the loss."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
+        self.optimiser.step()
+        averages, trained = zip(*self._followed, strict=True)
+        with torch.no_grad():
+            get_ema_multi_avg_fn(min(self._ema_decay, (1 + number) / (10 + number)))(averages, trained, number)
+        return float(loss.detach())
 
 
 def new_detector(architecture: str, classes: Sequence[str]) -> nn.Module:
@@ -127,64 +174,11 @@ def limited_threads(count: int) -> Iterator[None]:
         cv2.setNumThreads(opencv_threads)
 
 
-class _Run:
-    def __init__(self, model: nn.Module, sampler: Sampler, closing: Sampler, effort: TrainingEffort) -> None:
-        self.model = model
-        self.average = copy.deepcopy(model).eval().requires_grad_(False)
-        self.spent_s = 0.0
-        self._step, self._loss = 0, 0.0
-        self._sampler, self._closing, self._effort = sampler, closing, effort
-        self._random = np.random.default_rng(effort.seed)
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": _WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, lr=effort.learning_rate, betas=_BETAS, fused=True)
-        followed = zip(self.average.state_dict().values(), model.state_dict().values(), strict=True)
-        self._followed = [pair for pair in followed if pair[0].dtype.is_floating_point]
-
-    def steps(self) -> Iterator[Progress]:
-        """Train until the effort is spent; time that the caller takes between steps is not counted."""
-        while (share := self._effort.share(self._step, self.spent_s)) < 1:
-            begin_s = time.perf_counter()
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._learning_rate(share)
-            loss = self._train_once(self._closing if share > 1 - self._effort.closing_share else self._sampler)
-            if not math.isfinite(loss):
-                raise TrainingError(f"the loss is {loss} at step {self._step}; train with a lower learning rate")
-            self._loss = loss if self._step == 0 else 0.98 * self._loss + 0.02 * loss
-            self._step += 1
-            self._follow()
-            self._shift_heads(share)
-            self.spent_s += time.perf_counter() - begin_s
-            yield Progress(self._step, self._effort.share(self._step, self.spent_s), self._loss, self.spent_s)
-
-    def _learning_rate(self, share: float) -> float:
-        """Return the rate: a linear warm-up over at most 300 steps, and half a cosine down to a hundredth."""
-        warm_up = min(1.0, max((self._step + 1) / _WARM_UP_STEPS, share / _WARM_UP_SHARE))
-        cosine = 0.5 * (1 + math.cos(math.pi * share))
-        return self._effort.learning_rate * warm_up * (_LAST_LEARNING_RATE + (1 - _LAST_LEARNING_RATE) * cosine)
-
-    def _train_once(self, sampler: Sampler) -> float:
-        samples = [sampler(self._random) for _ in range(self._effort.batch)]
-        loss = cast("Any", self.model).loss(collate(samples, len(samples[0][0])))[0].sum()
-        self._optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
-        self._optimizer.step()
-        return float(loss.detach()) / len(samples)
-
-    def _shift_heads(self, share: float) -> None:
-        """Shift the loss of YOLO26 from one of its two heads to the other as the training proceeds."""
-        criterion = cast("Any", self.model).criterion
-        while hasattr(criterion, "updates") and criterion.updates < int(share * _EPOCHS):
-            criterion.update()
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the average towards the trained weights: quickly at first, then over some thousand steps."""
-        keep = min(_EMA_DECAY, (1 + self._step) / (10 + self._step))
-        averages, trained = zip(*self._followed, strict=True)
-        get_ema_multi_avg_fn(keep)(averages, trained, self._step)
+def _shift_heads(model: nn.Module, share: float) -> None:
+    """Shift the loss of YOLO26 from one of its two heads to the other as the training proceeds."""
+    criterion = cast("Any", model).criterion
+    while hasattr(criterion, "updates") and criterion.updates < int(share * _EPOCHS):
+        criterion.update()
 
 
 def collate(samples: Sequence[Sample], size: int) -> dict[str, torch.Tensor]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from experts.spec import ExpertId, ExpertSpec, LayoutId
+from experts.catalog import CatalogFile, resolve
+from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
     ARCHITECTURES,
     DTYPES,
     END_TO_END_HEAD,
-    NORMALISATIONS,
     PLAIN_HEAD,
     YOLO_STRIDE_PIXELS,
     Architecture,
@@ -26,6 +26,7 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
+from tools.training import TrainingError
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
@@ -184,14 +185,7 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     finally:
         for place in places:
             place.unlink(missing_ok=True)
-    entry = {
-        "architecture": job.architecture.name,
-        "file": file.name,
-        "classes": list(job.classes),
-        "input_size": job.input_size,
-        "normalisation": job.architecture.normalisation,
-        "sha256": best.spec.sha256,
-    }
+    entry = entry_of(job.architecture, job.classes, job.input_size, file, best.spec.sha256)
     if best.spec.stored_as:
         figures = {"form": best.spec.stored_as, "bytes": best.spec.stored_bytes, "slot_bytes": best.spec.weights_bytes}
         entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
@@ -221,36 +215,51 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
         blocks = pack(built, adapted)
     except ValueError as error:
         raise ImportRefusedError(f"{job.expert}: {error}") from error
-    metadata = {
-        "architecture": job.architecture.name,
-        "classes": json.dumps(list(job.classes)),
-        "input_size": str(job.input_size),
-        "normalisation": job.architecture.normalisation,
-        "dtype": dtype,
-        "memory_format": _MEMORY_FORMAT,
-        "head": head,
-        "layout": layout,
-        "origin": job.form.origin,
-    }
+    metadata = header_of(job.architecture, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin)
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
-    mean, std = NORMALISATIONS[job.architecture.normalisation]
-    return ExpertSpec(
-        expert=ExpertId(job.expert),
-        architecture=job.architecture.name,
-        task=job.architecture.task,
-        file=place,
-        classes=job.classes,
-        input_size=job.input_size,
-        mean=mean,
-        std=std,
-        sha256=sha256,
-        layout=LayoutId(layout),
-        weights_bytes=built.region_bytes,
-        stored_as=stored_as,
-        stored_bytes=built.form(stored_as).region_bytes if stored_as else 0,
-    )
+    return spec_of_entry(job.out, job.expert, entry_of(job.architecture, job.classes, job.input_size, place, sha256))
+
+
+def header_of(
+    architecture: Architecture, classes: Sequence[str], input_size: int, form: tuple[str, str, str], origin: str
+) -> dict[str, str]:
+    """Return the header of a weights file; `form` is its dtype, memory format and head."""
+    dtype, memory_format, head = form
+    return {
+        "architecture": architecture.name,
+        "classes": json.dumps(list(classes)),
+        "input_size": str(input_size),
+        "normalisation": architecture.normalisation,
+        "dtype": dtype,
+        "memory_format": memory_format,
+        "head": head,
+        "layout": layout_id(architecture, len(classes), input_size, *form),
+        "origin": origin,
+    }
+
+
+def entry_of(
+    architecture: Architecture, classes: Sequence[str], input_size: int, file: Path, sha256: str
+) -> dict[str, Any]:
+    """Return the entry of a weights file that lies beside the catalog."""
+    return {
+        "architecture": architecture.name,
+        "file": file.name,
+        "classes": list(classes),
+        "input_size": input_size,
+        "normalisation": architecture.normalisation,
+        "sha256": sha256,
+    }
+
+
+def spec_of_entry(out: Path, expert: str, entry: Mapping[str, Any]) -> ExpertSpec:
+    """Return an entry of a catalog in `out` as a line reads it. Raises ImportRefusedError for one that it refuses."""
+    catalog, problems = resolve(CatalogFile.model_validate({"experts": {expert: entry}}), out)
+    if problems:
+        raise ImportRefusedError(f"{expert}: {problems[0][1]}")
+    return catalog[ExpertId(expert)]
 
 
 def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
@@ -295,6 +304,20 @@ def check_request(kind: Architecture, input_size: int, expert: str, form: Form, 
         raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
     if kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
         raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
+
+
+def classifier_of(name: str) -> Architecture:
+    """Return the classifier's architecture of this name. Raises TrainingError."""
+    kind = ARCHITECTURES.get(name)
+    if kind is None or kind.task != "classify":
+        raise TrainingError(f"{name!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
+    return kind
+
+
+def require_expert_id(name: str) -> None:
+    """Raise TrainingError unless `name` can name an expert: before minutes of training, not after."""
+    if not is_expert_id(name):
+        raise TrainingError(f"{name!r} is not an expert id; give one of letters, digits and . _ : - with --id")
 
 
 def is_expert_id(name: str) -> bool:

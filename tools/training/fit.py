@@ -95,17 +95,12 @@ def fit_network(
     vary: Variation = Variation(),
 ) -> nn.Module:
     """Train all of `network` and return it in eval mode. `on_progress` gets shares from 0 to 1."""
-    network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
-    rng = np.random.default_rng(schedule.seed)
-    mean, deviation = normalisation()
 
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(rng: np.random.Generator) -> Iterator[tuple[torch.Tensor, Targets]]:
         for rows in _shuffled(len(targets), schedule.batch, rng):
-            tensor = vary(pictures[rows], rng).sub_(mean).div_(deviation)
-            yield tensor.contiguous(memory_format=torch.channels_last), torch.from_numpy(targets[rows])
+            yield vary(pictures[rows], rng), targets[rows]
 
-    _run(network, batches, len(targets), schedule, on_progress)
-    return network.eval()
+    return _fit_pictures(network, batches, len(targets), schedule, on_progress)
 
 
 def fit_turned(
@@ -116,22 +111,37 @@ def fit_turned(
     So each picture counts as eight, each in a class of its own (Lee et al., arXiv 1910.05872). Labels
     with few pictures are drawn more often than their share, but less often than labels with many.
     """
-    network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
-    rng = np.random.default_rng(schedule.seed)
-    mean, deviation = normalisation()
     weights = 1 / np.sqrt(np.bincount(targets))[targets]
     weights /= weights.sum()
 
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(rng: np.random.Generator) -> Iterator[tuple[torch.Tensor, Targets]]:
         drawn = rng.choice(len(targets), len(targets), p=weights)
         for places in _shuffled(len(drawn), schedule.batch, rng):
             rows, ways = drawn[places], rng.integers(TURNS, size=len(places))
             copies = np.stack([turned(pictures[row], way) for row, way in zip(rows, ways, strict=True)])
-            tensor = _lit(copies, rng).sub_(mean).div_(deviation)
-            truth = torch.from_numpy(targets[rows] * TURNS + ways)
-            yield tensor.contiguous(memory_format=torch.channels_last), truth
+            yield _lit(copies, rng), targets[rows] * TURNS + ways
 
-    _run(network, batches, len(targets), schedule, on_progress)
+    return _fit_pictures(network, batches, len(targets), schedule, on_progress)
+
+
+def _fit_pictures(
+    network: nn.Module,
+    batches: Callable[[np.random.Generator], Iterator[tuple[torch.Tensor, Targets]]],
+    count: int,
+    schedule: Schedule,
+    on_progress: OnProgress,
+) -> nn.Module:
+    """Train all of `network` on batches of pictures (N, 3, S, S) in 0..1; return it in eval mode."""
+    network.train().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch's stub lacks it
+    rng = np.random.default_rng(schedule.seed)
+    mean, deviation = normalisation()
+
+    def normalised() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for pictures, truth in batches(rng):
+            tensor = pictures.sub_(mean).div_(deviation)
+            yield tensor.contiguous(memory_format=torch.channels_last), torch.from_numpy(truth)
+
+    _run(network, normalised, count, schedule, on_progress)
     return network.eval()
 
 

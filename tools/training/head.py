@@ -1,6 +1,5 @@
 """Trains heads on a backbone's features: scores per label, or a bank of what good pictures look like."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ import torch
 from torch.nn import functional
 
 from experts.catalog import CatalogEntry
-from experts.vision.architectures import ARCHITECTURES, layout_id
+from experts.vision.architectures import ARCHITECTURES
 from experts.vision.heads import patches_of
 from experts.weights import Block, write_weights
 from tools.training import TrainingError
+from tools.training.expert_file import entry_of, header_of
 
 #: Weight decay of a linear head, on features divided by their spread and the root of their number.
 _DECAY = 1e-3
@@ -102,17 +102,8 @@ def write_head(
 ) -> dict[str, Any]:
     """Write `out/EXPERT.safetensors`, and return the catalog's entry."""
     architecture, size = ARCHITECTURES[backbone.architecture], backbone.input_size
-    form = {"dtype": "float32", "memory_format": "contiguous", "head": kind}
-    metadata = {
-        "architecture": backbone.architecture,
-        "classes": json.dumps(list(classes)),
-        "input_size": str(size),
-        "normalisation": architecture.normalisation,
-        **form,
-        "layout": layout_id(architecture, len(classes), size, *form.values()),
-        "origin": origin,
-        "backbone": backbone.sha256,
-    }
+    metadata = header_of(architecture, classes, size, ("float32", "contiguous", kind), origin)
+    metadata["backbone"] = backbone.sha256
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise TrainingError(f"{expert}: the training gave weights that are not finite numbers; use other pictures")
     blocks = [
@@ -120,12 +111,5 @@ def write_head(
         for name, tensor in tensors.items()
     ]
     file = out / f"{expert}.safetensors"
-    return {
-        "architecture": backbone.architecture,
-        "file": file.name,
-        "classes": list(classes),
-        "input_size": size,
-        "normalisation": architecture.normalisation,
-        "sha256": write_weights(file, blocks, metadata),
-        "backbone": {"file": backbone.file, "sha256": backbone.sha256},
-    }
+    entry = entry_of(architecture, classes, size, file, write_weights(file, blocks, metadata))
+    return entry | {"backbone": {"file": backbone.file, "sha256": backbone.sha256}}

@@ -9,6 +9,7 @@ interpolation); mAP is the mean over the classes. The F-score needs a confidence
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +40,21 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of Clopper and Pearson, as shares; all of 0..1 without pictures."""
+        return self._proportion("exact")
+
+    @property
+    def wilson(self) -> tuple[float, float]:
+        """Return the 95 % interval of Wilson's score, as shares rounded to six digits; all of 0..1 of nothing."""
+        low, high = self._proportion("wilson")
+        return round(low, 6), round(high, 6)
+
+    def _proportion(self, method: Literal["exact", "wilson"]) -> tuple[float, float]:
         if self.of == 0:
             return 0.0, 1.0
         from scipy.stats import binomtest
 
-        interval = binomtest(self.count, self.of).proportion_ci(_CONFIDENCE, method="exact")
-        return float(interval.low), float(interval.high)
+        low, high = binomtest(self.count, self.of).proportion_ci(_CONFIDENCE, method=method)
+        return float(low), float(high)
 
     def __str__(self) -> str:
         """Return it for a person: `2 of 25, 8 % (1 to 26)`."""
@@ -248,16 +258,3 @@ def overlaps(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArr
     areas = [(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (first, second)]
     union = areas[0][:, None] + areas[1][None] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
-
-
-def wilson(count: int, of: int) -> tuple[float, float]:
-    """Return the 95 % interval of Wilson's score, as shares; all of 0..1 of nothing."""
-    if of == 0:
-        return 0.0, 1.0
-    z = 1.959964
-    centre, spread = (
-        count / of + z * z / (2 * of),
-        z * math.sqrt(count / of * (1 - count / of) / of + (z / (2 * of)) ** 2),
-    )
-    low, high = (centre - spread) / (1 + z * z / of), (centre + spread) / (1 + z * z / of)
-    return round(max(low, 0.0), 6), round(min(high, 1.0), 6)

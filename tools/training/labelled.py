@@ -52,7 +52,10 @@ def read_labelled(
 ) -> tuple[LabelledPictures, list[str]]:
     """Read `folder/LABEL/*.png`, and return warnings. Raises TrainingError."""
     labels, passes = _labels(folder, min_labels, good)
-    reader = _Reader(input_size)
+    first_of: dict[bytes, tuple[Path, int]] = {}
+    squares: list[np.ndarray] = []
+    sizes: list[tuple[int, int]] = []
+    warnings: list[str] = []
     for number, label in enumerate(labels):
         files = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in SUFFIXES)
         if len(files) < 2:
@@ -61,20 +64,37 @@ def read_labelled(
                 " tif)"
             )
         for file in files:
-            reader.add(file, number)
-    warnings = reader.warnings
-    if len(set(reader.sizes)) > 1:
-        least, most = (f"{width} x {height}" for width, height in (min(reader.sizes), max(reader.sizes)))
+            pixels = _decoded(file)
+            digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
+            first, other = first_of.setdefault(digest, (file, number))
+            if other != number:
+                raise TrainingError(f"{first} and {file} are the same picture under two labels: delete the wrong one")
+            if first != file:
+                warnings.append(f"{file} is the same picture as {first.name}, and is left out")
+                continue
+            sizes.append((pixels.shape[1], pixels.shape[0]))
+            squares.append(to_square(pixels, "classify", input_size))
+    if len(set(sizes)) > 1:
+        least, most = (f"{width} x {height}" for width, height in (min(sizes), max(sizes)))
         warnings.append(f"{folder}: pictures from {least} to {most} pixels are all made {input_size} x {input_size}")
     return LabelledPictures(
         labels=tuple(labels),
-        pictures=np.stack(reader.squares),
-        targets=np.array([number for _, number in reader.first_of.values()]),
-        files=tuple(file for file, _ in reader.first_of.values()),
-        digests=tuple(reader.first_of),
+        pictures=np.stack(squares),
+        targets=np.array([number for _, number in first_of.values()]),
+        files=tuple(file for file, _ in first_of.values()),
+        digests=tuple(first_of),
         good=None if passes is None else labels.index(passes),
-        side=float(np.median([max(size) for size in reader.sizes])),
+        side=float(np.median([max(size) for size in sizes])),
     ), warnings
+
+
+def _decoded(file: Path) -> Pictures:
+    try:
+        return decode(file.read_bytes(), "image", None)
+    except ImageError as error:
+        raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
+    except OSError as error:
+        raise TrainingError(f"{file}: {error.strerror or error}") from error
 
 
 def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[list[str], str | None]:
@@ -100,35 +120,6 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[list[str],
     if good is not None and good not in labels:
         raise TrainingError(f"{folder}: has no label {good} (--good); it has {', '.join(labels)}")
     return labels, good or next(iter(passing), None)
-
-
-class _Reader:
-    """Pictures by their digests, each once: its file and its label's number."""
-
-    def __init__(self, input_size: int) -> None:
-        self._input_size = input_size
-        self.first_of: dict[bytes, tuple[Path, int]] = {}
-        self.squares: list[np.ndarray] = []
-        self.sizes: list[tuple[int, int]] = []
-        self.warnings: list[str] = []
-
-    def add(self, file: Path, label: int) -> None:
-        """Read a picture. Raises TrainingError if it cannot be read, or is there under another label."""
-        try:
-            pixels = decode(file.read_bytes(), "image", None)
-        except ImageError as error:
-            raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
-        except OSError as error:
-            raise TrainingError(f"{file}: {error.strerror or error}") from error
-        digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
-        first, other = self.first_of.setdefault(digest, (file, label))
-        if other != label:
-            raise TrainingError(f"{first} and {file} are the same picture under two labels: delete the wrong one")
-        if first != file:
-            self.warnings.append(f"{file} is the same picture as {first.name}, and is left out")
-            return
-        self.sizes.append((pixels.shape[1], pixels.shape[0]))
-        self.squares.append(to_square(pixels, "classify", self._input_size))
 
 
 def held_back(data: LabelledPictures, share: float) -> np.ndarray:

@@ -19,6 +19,7 @@ from experts.vision.infer import infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, fit, to_square
 from experts.vision.slot import Slot, SlotPool
+from tools.training.detector_loop import limited_threads
 from tools.training.held_out import ImageBoxes, match_boxes
 
 #: Boxes are compared where the original is at least this sure, or at its surest places.
@@ -161,15 +162,11 @@ def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str |
 
 
 def _one_thread_ms(slot: Slot, batch: Sequence[Prepared]) -> float:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with limited_threads(1):
         begin_s = time.perf_counter()
         with suppress(ExpertError):  # numbers that are not finite take as long
             infer(slot, batch)
         return (time.perf_counter() - begin_s) * 1e3
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _labels(output: torch.Tensor, slot: Slot) -> list[int]:

@@ -106,8 +106,9 @@ class BrokerClient:
         self._answers[info.mid] = topic, answer
         return answer
 
-    async def publish_and_confirm(self, topic: str, body: bytes, *, retain: bool) -> None:
-        await self._confirmed(self.publish(topic, body, retain=retain))
+    async def publish_retained(self, topic: str, body: bytes) -> None:
+        """Publish a state and wait for its confirmation. Raises DeliveryError."""
+        await self._confirmed(self.publish(topic, body, retain=True))
 
     async def close(self) -> None:
         """Disconnect, waiting `answer_s` at most, and abandon the socket."""

@@ -51,7 +51,11 @@ class Mqtt:
         self._publish_at_s = 0.0
 
     async def open(self, position: int) -> None:
-        client = self._make_client()
+        will = self._status_topic, encode({"state": "offline"})
+        try:
+            client = BrokerClient(self._settings, self._identifier, will, window=_WINDOW, answer_s=_ANSWER_S)
+        except CredentialError as error:
+            raise DeliveryError(str(error), "refused") from None
         try:
             await client.open()
         except BaseException:
@@ -63,17 +67,19 @@ class Mqtt:
         self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
         self._has_connected = True
         self._position, self._alarms_told = position, b""
-        await self._publish_status()
+        await self._publish_status(client)
 
     async def deliver(self, messages: Sequence[Message]) -> int:
         """Deliver as `Consumer` says, with as many messages in flight as the broker allows."""
-        await self._publish_alarms()
+        client = self._client
+        assert client is not None
+        await self._publish_alarms(client)
         if not messages:
-            self._require_connection()
+            self._require_connection(client)
             if self._position != self._reported and time.monotonic() >= self._publish_at_s:
-                await self._publish_status()
+                await self._publish_status(client)
             return 0
-        answers = await self._publish_all(messages)
+        answers = await self._publish_all(client, messages)
         reached = before = messages[0]["seq"] - 1
         waits = False
         for message, answer in zip(messages, answers, strict=True):
@@ -81,7 +87,7 @@ class Mqtt:
                 self._refusal = answer if isinstance(answer, PublishRefusedError) else None
                 reached = min(reached, message["seq"] - 1)  # a review and the state of its board have one `seq`
                 if reached == before:
-                    self._require_connection()
+                    self._require_connection(client)
                     raise answer
                 break
             waits = not self._is_delivered(message, answer)
@@ -102,18 +108,16 @@ class Mqtt:
             if not client.lost.done():
                 body = encode({"state": "offline", "position": self._position})
                 with contextlib.suppress(DeliveryError):
-                    await client.publish_and_confirm(self._status_topic, body, retain=True)
+                    await client.publish_retained(self._status_topic, body)
                 await client.close()
         finally:
             client.abandon()  # also if the broker does not answer in time
 
-    async def _publish_all(self, messages: Sequence[Message]) -> list[int | Exception]:
+    async def _publish_all(self, client: BrokerClient, messages: Sequence[Message]) -> list[int | Exception]:
         """Return the broker's answer to each, or why none came; at once if the connection is lost or silent."""
-        client = self._client
-        assert client is not None
         lost = client.lost
         answers: list[asyncio.Future[int]] = []
-        handing_over = asyncio.create_task(self._hand_over(messages, answers))
+        handing_over = asyncio.create_task(self._hand_over(client, messages, answers))
         heard = -1
         while not (handing_over.done() or lost.done()):
             before, heard = heard, sum(answer.done() for answer in answers)
@@ -126,9 +130,10 @@ class Mqtt:
         outcomes += [end] * (len(messages) - len(answers))  # never handed over
         return [outcome if isinstance(outcome, int | Exception) else client.no_answer() for outcome in outcomes]
 
-    async def _hand_over(self, messages: Sequence[Message], answers: list[asyncio.Future[int]]) -> None:
-        client, window, prefix = self._client, self._window, self._settings.prefix
-        assert client is not None
+    async def _hand_over(
+        self, client: BrokerClient, messages: Sequence[Message], answers: list[asyncio.Future[int]]
+    ) -> None:
+        window, prefix = self._window, self._settings.prefix
         for message in messages:
             await window.acquire()
             topic = f"{prefix}/{message['topic'].rstrip('/')}"
@@ -149,29 +154,17 @@ class Mqtt:
             return True
         return kind not in self._listened or time.monotonic() > self._listeners_by_s
 
-    def _require_connection(self) -> None:
-        client = self._client
-        if client is not None and client.lost.done():
+    def _require_connection(self, client: BrokerClient) -> None:
+        if client.lost.done():
             raise self._refusal or client.lost.result()  # some brokers give a reason and hang up
 
-    async def _publish_status(self) -> None:
+    async def _publish_status(self, client: BrokerClient) -> None:
         self._publish_at_s = time.monotonic() + _STATUS_EVERY_S
-        await self._publish_retained(self._status_topic, encode({"state": "online", "position": self._position}))
+        await client.publish_retained(self._status_topic, encode({"state": "online", "position": self._position}))
         self._reported = self._position
 
-    async def _publish_alarms(self) -> None:
+    async def _publish_alarms(self, client: BrokerClient) -> None:
         body = self._alarms.read_bytes() if self._alarms.exists() else self._alarms_told
         if body != self._alarms_told:
-            await self._publish_retained(f"{self._settings.prefix}/alarms", body)
+            await client.publish_retained(f"{self._settings.prefix}/alarms", body)
             self._alarms_told = body
-
-    async def _publish_retained(self, topic: str, body: bytes) -> None:
-        assert self._client is not None
-        await self._client.publish_and_confirm(topic, body, retain=True)
-
-    def _make_client(self) -> BrokerClient:
-        will = self._status_topic, encode({"state": "offline"})
-        try:
-            return BrokerClient(self._settings, self._identifier, will, window=_WINDOW, answer_s=_ANSWER_S)
-        except CredentialError as error:
-            raise DeliveryError(str(error), "refused") from None

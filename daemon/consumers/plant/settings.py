@@ -15,7 +15,17 @@ from daemon.wire.sockets import is_open_host
 
 #: A line's name at the hub: in URLs, tables and files.
 LINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-_DATABASE = r"postgresql(?:\+psycopg)?://(?:[^@/]+@)?[^@/?]*/[^@/?]+(?:\?[^@]*)?"
+_DATABASE = re.compile(
+    r"postgresql(?:\+psycopg)?://((?:[^@/]+@)?(?:[^@/:?\[\]]*|\[[^@/\]]*\])(?::\d{1,5})?/[^@/?]+(?:\?[^@]*)?)"
+)
+#: libpq's settings, in s (`tcp_user_timeout` in ms): each side notices within some 15 s that the other is cut off.
+TIMEOUTS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 15_000,
+}
 
 
 def line_name(value: str) -> str:
@@ -24,10 +34,15 @@ def line_name(value: str) -> str:
     return value
 
 
-def _database(value: str) -> str:
-    if re.fullmatch(_DATABASE, value) is None:  # and the value, which may hold a password, is not repeated
-        raise ValueError("expected the hub's database, postgresql://USER@HOST:PORT/DATABASE")
-    return value.replace("postgresql+psycopg://", "postgresql://", 1)
+def hub_database(value: str, scheme: str = "postgresql") -> str:
+    """Check the address of a hub's database. Errors do not repeat it, for it may hold a password."""
+    address = _DATABASE.fullmatch(value)
+    if address is None:
+        raise ValueError(
+            "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql: the"
+            " hub needs PostgreSQL; in a password all but letters and digits is percent-encoded"
+        )
+    return f"{scheme}://{address[1]}"
 
 
 def _hub(value: str) -> str:
@@ -52,7 +67,7 @@ class PlantSettings(ConsumerSettings):
 
     kind: Literal["plant"]  # type: ignore[assignment]
     line: Annotated[str, AfterValidator(line_name)]
-    database: Annotated[str, AfterValidator(_database)]
+    database: Annotated[str, AfterValidator(hub_database)]
     password: Path | None = None
     hub: Annotated[str, AfterValidator(_hub)] | None = None
     key: Path | None = None

@@ -3,15 +3,12 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Row
-
 from daemon.config.plant_time import PlantTime, Span
-from daemon.dashboard.pages.board import BOARDS, failures, final_verdicts, missing
-from daemon.dashboard.pages.drawings import WIDE, BarValue, Pictures, bar_charts
+from daemon.dashboard.pages.board import BOARDS, final_verdicts, json_rows
+from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.stored_rules import StoredRules
 from daemon.units import counted, utc_text, wall_seconds
@@ -135,8 +132,8 @@ def passed_by_review(database: Database, day: Span) -> int | None:
 
 def yield_charts(
     counter: VerdictCounter, clock: PlantTime, goal: float | None, now_s: float
-) -> list[tuple[str, Pictures]]:
-    """Return charts of the last hours, and of the last shifts if there are any: title, and both widths."""
+) -> list[tuple[str, BarChart]]:
+    """Return charts, with their titles, of the last hours, and of the last shifts if there are any."""
     now = utc_text(now_s)
     hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first is not whole
     parts: dict[str, list[tuple[str, Span]]] = {
@@ -146,39 +143,28 @@ def yield_charts(
     whole = [shift for shift in shifts if shift.since >= utc_text(now_s - _WINDOW_S)]
     if whole:
         parts["Yield by shift"] = [(shift.name, shift) for shift in whole[-_SHIFTS:]]
-    charts: list[tuple[str, Pictures]] = []
-    for title, spans in parts.items():
+
+    def chart(spans: Sequence[tuple[str, Span]]) -> BarChart:
         bars = [_yield_bar(name, counter.verdicts("boards", span), goal) for name, span in spans]
-        charts.append((title, bar_charts(bars, wide=WIDE // 2, most=1.0, goal=goal)))
-    return charts
+        return BarChart(bars, most=1.0, goal=goal, wide=WIDE // 2)
+
+    return [(title, chart(spans)) for title, spans in parts.items()]
 
 
-def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> BarValue:
+def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> Bar:
     share, boards = first_pass_yield(verdicts), counted(verdicts.total(), "board")
     if share is None:
-        return BarValue(name, None, "", f"{name}: no boards closed", "open")
+        return Bar(name, None, "", f"{name}: no boards closed", "open")
     tone = "accent" if goal is None else "pass" if share >= goal else "fail"
     below = "▼" if goal is not None and share < goal else ""
-    return BarValue(name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} passed", tone)
+    return Bar(name, share, f"{below}{100 * share:.0f}", f"{name}: {100 * share:.1f} % of {boards} passed", tone)
 
 
-@dataclass(frozen=True, slots=True)
-class LastBoard:
-    """The board that closed last: `verdict` is final, `decided_by` the person who decided, if any.
+def last_board(database: Database) -> dict[str, Any] | None:
+    """Return the `board` that closed last, its final `verdict`, and `decided_by`, a person or the daemon.
 
     `findings` are its images that did not pass, the worst first; `shown` is the first of them with a picture.
     """
-
-    board: Row[Any]
-    verdict: str
-    decided_by: str
-    findings: Sequence[Row[Any]]
-    shown: Row[Any] | None
-    boxes: Sequence[Row[Any]]
-    missing: Sequence[Mapping[str, Any]]
-
-
-def last_board(database: Database) -> LastBoard | None:
     board = database.first(_LAST_BOARD)
     if board is None:
         return None
@@ -188,15 +174,15 @@ def last_board(database: Database) -> LastBoard | None:
         findings = database.rows(_FINDINGS, {"board_id": board.board_id}, limit=_MAX_FINDINGS)
         findings.sort(key=lambda row: ("fail", "unknown", "review").index(row.verdict))
     shown = next((row for row in findings if row.image_path), None)
-    return LastBoard(
-        board,
-        final.verdict if final else board.verdict,
-        final.decided_by if final else "daemon",
-        findings,
-        shown,
-        database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],
-        missing(board),
-    )
+    return {
+        "board": board,
+        "verdict": final.verdict if final else board.verdict,
+        "decided_by": final.decided_by if final else "daemon",
+        "findings": findings,
+        "shown": shown,
+        "boxes": database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],
+        "missing": json_rows(board.missing),
+    }
 
 
 def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[Any], list[Any]]:
@@ -204,7 +190,7 @@ def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[
     defects: Counter[str] = Counter()
     positions: Counter[str] = Counter()
     for board in database.rows(_FAILED, {"since": since}, limit=_MAX_FAILED_BOARDS):
-        failed = failures(board)
+        failed = json_rows(board.failed)
         defects.update({rules.defect(one.get("defect")) or "no code" for one in failed})
         positions.update({f"{one.get('designator', '?')} on {board.board_type}" for one in failed})
     return defects.most_common(_MAX_LISTED), positions.most_common(_MAX_LISTED)

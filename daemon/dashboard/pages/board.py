@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Form, Path, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import Row, bindparam, text
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.pages.review import REFUSED, REVIEW_TIMEOUT_S, ReviewerCookie, SeenReview, name_of
 from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.pictures import WIDTHS, NoPicture, PictureSize, StoredPicture
-from daemon.dashboard.site.site import SearchText, Site, Verdict
+from daemon.dashboard.site.site import Filters, SearchText, Site, Verdict
 from daemon.storage.database.boards import serial_range
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER
@@ -78,7 +78,7 @@ IdInQuery = Annotated[int, Query(ge=0, le=MAX_INTEGER)]
 
 
 @dataclass(frozen=True, slots=True)
-class BoardSearch:
+class BoardSearch(Filters):
     """The filters in the address; an empty one matches every board. `before` is the last board of the previous list."""
 
     serial: SearchText = ""
@@ -89,14 +89,8 @@ class BoardSearch:
     before: IdInQuery = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InspectedComponent:
-    """One image of a board with the experts' answers, boxes and reviews."""
-
-    image: Row[Any]
-    stages: Sequence[Row[Any]]
-    boxes: Sequence[Row[Any]]
-    reviews: Sequence[Row[Any]]
+#: One `image` of a board with the experts' `stages`, `boxes` and `reviews`.
+InspectedComponent = Mapping[str, Any]
 
 
 def router(site: Site) -> APIRouter:
@@ -157,7 +151,7 @@ def listed(
     database: Database, boards: Sequence[Row[Any]]
 ) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
     final = final_verdicts(database, [board.board_id for board in boards])
-    return [(board, failures(board), final.get(board.board_id)) for board in boards]
+    return [(board, json_rows(board.failed), final.get(board.board_id)) for board in boards]
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:
@@ -194,19 +188,6 @@ def _serial_condition(database: Database, text: str) -> tuple[str, dict[str, Any
     return "lower(substr(boards.serial, 1, :length)) = :first", {"first": first, "length": len(text)}
 
 
-def failures(board: Row[Any]) -> list[dict[str, Any]]:
-    return _json_list(board.failed)
-
-
-def missing(board: Row[Any]) -> list[dict[str, Any]]:
-    return _json_list(board.missing)
-
-
-def attributes(board: Row[Any]) -> dict[str, Any]:
-    items = _json_list(f"[{board.attributes or '{}'}]")
-    return items[0] if items else {}
-
-
 def _board_page(
     site: Site, request: Request, board_id: int, verdict: str, after: int, inspection: int, **shown_beside: Any
 ) -> HTMLResponse:
@@ -219,22 +200,23 @@ def _board_page(
     counts = {row.verdict: row.number for row in database.rows(_COUNT, {"board_id": board_id, "limit": limit}, limit=9)}
     total = sum(counts.values())
     is_whole = total <= _MAX_WHOLE_IMAGES
-    more = None
+    part = _MAX_WHOLE_IMAGES if is_whole else _PART_IMAGES
+    images = _images(database, board_id, verdict, after, part + 1)
+    more = images[part - 1].inspection_id if len(images) > part else None
+    images = images[:part]
     if is_whole:
-        images = _whole_board(database, board_id, verdict)
-    else:
-        images = _part_of_board(database, board_id, verdict, after)
-        more = images[_PART_IMAGES - 1].inspection_id if len(images) > _PART_IMAGES else None
-        images = images[:_PART_IMAGES]
+        images.sort(key=lambda row: _WORST_FIRST.index(row.verdict))
     shown = _components(database, images)
-    findings = [component for component in shown if component.image.verdict in ("fail", "unknown", "review")]
+    findings = [component for component in shown if component["image"].verdict in ("fail", "unknown", "review")]
 
     def card(one: InspectedComponent) -> tuple[InspectedComponent, PictureSize | None, str]:
-        size = site.pictures.size(one.image.image_path)
-        pixels = size and (size.width, size.height)
-        return one, size, site.rules.reason(board.board_type, one.image, one.stages, one.boxes, pixels)
+        size = site.pictures.size(one["image"].image_path)
+        return one, size, site.rules.reason(board.board_type, one["image"], one["stages"], one["boxes"], size)
 
-    chosen = _chosen(database, board_id, inspection) if inspection else None
+    of_board = f"{_IMAGES} WHERE inspection_id = :id AND board_id = :board_id"
+    image = database.first(of_board, id=inspection, board_id=board_id) if inspection else None
+    if inspection and image is None:
+        raise HTTPException(404, f"Board {board_id} has no image {inspection}.")
     of_serial = f"{BOARDS} WHERE board_type = :type AND serial = :serial ORDER BY attempt"
     attempts = database.rows(of_serial, {"type": board.board_type, "serial": board.serial}, limit=_MAX_ATTEMPTS)
     finals = final_verdicts(database, [board_id, *(one.board_id for one in attempts)])
@@ -250,40 +232,25 @@ def _board_page(
         counts=counts,
         total=total,
         is_counted=total <= _MAX_COUNTED_IMAGES,
-        missing=missing(board),
-        attributes=attributes(board),
+        missing=json_rows(board.missing),
+        attributes=next(iter(json_rows(f"[{board.attributes or '{}'}]")), {}),
         verdict=verdict,
         after=after,
         more=more,
         is_whole=is_whole,
         components=shown,
-        with_picture={one.image.inspection_id for one in shown if site.pictures.size(one.image.image_path)},
+        with_picture={one["image"].inspection_id for one in shown if site.pictures.size(one["image"].image_path)},
         findings=[card(finding) for finding in findings[:_MAX_FINDINGS]],
         more_findings=len(findings[_MAX_FINDINGS:]),
-        chosen=chosen and card(chosen),
+        chosen=card(*_components(database, [image])) if image is not None else None,
     )
 
 
-def _part_of_board(database: Database, board_id: int, verdict: str, after: int) -> list[Row[Any]]:
+def _images(database: Database, board_id: int, verdict: str, after: int, limit: int) -> list[Row[Any]]:
     of_verdict = "AND verdict = :verdict" if verdict else ""
     sql = f"{_IMAGES} WHERE board_id = :board_id {of_verdict} AND inspection_id > :after ORDER BY inspection_id"
     values: dict[str, Any] = {"board_id": board_id, "after": after} | ({"verdict": verdict} if verdict else {})
-    limit = _PART_IMAGES + 1
     return database.rows(f"{sql} LIMIT {limit}", values, limit=limit)
-
-
-def _whole_board(database: Database, board_id: int, verdict: str) -> list[Row[Any]]:
-    sql = f"{_IMAGES} WHERE board_id = :board_id ORDER BY inspection_id"
-    rows = database.rows(sql, {"board_id": board_id}, limit=_MAX_WHOLE_IMAGES)
-    matches = [row for row in rows if not verdict or row.verdict == verdict]
-    return sorted(matches, key=lambda row: _WORST_FIRST.index(row.verdict))
-
-
-def _chosen(database: Database, board_id: int, inspection: int) -> InspectedComponent:
-    image = database.first(f"{_IMAGES} WHERE inspection_id = :id", id=inspection)
-    if image is None or image.board_id != board_id:
-        raise HTTPException(404, f"Board {board_id} has no image {inspection}.")
-    return _components(database, [image])[0]
 
 
 def _components(database: Database, images: Sequence[Row[Any]]) -> list[InspectedComponent]:
@@ -292,8 +259,8 @@ def _components(database: Database, images: Sequence[Row[Any]]) -> list[Inspecte
     boxes = _by_image(database, _BOXES, ids, _MAX_BOXES)
     reviews = _by_image(database, _REVIEWS, ids, _MAX_REVIEWS)
     return [
-        InspectedComponent(image, stages[image.inspection_id], boxes[image.inspection_id], reviews[image.inspection_id])
-        for image in images
+        {"image": image, "stages": stages[number], "boxes": boxes[number], "reviews": reviews[number]}
+        for number, image in zip(ids, images, strict=True)
     ]
 
 
@@ -308,7 +275,8 @@ def _by_image(database: Database, sql: str, ids: Iterable[int], max_each: int) -
     return grouped
 
 
-def _json_list(value: str | None) -> list[dict[str, Any]]:
+def json_rows(value: str | None) -> list[dict[str, Any]]:
+    """Return the objects of a stored list; none if it cannot be read."""
     try:
         items = json.loads(value or "[]")
     except ValueError:
@@ -324,19 +292,18 @@ def _add_pictures(routes: APIRouter, site: Site) -> None:
         if width not in (0, *WIDTHS):
             raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole image")
         stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
+        headers = stored.headers(width)
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            stored.file.close()
+            return Response(status_code=304, headers=headers)
+        limiter = unpacking if width or stored.is_converted else None
         try:
-            if request.headers.get("if-none-match") == stored.etag(width):
-                stored.close()
-                return Response(status_code=304, headers=_cache_headers(stored.etag(width)))
-            limiter = unpacking if width or stored.is_converted else None
-            served = await anyio.to_thread.run_sync(stored.served, width, limiter=limiter)
+            return await anyio.to_thread.run_sync(stored.response, width, limiter=limiter)
         except NoPicture as error:
             raise _not_shown(inspection_id, error) from None
         except BaseException:  # the client disconnected while it waited for its turn
-            stored.close()
+            stored.file.close()
             raise
-        headers = _cache_headers(served.etag) | {"Content-Length": str(served.length_bytes)}
-        return StreamingResponse(served.chunks(), media_type=served.media_type, headers=headers)
 
 
 def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
@@ -353,8 +320,3 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
 
 def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
     return HTTPException(404, f"The image of inspection {inspection_id} cannot be shown: {error}.")
-
-
-def _cache_headers(etag: str) -> dict[str, str]:
-    """Let browsers revalidate each time, so that a pruned picture leaves every screen."""
-    return {"Cache-Control": "private, no-cache", "ETag": etag}

@@ -8,21 +8,20 @@ import csv
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date, timedelta
 from functools import partial
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlencode
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
-from sqlalchemy import ColumnElement, Row, Select, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Select, case, func, literal_column, or_, select
 from starlette.exceptions import HTTPException
 
 from daemon.config.plant_time import PlantTime, Span
-from daemon.dashboard.pages.drawings import BarValue, Pictures, bar_charts
-from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
-from daemon.dashboard.site.site import ShortText, Site, Verdict
+from daemon.dashboard.pages.drawings import Bar, BarChart
+from daemon.dashboard.site.database import CachedAnswers, Database, TooMuchToCount
+from daemon.dashboard.site.site import Filters, ShortText, Site, Verdict
 from daemon.storage.database.reviews import DAEMON, is_newest
 from daemon.storage.database.schema import boards, inspections, reviews
 from daemon.units import spreadsheet_cell
@@ -63,13 +62,9 @@ class DefectSpan:
     station: str = ""
     plant: PlantTime = _UTC
 
-    @property
-    def edges(self) -> Span:
-        return self.plant.days(self.since, self.until)
-
 
 @dataclass(frozen=True, slots=True)
-class DefectFilter:
+class DefectFilter(Filters):
     """The filters in the address: `from` and `to` count with the range `own`."""
 
     range: Literal["today", "7d", "30d", "own"] = "7d"
@@ -79,13 +74,9 @@ class DefectFilter:
     lot: ShortText = ""
     station: ShortText = ""
     by: Grouping = "defect"
-    span: DefectSpan = field(init=False)
 
-    def on_days(self, plant: PlantTime, today: date) -> Self:
-        object.__setattr__(
-            self, "span", DefectSpan(*self._days(plant, today), self.type, self.lot, self.station, plant)
-        )
-        return self
+    def span(self, plant: PlantTime, today: date) -> DefectSpan:
+        return DefectSpan(*self._days(plant, today), self.type, self.lot, self.station, plant)
 
     def _days(self, plant: PlantTime, today: date) -> tuple[date, date]:
         if self.range != "own":
@@ -98,17 +89,12 @@ class DefectFilter:
             raise HTTPException(422, f"from {since} to {until}: choose at most {_MAX_ZONED_DAYS:,} days")
         return since, until
 
-    def query(self, **more: Any) -> str:
-        fields: dict[str, Any] = {"range": self.range}
-        if self.range == "own":
-            fields |= {"from": self.span.since, "to": self.span.until}
-        fields |= {"type": self.type, "lot": self.lot, "station": self.station}
-        fields |= {"by": self.by if self.by != "defect" else ""} | more
-        return urlencode({name: value for name, value in fields.items() if value not in ("", None)})
+    def query(self, **changes: Any) -> str:
+        return Filters.query(self, **{"from": self.first, "to": self.last, "first": "", "last": ""} | changes)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFilter:
+class ImageFilter(Filters):
     """Filters of a list of images; an empty one matches all. The defect `-` is a missing code."""
 
     final: Verdict = ""
@@ -116,10 +102,6 @@ class ImageFilter:
     defect: ShortText = ""
     day: Day = ""
     kind: Literal["", "false_call", "escape", "reviewed"] = ""
-
-    @property
-    def fields(self) -> dict[str, str]:
-        return {name: value for name, value in asdict(self).items() if value}
 
 
 def _date(text: str) -> date:
@@ -129,34 +111,38 @@ def _date(text: str) -> date:
         raise HTTPException(422, "from, to, day: expected days such as 2026-11-21") from None
 
 
-def _of_the_plant(request: Request, given: Annotated[DefectFilter, Depends()]) -> DefectFilter:
-    site: Site = request.app.state.site
-    return given.on_days(site.plant, site.today())
-
-
-_Which = Annotated[DefectFilter, Depends(_of_the_plant)]
+_Which = Annotated[DefectFilter, Depends()]
 _Only = Annotated[ImageFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    routes = APIRouter()
-    cache = _DefectCache(site)
+    routes, cache = APIRouter(), CachedAnswers(_CACHE_S, _MAX_CACHED)
+
+    def span_of(which: DefectFilter) -> DefectSpan:
+        return which.span(site.plant, site.today())
+
+    def summary_of(span: DefectSpan) -> DefectSummary:
+        """Return the tables of a span, cached for ten seconds: a page, its charts and its files ask for the same."""
+        return cache.get(span, lambda: _counted(site.database, span))
 
     @routes.get("/defects")
     def page(request: Request, which: _Which, trend: Trend = "day") -> HTMLResponse:
-        summary = cache.summary(which)
-        tallies = summary.tallies[trend]
+        span = span_of(which)
+        summary = summary_of(span)
+        tallies, causes = summary.tallies[trend], pareto(summary.not_passed, which.by)
         return site.page(
             *(request, "defects.html"),
             which=which,
+            span=span,
             summary=summary,
-            causes=summary.causes[:_MAX_ROWS],
+            causes=causes[:_MAX_ROWS],
+            more_causes=len(causes[_MAX_ROWS:]),
             trend=trend,
             tallies=tallies[:_MAX_ROWS],
-            more_tallies=max(0, len(tallies) - _MAX_ROWS),
+            more_tallies=len(tallies[_MAX_ROWS:]),
             days=_day_charts(tallies) if trend == "day" else None,
             top_rate=max((tally.fail_rate or 0.0 for tally in tallies), default=0.0) or 1.0,
-            choices=cache.choices(),
+            choices=cache.get("choices", lambda: _choices(site.database)),
             verdicts=_VERDICTS,
         )
 
@@ -164,81 +150,63 @@ def router(site: Site) -> APIRouter:
     def images(
         request: Request, which: _Which, only: _Only, before: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None
     ) -> HTMLResponse:
-        rows = site.database.rows(images_question(which.span, only, before), limit=_PAGE_IMAGES + 1)
+        span = span_of(which)
+        rows = site.database.rows(images_question(span, only, before), limit=_PAGE_IMAGES + 1)
         shown = rows[:_PAGE_IMAGES]
         return site.page(
             *(request, "defect_images.html"),
             which=which,
-            only=only.fields,
+            span=span,
+            only=only.fields(),
             rows=shown,
             before=shown[-1].inspection_id if len(rows) > _PAGE_IMAGES else None,
             is_first=before is None,
         )
 
-    _add_files(routes, site, cache)
-    return routes
-
-
-def _add_files(routes: APIRouter, site: Site, cache: "_DefectCache") -> None:
     @routes.get("/defects/pareto.csv")
     def pareto_file(which: _Which) -> Response:
-        columns = ("component", "defect", "count", "share", "cumulative")
-        causes = cache.summary(which).causes
-        rows = [(cause.component, cause.defect, cause.count, cause.share, cause.cumulative) for cause in causes]
-        return _csv("pareto", which.span, columns, rows)
+        span = span_of(which)
+        rows = map(astuple, pareto(summary_of(span).not_passed, which.by))
+        return _csv("pareto", span, tuple(FailCause.__dataclass_fields__), rows)
 
     @routes.get("/defects/trend.csv")
     def trend_file(which: _Which, trend: Trend = "day") -> Response:
+        span = span_of(which)
         columns = (trend, "images", *_VERDICTS, "fail_rate", "reviewed", "false_calls", "escapes")
         rows = [
             (
-                *(tally.name, tally.judged, *tally.final.values(), tally.fail_rate),
-                *(tally.reviewed, tally.false_calls, tally.escapes),
+                each.name,
+                each.judged,
+                *each.final.values(),
+                each.fail_rate,
+                each.reviewed,
+                each.false_calls,
+                each.escapes,
             )
-            for tally in cache.summary(which).tallies[trend]
+            for each in summary_of(span).tallies[trend]
         ]
-        return _csv(trend, which.span, columns, rows)
+        return _csv(trend, span, columns, rows)
 
     @routes.get("/defects/images.csv")
     def images_file(which: _Which, only: _Only) -> Response:
-        rows = site.database.rows(images_question(which.span, only, None), limit=_MAX_CSV_IMAGES + 1)
+        span = span_of(which)
+        rows = site.database.rows(images_question(span, only, None), limit=_MAX_CSV_IMAGES + 1)
         if len(rows) > _MAX_CSV_IMAGES:
             raise TooMuchToCount(
                 f"More than {_MAX_CSV_IMAGES} images: choose fewer days, or one lot (coserve export has them all)."
             )
-        columns = tuple(rows[0]._fields) if rows else ("inspection_id",)
-        return _csv("images", which.span, columns, rows)
+        return _csv("images", span, tuple(rows[0]._fields) if rows else ("inspection_id",), rows)
+
+    return routes
 
 
-class _DefectCache:
-    """Summaries cached for ten seconds: a page, its charts and its files ask for the same one."""
-
-    def __init__(self, site: Site) -> None:
-        self._database = site.database
-        self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
-
-    def summary(self, which: DefectFilter) -> "DefectSummary":
-        return self._cache.get(which, lambda: self._summary(which))
-
-    def _summary(self, which: DefectFilter) -> "DefectSummary":
-        return summarize(*self._cache.get(which.span, lambda: self._count(which.span)), which.by)
-
-    def _count(self, span: DefectSpan) -> tuple[Sequence[Row[Any]], Sequence[Row[Any]], Sequence[Row[Any]]]:
-        rows = partial(self._database.rows, timeout_s=_COUNT_TIMEOUT_S)
-        not_passed = rows(not_passed_question(span), limit=_MAX_GROUPS + 1)
-        by_board = rows(by_board_question(span), limit=_MAX_GROUPS + 1)
-        if max(len(not_passed), len(by_board)) > _MAX_GROUPS:
-            raise TooMuchToCount(
-                "Too many different lots, stations and defects: choose fewer days, a lot or a station."
-            )
-        return not_passed, by_board, rows(by_component_question(span), limit=_MAX_GROUPS)
-
-    def choices(self) -> dict[str, list[str]]:
-        rows = self._database.rows
-        return self._cache.get(
-            "choices",
-            lambda: {name: [row[0] for row in rows(ask, limit=_MAX_ROWS)] for name, ask in choices_questions().items()},
-        )
+def _counted(database: Database, span: DefectSpan) -> "DefectSummary":
+    rows = partial(database.rows, timeout_s=_COUNT_TIMEOUT_S)
+    not_passed = rows(not_passed_question(span), limit=_MAX_GROUPS + 1)
+    by_board = rows(by_board_question(span), limit=_MAX_GROUPS + 1)
+    if max(len(not_passed), len(by_board)) > _MAX_GROUPS:
+        raise TooMuchToCount("Too many different lots, stations and defects: choose fewer days, a lot or a station.")
+    return summarize(not_passed, by_board, rows(by_component_question(span), limit=_MAX_GROUPS))
 
 
 # Counted rows into tables
@@ -303,12 +271,11 @@ class DefectSummary:
     total: DefectTally
     boards: int
     tallies: Mapping[str, Sequence[DefectTally]]
-    causes: Sequence[FailCause]
+    #: The rows of `not_passed_question`, for the Pareto chart.
+    not_passed: Sequence[Any]
 
 
-def summarize(
-    not_passed: Sequence[Any], by_board: Iterable[Any], by_component: Iterable[Any], by: Grouping
-) -> DefectSummary:
+def summarize(not_passed: Sequence[Any], by_board: Iterable[Any], by_component: Iterable[Any]) -> DefectSummary:
     total, boards = DefectTally("all"), 0
     tallies: dict[str, dict[str, DefectTally]] = {"day": {}, "lot": {}, "station": {}, "component": {}}
 
@@ -332,7 +299,7 @@ def summarize(
         for trend, named in tallies.items()
     }
     ordered["day"].sort(key=lambda tally: tally.name)
-    return DefectSummary(total, boards, ordered, pareto(not_passed, by))
+    return DefectSummary(total, boards, ordered, not_passed)
 
 
 def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
@@ -349,22 +316,22 @@ def pareto(rows: Iterable[Any], by: Grouping) -> list[FailCause]:
     return causes
 
 
-def _day_charts(tallies: Sequence[DefectTally]) -> Pictures | None:
+def _day_charts(tallies: Sequence[DefectTally]) -> BarChart | None:
     by_day = {tally.name: tally for tally in tallies}
     if len(by_day) < 2:
         return None
     last = date.fromisoformat(max(by_day))
     first = max(date.fromisoformat(min(by_day)), last - timedelta(days=_CHART_DAYS - 1))
     days = [f"{first + timedelta(days=number)}" for number in range((last - first).days + 1)]
-    values: list[BarValue] = []
+    values: list[Bar] = []
     for day in days:
         rate = by_day[day].fail_rate if day in by_day else None
         if rate is None:
-            values.append(BarValue(day[5:], None, "", f"{day}: no boards closed", "fail"))
+            values.append(Bar(day[5:], None, "", f"{day}: no boards closed", "fail"))
         else:
             title = f"{day}: {100 * rate:.2f} % of the images failed"
-            values.append(BarValue(day[5:], rate, f"{100 * rate:.1f}", title, "fail"))
-    return bar_charts(values, most=max(value.value or 0.0 for value in values))
+            values.append(Bar(day[5:], rate, f"{100 * rate:.1f}", title, "fail"))
+    return BarChart(values, most=max(value.value or 0.0 for value in values))
 
 
 def _csv(name: str, span: DefectSpan, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
@@ -430,6 +397,17 @@ def by_component_question(span: DefectSpan) -> Question:
 
 def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> Question:
     """Select the images behind a number, newest first, older than the image `before`."""
+    where = [*_within(span), *_equal((_final, only.final), (inspections.c.component, only.component))]
+    where += [*_equal((_final_defect, only.defect), missing="-"), inspections.c.status == "done"]
+    if only.day:
+        where += _between(span.plant.days(_date(only.day)))
+    kinds = {
+        "false_call": [inspections.c.verdict == "fail", _newest.c.verdict == "pass"],
+        "escape": [inspections.c.verdict == "pass", _newest.c.verdict == "fail"],
+        "reviewed": [_is_reviewed],
+    }
+    if before is not None:
+        where.append(inspections.c.inspection_id < before)
     query = _joined(
         select(
             *(inspections.c.inspection_id, inspections.c.board_id, boards.c.completed_at, boards.c.board_type),
@@ -437,22 +415,19 @@ def images_question(span: DefectSpan, only: ImageFilter, before: int | None) -> 
             *(inspections.c.designator, inspections.c.verdict.label("said"), inspections.c.defect.label("said_defect")),
             *(_final.label("final"), _final_defect.label("defect"), _newest.c.reviewer, _newest.c.at, _newest.c.note),
         )
-    ).where(*_within(span), inspections.c.status == "done", *_conditions(span, only))
-    if before is not None:
-        query = query.where(inspections.c.inspection_id < before)
+    ).where(*where, *kinds.get(only.kind, []))
     return query.order_by(inspections.c.inspection_id.desc())
 
 
-def choices_questions() -> dict[str, Question]:
-    """Select each filter's values over all closed boards: the index on them is read once."""
-    columns = {"type": boards.c.board_type, "lot": boards.c.lot, "station": boards.c.station}
-    return {
-        name: select(column, func.count())
-        .where(column.is_not(None), boards.c.completed_at.is_not(None))
-        .group_by(column)
-        .order_by(func.max(boards.c.board_id).desc())
-        for name, column in columns.items()
-    }
+def _choices(database: Database) -> dict[str, list[str]]:
+    """Return each filter's values over all closed boards: the index on them is read once."""
+
+    def values(column: ColumnElement[str]) -> list[str]:
+        question = select(column, func.count()).where(column.is_not(None), boards.c.completed_at.is_not(None))
+        question = question.group_by(column).order_by(func.max(boards.c.board_id).desc())
+        return [row[0] for row in database.rows(question, limit=_MAX_ROWS)]
+
+    return {"type": values(boards.c.board_type), "lot": values(boards.c.lot), "station": values(boards.c.station)}
 
 
 def _joined(query: Question) -> Question:
@@ -465,7 +440,7 @@ def _joined(query: Question) -> Question:
 
 def _within(span: DefectSpan) -> list[ColumnElement[bool]]:
     return [
-        *_between(span.edges),
+        *_between(span.plant.days(span.since, span.until)),
         *_equal((boards.c.board_type, span.type)),
         *_equal((boards.c.lot, span.lot), (boards.c.station, span.station), missing="-"),
     ]
@@ -489,19 +464,6 @@ def _day_of(span: DefectSpan) -> ColumnElement[str]:
         return case((boards.c.completed_at < begins, among(days[: len(days) // 2])), else_=among(later))
 
     return among(days)
-
-
-def _conditions(span: DefectSpan, only: ImageFilter) -> list[ColumnElement[bool]]:
-    where = _equal((_final, only.final), (inspections.c.component, only.component))
-    if only.day:
-        where += _between(span.plant.days(_date(only.day)))
-    where += _equal((_final_defect, only.defect), missing="-")
-    kinds = {
-        "false_call": [inspections.c.verdict == "fail", _newest.c.verdict == "pass"],
-        "escape": [inspections.c.verdict == "pass", _newest.c.verdict == "fail"],
-        "reviewed": [_is_reviewed],
-    }
-    return [*where, *kinds.get(only.kind, [])]
 
 
 def _equal(*filters: tuple[ColumnElement[Any], str], missing: str | None = None) -> list[ColumnElement[bool]]:

@@ -1,5 +1,6 @@
-"""The pages Experts and one expert: memory, rates, loads, drift. They change nothing (docs/decisions.md)."""
+"""The pages Experts, one expert and Teach: memory, rates, drift, decisions. They change nothing (docs/decisions.md)."""
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,22 +8,23 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
 from daemon.config.settings import Config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, BarValue, Pictures, bar_charts, expert_state, memory_map
+from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart, expert_state, memory_blocks
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
-from daemon.dashboard.site.site import SearchText, ShortText, Site
+from daemon.dashboard.site.site import Filters, SearchText, ShortText, Site
 from daemon.line.line import compile_kept_rules, load_catalog
 from daemon.shadow.comparison import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
+from daemon.storage.decided_pictures import MAX_PICTURES, Decided, decided_pictures, decided_question, learned_files
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
-from experts.drift import BINS, Drift, compare
+from experts.drift import BINS, compare
 from experts.spec import ExpertId, ExpertSpec
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes, uses
@@ -35,12 +37,10 @@ _RECENT_LOADS = 50_000
 _MAX_EXPERTS = 10_000
 _MAX_BINS = 200_000
 _MAX_ANSWERS = 24
+#: Pictures of each label that the page Teach shows, the newest ones.
+_MAX_TAUGHT = 12
 _PAGE_ROWS = 100
 _CHART_MINUTES = 60
-_CATALOG_CACHE_S = 10.0
-_PLACES_CACHE_S = 0.5
-_RECENT_CACHE_S = 5.0
-_DRIFT_CACHE_S = 60.0
 
 _RATES = """
 SELECT stages.expert, count(*) AS answers, avg(stages.confidence) AS confidence,
@@ -101,131 +101,82 @@ _Sort = Literal[
 _Show = Literal["all", "resident", "trouble", "pinned", "unused"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertRow:
-    """One expert: control's row of it, its numbers in the newest images, its drift.
-
-    Rates are shares of its answers, None without answers. `failed` says why it cannot be loaded.
-    """
-
-    expert: str
-    architecture: str
-    version: str
-    bytes: int
-    usage: float
-    resident: Sequence[str]
-    loading: Sequence[str]
-    pinned: Sequence[str]
-    queued: int
-    failed: str | None
-    today: int = 0
-    answers: int = 0
-    confidence: float | None = None
-    fail_rate: float | None = None
-    review_rate: float | None = None
-    unknown_rate: float | None = None
-    batches: int = 0
-    batches_after_load: int = 0
-    loads: int = 0
-    mean_load_ms: float | None = None
-    false_calls: int = 0
-    escapes: int = 0
-    drift: Drift | None = None
-    has_training: bool = False
-
-    @property
-    def hit_rate(self) -> float | None:
-        return 1 - self.batches_after_load / self.batches if self.batches else None
-
-    @property
-    def health(self) -> str:
-        if self.failed:
-            return "cannot be loaded"
-        if self.drift is not None and self.drift.grade in ("drifted", "shifting"):
-            return self.drift.grade
-        return "OK" if self.answers else "never used"
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertList:
-    """All experts, and a message for each thing that could not be read."""
-
-    rows: Sequence[ExpertRow]
-    hit_rate: float | None
-    problems: Sequence[str]
+#: A row of the list: control's of one expert, its numbers in the newest images, its drift and health. Rates are shares
+#: of its answers, None without answers; `failed` says why it cannot be loaded.
+ExpertRow = Mapping[str, Any]
+_NO_WORK: ExpertRow = {
+    **dict.fromkeys(("today", "answers", "batches", "batches_after_load", "loads", "false_calls", "escapes"), 0),
+    **dict.fromkeys(("confidence", "fail_rate", "review_rate", "unknown_rate", "mean_load_ms")),
+}
 
 
 #: The worst first.
 HEALTH = ("cannot be loaded", "drifted", "shifting", "never used", "OK")
 #: The orders of the list. The largest comes first but for names, health, confidence and hit rate.
 SORTS: Mapping[str, Callable[[ExpertRow], Any]] = {
-    "health": lambda row: (HEALTH.index(row.health), -row.answers, row.expert),
-    "name": lambda row: row.expert,
-    "today": lambda row: -row.today,
-    "size": lambda row: -row.bytes,
-    "usage": lambda row: -row.usage,
-    "answers": lambda row: -row.answers,
-    "confidence": lambda row: row.confidence if row.confidence is not None else 2.0,
-    "fail": lambda row: -(row.fail_rate or 0.0),
-    "hit": lambda row: row.hit_rate if row.hit_rate is not None else 2.0,
-    "loads": lambda row: -row.loads,
-    "drift": lambda row: -(row.drift.value if row.drift else -1.0),
-    "calls": lambda row: (-row.false_calls, -row.escapes),
+    "health": lambda row: (HEALTH.index(row["health"]), -row["answers"], row["expert"]),
+    "name": lambda row: row["expert"],
+    "today": lambda row: -row["today"],
+    "size": lambda row: -row["bytes"],
+    "usage": lambda row: -row["usage"],
+    "answers": lambda row: -row["answers"],
+    "confidence": lambda row: row["confidence"] if row["confidence"] is not None else 2.0,
+    "fail": lambda row: -(row["fail_rate"] or 0.0),
+    "hit": lambda row: row["hit_rate"] if row["hit_rate"] is not None else 2.0,
+    "loads": lambda row: -row["loads"],
+    "drift": lambda row: -(row["drift"].value if row["drift"] else -1.0),
+    "calls": lambda row: (-row["false_calls"], -row["escapes"]),
 }
 SHOWN: Mapping[str, Callable[[ExpertRow], bool]] = {
     "all": lambda _row: True,
-    "resident": lambda row: bool(row.resident or row.loading),
-    "trouble": lambda row: row.health in HEALTH[:3],
-    "pinned": lambda row: bool(row.pinned),
-    "unused": lambda row: row.health == "never used",
+    "resident": lambda row: bool(row["resident"] or row["loading"]),
+    "trouble": lambda row: row["health"] in HEALTH[:3],
+    "pinned": lambda row: bool(row["pinned"]),
+    "unused": lambda row: row["health"] == "never used",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSearch(Filters):
+    """The filters in the address, the order of the list, and the number of its page."""
+
+    q: SearchText = ""
+    show: _Show = "all"
+    sort: _Sort = "health"
+    columns: Literal["people", "all"] = "people"
+    page: Annotated[int, Query(ge=1, le=1000)] = 1
+
+    def matches(self, row: ExpertRow) -> bool:
+        return self.q.casefold() in f"{row['expert']} {row['architecture']}".casefold() and SHOWN[self.show](row)
+
+    def link(self, **changes: Any) -> str:
+        return "/experts?" + self.query(**({"page": 1} | changes))
 
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
     overview = ExpertOverview(site)
-    site.templates.globals["expert_href"] = href
-    site.live.add("memory", lambda: _memory(site), every_s=1.0)
-    site.live.add("loads", lambda: _loads(site), every_s=30.0)
+    site.templates.globals |= {"expert_href": href, "teach_href": teach_href}
+    memory, loads = "The daemon does not say what is in memory", "The loads cannot be counted now"
+    site.add_part("memory", "_memory.html", lambda: _memory(site), memory, 1.0)
+    site.add_part("loads", "_loads.html", lambda: _loads(site), loads, 30.0)
 
     @routes.get("/experts")
-    def experts(
-        request: Request,
-        q: SearchText = "",
-        show: _Show = "all",
-        sort: _Sort = "health",
-        columns: Literal["people", "all"] = "people",
-        page: Annotated[int, Query(ge=1, le=1000)] = 1,
-    ) -> HTMLResponse:
-        listing = overview.listing()
-        name = q.casefold()
-        matches = [
-            row for row in listing.rows if name in f"{row.expert} {row.architecture}".casefold() and SHOWN[show](row)
-        ]
-        matches.sort(key=SORTS[sort])
-        first = (page - 1) * _PAGE_ROWS
-
-        def link(**changes: Any) -> str:
-            defaults = {"q": "", "show": "all", "sort": "health", "columns": "people", "page": 1}
-            fields = {"q": q, "show": show, "sort": sort, "columns": columns, "page": 1} | changes
-            return "/experts?" + urlencode({key: value for key, value in fields.items() if value != defaults[key]})
-
+    def experts(request: Request, search: Annotated[ExpertSearch, Depends()]) -> HTMLResponse:
+        every, hit_rate, problems = overview.listing()
+        matches = sorted(filter(search.matches, every), key=SORTS[search.sort])
+        first = (search.page - 1) * _PAGE_ROWS
         return site.page(
             request,
             "experts.html",
-            memory=_memory(site),
-            loads=_loads(site),
-            listing=listing,
+            all=every,
+            hit_rate=hit_rate,
+            problems=problems,
             rows=matches[first : first + _PAGE_ROWS],
             count=len(matches),
             first=first,
             pages=-(-len(matches) // _PAGE_ROWS),
-            number=page,
-            q=q,
-            show=show,
-            sort=sort,
-            columns=columns,
-            link=link,
+            search=search,
         )
 
     @routes.get("/experts/{name:path}")
@@ -234,6 +185,7 @@ def router(site: Site) -> APIRouter:
         stem = name.partition("@")[0]  # a backbone in memory is named with its version
         return _expert_page(site, overview, request, stem if ExpertId(stem) in overview.catalog()[0] else name)
 
+    _add_teach(routes, site, overview)
     return routes
 
 
@@ -249,66 +201,49 @@ class ExpertOverview:
     """All experts from the daemon, the catalog and the results. Answers are cached. Any thread."""
 
     def __init__(self, site: Site) -> None:
-        self._database = site.database
-        self._catalog = CachedAnswer(_CATALOG_CACHE_S, lambda: _read_catalog(site.config))
-        self._places = CachedAnswer(_PLACES_CACHE_S, lambda: site.ask_daemon("experts")["experts"])
-        self._recent = CachedAnswer(_RECENT_CACHE_S, lambda: _recent_work(site))
-        self._confidences = CachedAnswer(_DRIFT_CACHE_S, lambda: self.confidences(None))
-        self._calls = CachedAnswer(_DRIFT_CACHE_S, lambda: self.calls(None))
-        self._drifted = CachedAnswer(_DRIFT_CACHE_S, self._find_drifted)
+        self._places = CachedAnswer(0.5, lambda: site.ask_daemon("experts")["experts"])
+        self._recent = CachedAnswer(5.0, lambda: _recent_work(site))
+        self.catalog = CachedAnswer(10.0, lambda: _read_catalog(site.config)).get
+        self.confidences = CachedAnswer(60.0, lambda: _confidences(site.database)).get
+        self.calls = CachedAnswer(60.0, lambda: _calls(site.database)).get
+        #: The experts graded `drifted`, the worst first; none if they cannot be counted.
+        self.drifted = CachedAnswer(60.0, self._find_drifted).get
 
-    def listing(self) -> ExpertList:
+    def listing(self) -> tuple[list[ExpertRow], float | None, list[str]]:
+        """Return all rows, their hit rate, and a message for each thing that could not be read."""
         catalog, problems = self.catalog()
         failed: list[str] = []
         known: list[dict[str, Any]] = ask_or([], self._places.get, "Where experts are", failed)
         if failed:
             known = [_without_daemon(catalog, name) for name in catalog]
         recent: Mapping[str, Mapping[str, Any]] = ask_or({}, self._recent.get, "Rates and loads", failed)
-        histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", failed)
-        calls: Sequence[ExpertCalls] = ask_or([], self._calls.get, "False calls and escapes", failed)
+        histograms: VersionHistograms = ask_or({}, self.confidences, "Drift", failed)
+        calls: Sequence[ExpertCalls] = ask_or([], self.calls, "False calls and escapes", failed)
         calls_of = {(each.expert, each.expert_version, each.expert_settings): each for each in calls}
         rows = [_row(each, catalog, recent, histograms, calls_of) for each in known]
         batches = sum(numbers.get("batches", 0) for numbers in recent.values())
         after_load = sum(numbers.get("batches_after_load", 0) for numbers in recent.values())
-        return ExpertList(rows, 1 - after_load / batches if batches else None, [*failed, *problems])
-
-    def catalog(self) -> tuple[Catalog, list[str]]:
-        return self._catalog.get()
-
-    def training(self, name: str) -> Mapping[str, Sequence[int]] | None:
-        return self.catalog()[0].confidences.get(ExpertId(name))
-
-    def confidences(self, expert: str | None) -> VersionHistograms:
-        return by_version(self._database.rows(confidences_statement(expert), limit=_MAX_BINS))
-
-    def newest_confidences(self, expert: str) -> Mapping[str, Sequence[int]]:
-        spec, histograms = self.catalog()[0].get(ExpertId(expert)), self.confidences(expert)
-        if spec is not None:
-            return histograms.get((expert, spec.version, spec.settings_digest), {})
-        return next(iter(histograms.values()), {})
-
-    def calls(self, expert: str | None) -> list[ExpertCalls]:
-        after = max(0, self._database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
-        return [ExpertCalls(*row) for row in self._database.rows(calls_statement(expert, after), limit=_MAX_EXPERTS)]
+        return rows, 1 - after_load / batches if batches else None, [*failed, *problems]
 
     def is_any_known(self) -> bool:
         """Return False if the daemon has no experts; ControlError if it does not answer."""
         return bool(self._places.get())
-
-    def drifted(self) -> list[str]:
-        """Return the experts graded `drifted`, the worst first; none if they cannot be counted."""
-        return self._drifted.get()
 
     def unusable(self) -> list[str]:
         failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
         return failed or self.catalog()[1]
 
     def _find_drifted(self) -> list[str]:
-        catalog, _ = self.catalog()
-        histograms: VersionHistograms = ask_or({}, self._confidences.get, "Drift", []) if catalog.confidences else {}
-        rows = [_row(_without_daemon(catalog, name), catalog, {}, histograms, {}) for name in catalog]
-        drifted = [row for row in rows if row.drift is not None and row.drift.grade == "drifted"]
-        return [row.expert for row in sorted(drifted, key=SORTS["drift"])]
+        return [row["expert"] for row in sorted(self.listing()[0], key=SORTS["drift"]) if row["health"] == "drifted"]
+
+
+def _confidences(database: Database) -> VersionHistograms:
+    return by_version(database.rows(confidences_statement(), limit=_MAX_BINS))
+
+
+def _calls(database: Database) -> list[ExpertCalls]:
+    after = max(0, database.id_before_newest(_RECENT_IMAGES_FOR_CALLS))
+    return [ExpertCalls(*row) for row in database.rows(calls_statement(None, after), limit=_MAX_EXPERTS)]
 
 
 def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
@@ -356,62 +291,53 @@ def _row(
         heads = [{head, each.resident.name} for head, each in catalog.items() if each.resident.sha256 == spec.sha256]
         counts = [recent[each] for each in set().union(*heads) if each in recent]
         work = {field: sum(row.get(field, 0) for row in counts) for field in ("today", "answers", "loads")}
-    fields = {field: known[field] for field in ExpertRow.__dataclass_fields__ if field in known}
-    return ExpertRow(
-        **{**fields, **work},
-        false_calls=calls.false_calls if calls else 0,
-        escapes=calls.escapes if calls else 0,
-        drift=compare(training, histograms.get(key, {})) if training else None,
-        has_training=training is not None,
-    )
+    row = {**_NO_WORK, **known, **work, "has_training": training is not None}
+    if calls is not None:
+        row |= {"false_calls": calls.false_calls, "escapes": calls.escapes}
+    row["hit_rate"] = 1 - row["batches_after_load"] / row["batches"] if row["batches"] else None
+    drift = row["drift"] = compare(training, histograms.get(key, {})) if training else None
+    grade = drift.grade if drift is not None and drift.grade in ("drifted", "shifting") else None
+    row["health"] = "cannot be loaded" if row["failed"] else grade or ("OK" if row["answers"] else "never used")
+    return row
 
 
-def _memory(site: Site) -> str:
-    try:
-        pools = site.ask_daemon("memory")["pools"]
-    except ControlError as error:
-        return site.render("_problem.html", title="The daemon does not say what is in memory", remedy=error.reason)
-    drawn = [
-        {"pool": pool, "pictures": [("wide", memory_map(pool, WIDE)), ("narrow", memory_map(pool, NARROW))]}
-        for pool in pools
-    ]
-    return site.render("_memory.html", pools=drawn, state_of=expert_state)
+def _memory(site: Site) -> dict[str, Any]:
+    pools = [{"pool": pool, "blocks": memory_blocks(pool)} for pool in site.ask_daemon("memory")["pools"]]
+    return {"pools": pools, "state_of": expert_state}
 
 
-def _loads(site: Site) -> str:
+def _loads(site: Site) -> dict[str, Any]:
     now = int(time.time()) // 60 * 60
     minutes = [utc_text(now - 60 * (_CHART_MINUTES - 1 - number)) for number in range(_CHART_MINUTES)]
     loads: dict[str, dict[str, int]] = {}
-    try:
-        for row in site.database.rows(_LOADS_PER_MINUTE, {"since": minutes[0]}, limit=_MAX_EXPERTS):
-            loads.setdefault(row.device, {})[row.minute] = row.loads
-    except (NoDatabase, TooMuchToCount) as error:
-        return site.render("_problem.html", title="The loads cannot be counted now", remedy=str(error))
-    devices: list[tuple[str, int, Pictures]] = []
-    for device, counts in sorted(loads.items()):
-        bars: list[BarValue] = []
-        for minute in minutes:
-            name, count = site.plant.text(minute, "time")[:5], counts.get(minute[:16], 0)
-            bars.append(
-                BarValue(name, count, str(count) if count else "", f"{name}: {count}" if count else "", "accent")
-            )
-        devices.append((device, sum(counts.values()), bar_charts(bars, most=max(counts.values()))))
-    return site.render("_loads.html", devices=devices)
+    for row in site.database.rows(_LOADS_PER_MINUTE, {"since": minutes[0]}, limit=_MAX_EXPERTS):
+        loads.setdefault(row.device, {})[row.minute] = row.loads
+
+    def bar(minute: str, count: int) -> Bar:
+        name = site.plant.text(minute, "time")[:5]
+        return Bar(name, count, str(count or ""), f"{name}: {count}" if count else "", "accent")
+
+    devices = [
+        (device, sum(counts.values()), BarChart([bar(minute, counts.get(minute[:16], 0)) for minute in minutes],
+                                                most=max(counts.values())))
+        for device, counts in sorted(loads.items())
+    ]  # fmt: skip
+    return {"devices": devices}
 
 
 def _confidence_chart(
     recent: Mapping[str, Sequence[int]], training: Mapping[str, Sequence[int]] | None
-) -> Pictures | None:
+) -> BarChart | None:
     if not (recent or training):
         return None
     now, before = _shares(recent), _shares(training or {})
-    bars: list[BarValue] = []
+    bars: list[Bar] = []
     for number, (share, mark) in enumerate(zip(now, before, strict=True)):
         name = f"{number / BINS:.2f}"
         title = f"{name}: {100 * share:.1f} %" + (f", in training {100 * mark:.1f} %" if training else "")
         text = f"{100 * share:.0f}" if share else ""
-        bars.append(BarValue(name, share, text, title, "accent", mark if training else None))
-    return bar_charts(bars, wide=WIDE // 2, most=max(now + before))
+        bars.append(Bar(name, share, text, title, "accent", mark if training else None))
+    return BarChart(bars, most=max(now + before), wide=WIDE // 2)
 
 
 def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
@@ -422,16 +348,20 @@ def _shares(histograms: Mapping[str, Sequence[int]]) -> list[float]:
 
 def _expert_page(site: Site, overview: ExpertOverview, request: Request, name: str) -> HTMLResponse:
     catalog, mistakes = overview.catalog()
-    listing = overview.listing()
-    row = next((row for row in listing.rows if row.expert == name), None)
+    rows, _, problems = overview.listing()
+    row = next((row for row in rows if row["expert"] == name), None)
     versions = site.database.rows(_VERSIONS, {"expert": name}, limit=100)
     if row is None and not versions:
         raise HTTPException(404, "no expert of this name is in the catalog or has ever answered: see the page Experts")
-    problems = [*listing.problems, *(mistake for mistake in mistakes if name in mistake)]
-    calls: Sequence[ExpertCalls] = ask_or([], lambda: overview.calls(name), "False calls and escapes", problems)
+    problems += [mistake for mistake in mistakes if name in mistake]
+    every: Sequence[ExpertCalls] = ask_or([], overview.calls, "False calls and escapes", problems)
+    calls = [each for each in every if each.expert == name]
     answers: Sequence[Row[Any]] = ask_or([], lambda: _newest_answers(site.database, name), "Newest answers", problems)
-    training, recent = overview.training(name), overview.newest_confidences(name)
     spec, history = catalog.get(ExpertId(name)), _history(site, name, problems)
+    histograms: VersionHistograms = ask_or({}, overview.confidences, "Drift", problems)
+    newest: VersionKey = next((key for key in histograms if key[0] == name), (name, "", None))
+    shown = (name, spec.version, spec.settings_digest) if spec is not None else newest
+    training, recent = catalog.confidences.get(ExpertId(name)), histograms.get(shown, {})
     routes = rules_in_force(site, catalog)
     return site.page(
         request,
@@ -487,4 +417,60 @@ def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
         return Versions(site.config.catalog).read().get(name)
     except (VersionsError, OSError) as error:
         problems.append(f"versions: {error}")
+        return None
+
+
+# Teach: pictures that people decided about, and the report of the last `coserve learn`
+
+
+def _add_teach(routes: APIRouter, site: Site, overview: ExpertOverview) -> None:
+    @routes.get("/teach")
+    def teach(request: Request, expert: ShortText) -> HTMLResponse:
+        catalog, _ = overview.catalog()
+        spec = catalog.get(ExpertId(expert))
+        if spec is None:
+            raise HTTPException(404, "no expert of this name is in the catalog: see the page Experts")
+        problems: list[str] = []
+        rules = rules_in_force(site, catalog)
+        rows = ask_or(
+            [], lambda: site.database.rows(decided_question(expert), limit=MAX_PICTURES), "Decisions", problems
+        )
+        decided = decided_pictures(rows, rules, expert, spec.classes) if rules is not None else Decided((), {}, ())
+        if rules is None:
+            problems.append("The rules in force are not known: decisions cannot be given labels. See the page Line")
+        return site.page(
+            request,
+            "teach.html",
+            name=expert,
+            spec=spec,
+            decided=decided,
+            shown={
+                label: [picture for picture in decided.pictures if picture.label == label][:_MAX_TAUGHT]
+                for label in decided.counts
+            },
+            learned=_learned(site, expert, problems),
+            problems=problems,
+        )
+
+    @routes.get("/teach/picture")
+    def picture(expert: ShortText, which: Literal["worst", "confusion"]) -> Response:
+        _, worst, confusion = learned_files(site.config.catalog, expert)
+        file = worst if which == "worst" else confusion
+        if ExpertId(expert) not in overview.catalog()[0] or not file.is_file():
+            raise HTTPException(404, "no picture yet: coserve learn draws it")
+        return FileResponse(file, media_type="image/png", headers={"Cache-Control": "no-cache"})
+
+
+def teach_href(name: str) -> str:
+    return "/teach?" + urlencode({"expert": name})
+
+
+def _learned(site: Site, expert: str, problems: list[str]) -> dict[str, Any] | None:
+    document, *_ = learned_files(site.config.catalog, expert)
+    try:
+        return json.loads(document.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{document.name}: {error}: run coserve learn {expert} again")
         return None

@@ -56,28 +56,21 @@ Status = Mapping[str, Any]
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
     page = _LinePage(site)
-    site.live.add("andon", page.andon)
-    site.live.add("line", page.now)
-    site.live.add("figures", page.figures, every_s=_FIGURES_S)
-    site.live.add("boards", page.boards)
+    site.add_part("andon", "_andon.html", page.andon, "The last board cannot be read now")
+    site.add_part("line", "_line.html", page.now, "")
+    site.add_part("figures", "_figures.html", page.figures, "The yield cannot be counted now", _FIGURES_S)
+    site.add_part("boards", "_boards.html", page.boards, "The boards cannot be read now")
 
     @routes.get("/")
     def line(request: Request, kiosk: str | None = None) -> HTMLResponse:
-        return site.page(
-            request,
-            "line.html",
-            andon=page.andon(),
-            now=page.now(),
-            figures=page.figures(),
-            boards="" if kiosk is not None else page.boards(),
-            is_kiosk=kiosk is not None,
-            line=site.config.line,
-        )
+        return site.page(request, "line.html", is_kiosk=kiosk is not None, line=site.config.line)
 
     return routes
 
 
 class _LinePage:
+    """What the live parts show."""
+
     def __init__(self, site: Site) -> None:
         self._site = site
         self._counter = VerdictCounter(site.database)
@@ -85,15 +78,12 @@ class _LinePage:
         self._watched = CachedAnswer(_WATCH_S, self._watch)
         self._passed_by_review = CachedAnswer(_FIGURES_S, lambda: passed_by_review(site.database, self._today()))
 
-    def andon(self) -> str:
-        try:
-            last = last_board(self._site.database)
-        except (NoDatabase, TooMuchToCount) as error:
-            return self._site.render("_problem.html", title="The last board cannot be read now", remedy=str(error))
-        size = self._site.pictures.size(last.shown.image_path) if last and last.shown else None
-        return self._site.render("_andon.html", last=last, size=size)
+    def andon(self) -> dict[str, Any]:
+        last = last_board(self._site.database)
+        shown = last["shown"] if last else None
+        return {"last": last, "size": self._site.pictures.size(shown.image_path) if shown else None}
 
-    def now(self) -> str:
+    def now(self) -> dict[str, Any]:
         status: Status | ControlError
         try:
             status = {**self._site.status(), **self._watched.get()}
@@ -107,53 +97,44 @@ class _LinePage:
             problem = f"Today's boards and images are not counted: {error}"
         today = self._today()
         boards = self._counter.verdicts("boards", today)
-        return self._site.render(
-            "_line.html",
-            status={} if isinstance(status, ControlError) else status,
-            alarms=alarms(status),
-            today=today,
-            boards=boards,
-            images=self._counter.verdicts("inspections", today),
-            first_pass_yield=first_pass_yield(boards),
-            final_yield=(boards["pass"] + by_review) / boards.total() if by_review is not None and boards else None,
-            is_whole=self._counter.is_whole,
-            problem=problem,
-        )
+        return {
+            "status": {} if isinstance(status, ControlError) else status,
+            "alarms": alarms(status),
+            "today": today,
+            "boards": boards,
+            "images": self._counter.verdicts("inspections", today),
+            "first_pass_yield": first_pass_yield(boards),
+            "final_yield": (boards["pass"] + by_review) / boards.total() if by_review is not None and boards else None,
+            "is_whole": self._counter.is_whole,
+            "problem": problem,
+        }
 
     def _today(self) -> Span:
         return self._site.plant.days(self._site.today())
 
-    def figures(self) -> str:
+    def figures(self) -> dict[str, Any]:
         now_s, goal = time.time(), self._site.config.plant.yield_goal
         shift = self._site.plant.shift_at(now_s)
+        self._counter.look(now_s)
         since = shift.since if shift else utc_text(now_s - _HOUR_S)
-        try:
-            self._counter.look(now_s)
-            defects, positions = fails_now(self._site.database, self._site.rules, since)
-        except (NoDatabase, TooMuchToCount) as error:
-            return self._site.render("_problem.html", title="The yield cannot be counted now", remedy=str(error))
+        defects, positions = fails_now(self._site.database, self._site.rules, since)
         today = first_pass_yield(self._counter.verdicts("boards", self._today()))
-        return self._site.render(
-            "_figures.html",
-            today=today,
-            is_below=today is not None and goal is not None and today < goal,
-            charts=yield_charts(self._counter, self._site.plant, goal, now_s),
-            goal=goal,
-            when=f"this shift ({shift.name})" if shift else "in the last hour",
-            defects=defects,
-            positions=positions,
-        )
+        return {
+            "today": today,
+            "is_below": today is not None and goal is not None and today < goal,
+            "charts": yield_charts(self._counter, self._site.plant, goal, now_s),
+            "goal": goal,
+            "when": f"this shift ({shift.name})" if shift else "in the last hour",
+            "defects": defects,
+            "positions": positions,
+        }
 
-    def boards(self) -> str:
-        site = self._site
-        try:
-            boards = site.database.rows(_BOARDS, limit=_NEWEST_BOARDS)
-            open_ids = [board.board_id for board in boards if board.verdict is None][:_MAX_OPEN_COUNTED]
-            judged = {board_id: site.database.number(_JUDGED, board_id=board_id) for board_id in open_ids}
-            rows = listed(site.database, boards)
-        except (NoDatabase, TooMuchToCount) as error:
-            return site.render("_problem.html", title="The boards cannot be read now", remedy=str(error))
-        return site.render("_boards.html", rows=rows, judged=judged)
+    def boards(self) -> dict[str, Any]:
+        database = self._site.database
+        boards = database.rows(_BOARDS, limit=_NEWEST_BOARDS)
+        open_ids = [board.board_id for board in boards if board.verdict is None][:_MAX_OPEN_COUNTED]
+        judged = {board_id: database.number(_JUDGED, board_id=board_id) for board_id in open_ids}
+        return {"rows": listed(database, boards), "judged": judged}
 
     def _watch(self) -> dict[str, Any]:
         site, config, unknown = self._site, self._site.config, list[str]()
@@ -161,14 +142,14 @@ class _LinePage:
         return {
             "drifted": self._experts.drifted(),
             "unusable": ask_or([], self._experts.unusable, "experts", unknown),
-            "collecting": ask_or(0, self._collected_components, "components", unknown),
+            "collecting": ask_or(0, self._collected, "components", unknown),
             "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
             "disks": DiskSpace(places(config), config.retention.reserve).look(),
             "ready": health.get("ready", {}).get("text", ""),
             "rejected": health.get("rejected", ()),
         }
 
-    def _collected_components(self) -> int:
+    def _collected(self) -> int:
         after = self._site.database.id_before_newest(_COLLECTED_IMAGES)
         return 0 if self._experts.is_any_known() else self._site.database.number(_COLLECTED, after=after)
 
@@ -208,19 +189,17 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
         yield LineAlarm("notice", title, "Images are judged meanwhile.")
 
 
-def _silence_alarms(status: Status) -> Iterable[LineAlarm]:
-    if status.get("silent") and status.get("state") in ("ready", "degraded"):
-        silent_s, usual_s = status["silent"]
-        title = f"No image for {duration(silent_s)}: boards usually come within {duration(usual_s)} of each other."
-        yield LineAlarm("notice", title, "Look at the conveyor, the scanner and the camera program.")
-
-
-def _rejection_alarms(status: Status) -> Iterable[LineAlarm]:
+def _camera_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Warn of images that are rejected, and of none where boards usually come."""
     for row in status.get("rejected", ())[:_MAX_NAMES]:
         count = counted(row["images"], "image")
         source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")
         title = f"{source}: {count} rejected in the last hour ({code})."
         yield LineAlarm("notice", title, f"Newest reason: {row['reason']}")
+    if status.get("silent") and status.get("state") in ("ready", "degraded"):
+        silent_s, usual_s = status["silent"]
+        title = f"No image for {duration(silent_s)}: boards usually come within {duration(usual_s)} of each other."
+        yield LineAlarm("notice", title, "Look at the conveyor, the scanner and the camera program.")
 
 
 def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
@@ -229,21 +208,20 @@ def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of missing or damaged weights: their images are not judged."""
-    problems = status.get("unusable", ())
+    """Warn of weights that are missing or damaged, components without an expert, and drift from training."""
+    problems, count, names = status.get("unusable", ()), status.get("collecting", 0), status.get("drifted", ())
     if problems:
         more = f" (and {len(problems) - 1} more: see Experts)" if len(problems) > 1 else ""
         yield LineAlarm("trouble", f"{problems[0]}{more}", "coserve check; put the file back, then coserve reload")
-
-
-def _collecting_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Tell that a line without experts keeps its images to train with."""
-    count = status.get("collecting", 0)
     if count:
-        title = (
-            f"This line collects: {counted(count, 'component type')} {'has' if count == 1 else 'have'} no expert yet."
-        )
+        verb = "has" if count == 1 else "have"
+        title = f"This line collects: {counted(count, 'component type')} {verb} no expert yet."
         yield LineAlarm("notice", title, "coserve dataset export, then coserve train classifier; see Experts.")
+    if names:
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        verb = "answers" if len(names) == 1 else "answer"
+        title = f"Drift: {', '.join(names[:_MAX_NAMES])}{more} {verb} with another confidence than in training."
+        yield LineAlarm("notice", title, "Check light, lens and parts; coserve experts show NAME; train again.")
 
 
 def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
@@ -255,24 +233,20 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
         yield LineAlarm("notice", title, "Delete what is not needed, or set retention.images_for; see Machine.")
 
 
-def _child_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of child processes that do not run; the line goes on without them."""
+def _process_alarms(status: Status) -> Iterable[LineAlarm]:
+    """Warn of processes beside the daemon that do not run or deliver; the line goes on without them."""
     for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""
             title = f"{child.get('name')} is not running{end}; it is restarted automatically."
             yield LineAlarm("notice", title, "The log says why.")
-
-
-def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
     for consumer in status.get("consumers", ()):
         name, state, behind = consumer.get("name"), consumer.get("state"), consumer.get("behind") or 0
         error, missed = consumer.get("last_error"), consumer.get("missed")
         if missed:
+            title = f"Consumer {name} missed {counted(missed, 'result')}: pruned before delivery."
             remedy = "Keep results longer (retention.results_for), or remove what delays the consumer sooner."
-            yield LineAlarm(
-                "notice", f"Consumer {name} missed {counted(missed, 'result')}: pruned before delivery.", remedy
-            )
+            yield LineAlarm("notice", title, remedy)
         if error or state in ("refused", "waiting"):
             why = f": {error}" if error else ""
             backlog = f", {counted(behind, 'result')} behind" if behind else ""
@@ -281,26 +255,12 @@ def _consumer_alarms(status: Status) -> Iterable[LineAlarm]:
             yield LineAlarm("notice", f"Consumer {name} is {counted(behind, 'result')} behind.", _CATCHES_UP)
 
 
-def _drift_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of confidence that drifted from training: images are judged as before."""
-    names = status.get("drifted", ())
-    if names:
-        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        verb = "answers" if len(names) == 1 else "answer"
-        title = f"Drift: {', '.join(names[:_MAX_NAMES])}{more} {verb} with another confidence than in training."
-        yield LineAlarm("notice", title, "Check light, lens and parts; coserve experts show NAME; train again.")
-
-
 _CATCHES_UP = "It catches up automatically, as far back as results are kept (retention.results_for)."
 ALARM_SOURCES: Sequence[Callable[[Status], Iterable[LineAlarm]]] = (
     _state_alarms,
     _rule_alarms,
     _expert_alarms,
-    _collecting_alarms,
-    _rejection_alarms,
-    _silence_alarms,
+    _camera_alarms,
     _disk_alarms,
-    _child_alarms,
-    _consumer_alarms,
-    _drift_alarms,
+    _process_alarms,
 )

@@ -8,29 +8,25 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from sqlalchemy import Row
 
 from daemon.config.settings import Config
-from daemon.dashboard.pages.drawings import NARROW, WIDE, Series, line_charts, work_chart
+from daemon.dashboard.pages.drawings import Series, work_lanes
 from daemon.dashboard.site.database import CachedAnswer, Database, ask_or
 from daemon.dashboard.site.site import Site
 from daemon.host.temperature import Thermometer
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import DiskSpace, places
 from daemon.units import size_text
-from daemon.wire.control import ControlError
 
 #: Seconds that the timeline may show: names can be read in the shortest, shifts of work seen in the longest.
 WINDOWS = (5, 10, 30, 60, 300)
-_NOW_CACHE_S = 0.9
-_HOLDINGS_CACHE_S = 30.0
-_FILES_CACHE_S = 5.0
-_PRUNED_CACHE_S = 5.0
 #: The charts of queues and executors: how far they look back, and points of a line.
 _CHART_S, _MAX_POINTS = 600, 600
 _MAX_TABLE_ROWS = 200
@@ -46,12 +42,12 @@ _MIN_GROWTH_S = 60.0
 _TIGHT = 0.1
 
 _TODAY = """
-SELECT count(*) AS images, min(accepted_at) AS since,
-       sum(CASE WHEN image_path IS NOT NULL THEN image_bytes ELSE 0 END) AS kept_bytes
+SELECT count(*) AS images_today, min(accepted_at) AS since,
+       coalesce(sum(CASE WHEN image_path IS NOT NULL THEN image_bytes ELSE 0 END), 0) AS kept_bytes_today
 FROM inspections WHERE inspection_id > :after AND accepted_at >= :today
 """
 _KEPT = """
-SELECT count(*) AS images, sum(image_bytes) AS bytes, min(completed_at) AS oldest
+SELECT count(*) AS kept_images, coalesce(sum(image_bytes), 0) AS kept_bytes, min(completed_at) AS oldest_image
 FROM inspections WHERE image_path IS NOT NULL
 """
 _OLDEST = "SELECT completed_at FROM inspections WHERE seq IS NOT NULL ORDER BY seq LIMIT 1"
@@ -71,31 +67,7 @@ _WAITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseHoldings:
-    """Counts and versions in the database, and today's part of them. Times are None if there is nothing."""
-
-    images_today: int
-    since: str | None
-    kept_bytes_today: int
-    kept_images: int
-    kept_bytes: int
-    oldest_image: str | None
-    oldest_result: str | None
-    results: int
-    pending: Sequence[Row[Any]]
-    rules: Sequence[Row[Any]]
-    experts: Sequence[Row[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class FileSizes:
-    """Bytes of each part of the line; None if unreadable."""
-
-    database_bytes: int | None
-    wal_bytes: int | None
-    journal_bytes: int | None
-    quarantine_bytes: int | None
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,90 +87,65 @@ class DiskUse:
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    machine = _Machine(site)
+    now = CachedAnswer(0.9, _Machine(site).gather)
     for seconds in WINDOWS:
-        site.live.add(f"timeline-{seconds}", lambda seconds=seconds: machine.timeline(seconds), every_s=2.0)
-    site.live.add("machine-tiles", machine.tiles, every_s=1.0)
-    site.live.add("machine", machine.details, every_s=2.0)
-    site.live.add("machine-charts", machine.charts, every_s=10.0)
+        work = partial(_timeline, site, seconds)
+        site.add_part(f"timeline-{seconds}", "_timeline.html", work, "The daemon shows no timeline", 2.0)
+    site.add_part("machine-tiles", "_machine_tiles.html", now.get, "", 1.0)
+    site.add_part("machine", "_machine.html", now.get, "", 2.0)
+    site.add_part("machine-charts", "_machine_charts.html", lambda: _charts(site), "The daemon shows no queues", 10.0)
 
     @routes.get("/machine")
     def page(request: Request, seconds: Literal["5", "10", "30", "60", "300"] = "60") -> HTMLResponse:
-        window = int(seconds)
-        return site.page(
-            request,
-            "machine.html",
-            timeline=machine.timeline(window),
-            tiles=machine.tiles(),
-            charts=machine.charts(),
-            now=machine.details(),
-            window=window,
-            windows=WINDOWS,
-        )
+        return site.page(request, "machine.html", window=int(seconds), windows=WINDOWS)
 
     return routes
 
 
+def _timeline(site: Site, seconds: int) -> dict[str, Any]:
+    work = site.ask_daemon("timeline", seconds=seconds)
+    lanes = work_lanes(work, [row["name"] for row in site.status()["executors"]])
+    return {"lanes": lanes, "totals": _totals(work), "work": work, "seconds": seconds}
+
+
+def _charts(site: Site) -> dict[str, Any]:
+    points = steps(site.ask_daemon("waits", seconds=_CHART_S)["samples"], _CHART_S, _MAX_POINTS)
+    if not points:
+        return {"waits": [], "busy": [], "most": 0, "seconds": _CHART_S}
+    newest = points[-1]
+    waits = [
+        Series(label, tone, f"{newest[key]:,}", [(point["ago_s"], point[key]) for point in points])
+        for key, label, tone in _WAITS
+    ]
+    executors = sorted({name for point in points for name in point["busy"]})
+    busy = [
+        Series(
+            *(name, f"other{1 + number % 4}", f"{100 * newest['busy'].get(name, 0.0):.0f} %"),
+            [(point["ago_s"], point["busy"].get(name, 0.0)) for point in points],
+        )
+        for number, name in enumerate(executors)
+    ]
+    most = max(value for one in waits for _, value in one.points) or 1
+    return {"waits": waits, "busy": busy, "most": most, "seconds": _CHART_S}
+
+
 class _Machine:
-    """The page's fragments. Costly answers are cached."""
+    """What the line is and holds now. Costly answers are cached."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._thermometer = Thermometer()
-        self._holdings = CachedAnswer(_HOLDINGS_CACHE_S, lambda: _holdings(site.database, site.day_began()))
-        self._files = CachedAnswer(_FILES_CACHE_S, lambda: _file_sizes(site.config))
-        self._now = CachedAnswer(_NOW_CACHE_S, self._gather)
-        self._pruned = CachedAnswer(_PRUNED_CACHE_S, lambda: site.ask_daemon("prune", begin=False))
+        self._holdings = CachedAnswer(30.0, lambda: _holdings(site.database, site.day_began()))
+        self._files = CachedAnswer(5.0, lambda: _file_sizes(site.config))
+        self._pruned = CachedAnswer(5.0, lambda: site.ask_daemon("prune", begin=False))
 
-    def timeline(self, seconds: int) -> str:
-        try:
-            work = self._site.ask_daemon("timeline", seconds=seconds)
-            executors = [row["name"] for row in self._site.status()["executors"]]
-        except ControlError as error:
-            return self._site.render("_problem.html", title="The daemon shows no timeline", remedy=error.reason)
-        pictures = [("wide", work_chart(work, executors, WIDE)), ("narrow", work_chart(work, executors, NARROW))]
-        return self._site.render("_timeline.html", pictures=pictures, totals=_totals(work), work=work, seconds=seconds)
-
-    def tiles(self) -> str:
-        return self._site.render("_machine_tiles.html", **self._now.get())
-
-    def details(self) -> str:
-        return self._site.render("_machine.html", **self._now.get())
-
-    def charts(self) -> str:
-        try:
-            samples = self._site.ask_daemon("waits", seconds=_CHART_S)["samples"]
-        except ControlError as error:
-            return self._site.render("_problem.html", title="The daemon shows no queues", remedy=error.reason)
-        points = steps(samples, _CHART_S, _MAX_POINTS)
-        newest = points[-1] if points else {}
-        waits = [
-            Series(label, tone, f"{newest.get(key, 0):,}", [(point["ago_s"], point[key]) for point in points])
-            for key, label, tone in _WAITS
-        ]
-        most = max((value for one in waits for _, value in one.points), default=0) or 1
-        executors = sorted({name for point in points for name in point["busy"]})
-        busy = [
-            Series(
-                *(name, f"other{1 + number % 4}", f"{100 * newest['busy'].get(name, 0.0):.0f} %"),
-                [(point["ago_s"], point["busy"].get(name, 0.0)) for point in points],
-            )
-            for number, name in enumerate(executors)
-        ]
-        return self._site.render(
-            "_machine_charts.html",
-            waits=line_charts(waits, _CHART_S, most, f"{most:,}") if points else None,
-            busy=line_charts(busy, _CHART_S, 1.0, "100 %") if busy else None,
-            minutes=_CHART_S // 60,
-        )
-
-    def _gather(self) -> dict[str, Any]:
+    def gather(self) -> dict[str, Any]:
         problems: list[str] = []
         site, no_answer = self._site, "No answer from the daemon"
         status: Mapping[str, Any] = ask_or({}, site.status, no_answer, problems)
         running: Sequence[Any] = ask_or([], lambda: site.ask_daemon("queues")["running"], no_answer, problems)
         pruned: Mapping[str, Any] | None = ask_or(None, self._pruned.get, no_answer, problems)
-        held: DatabaseHoldings | None = ask_or(None, self._holdings.get, "Database", problems)
+        held: Facts | None = ask_or(None, self._holdings.get, "Database", problems)
         files = self._files.get()
         return {
             "status": status,
@@ -209,7 +156,7 @@ class _Machine:
             "files": files,
             "held": held,
             "pruned": pruned,
-            "retention": _retention(site.config),
+            "retention": site.config.retention,
             "duration": duration,
         }
 
@@ -244,53 +191,47 @@ def steps(samples: Sequence[Mapping[str, Any]], seconds: float, max_points: int)
 # Disks and files
 
 
-def _holdings(database: Database, day_began: str) -> DatabaseHoldings:
+def _holdings(database: Database, day_began: str) -> Facts:
+    """Return counts and versions in the database, and today's part of them. Times are None if there is nothing."""
     after = database.id_before_newest(_RECENT_IMAGES)
     (today,) = database.rows(_TODAY, {"after": after, "today": day_began}, limit=1)
     (kept,) = database.rows(_KEPT, limit=1)
     oldest = database.first(_OLDEST)
-    return DatabaseHoldings(
-        images_today=today.images,
-        since=today.since,
-        kept_bytes_today=int(today.kept_bytes or 0),
-        kept_images=kept.images,
-        kept_bytes=int(kept.bytes or 0),
-        oldest_image=kept.oldest,
-        oldest_result=oldest.completed_at if oldest else None,
-        results=database.number(_RESULTS),
-        pending=database.rows(_PENDING, limit=10),
-        rules=database.rows(_RULES, limit=_MAX_VERSIONS),
-        experts=database.rows(_EXPERTS, limit=_MAX_VERSIONS),
-    )
+    return {
+        **today._mapping,
+        **kept._mapping,
+        "oldest_result": oldest.completed_at if oldest else None,
+        "results": database.number(_RESULTS),
+        "pending": database.rows(_PENDING, limit=10),
+        "rules": database.rows(_RULES, limit=_MAX_VERSIONS),
+        "experts": database.rows(_EXPERTS, limit=_MAX_VERSIONS),
+    }
 
 
-def _file_sizes(config: Config) -> FileSizes:
+def _file_sizes(config: Config) -> Facts:
+    """Return the bytes of each part of the line; None if unreadable."""
     database = sqlite_path(config.database)
-    wal = database.with_name(database.name + "-wal")
-    return FileSizes(
-        _file_bytes(database), _file_bytes(wal), _folder_bytes(config.journal), _folder_bytes(config.quarantine)
-    )
+    return {
+        "database_bytes": _bytes(database),
+        "wal_bytes": _bytes(database.with_name(database.name + "-wal")),
+        "journal_bytes": _bytes(config.journal),
+        "quarantine_bytes": _bytes(config.quarantine),
+    }
 
 
-def _file_bytes(path: Path) -> int | None:
+def _bytes(place: Path) -> int | None:
+    """Return the bytes of a file, or of a folder's files; None if unreadable."""
     try:
-        return path.stat().st_size
+        if not place.is_dir():
+            return place.stat().st_size
+        with os.scandir(place) as entries:
+            files = [entry for entry in islice(entries, _MAX_FILES) if entry.is_file(follow_symlinks=False)]
+            return sum(file.stat(follow_symlinks=False).st_size for file in files)
     except OSError:
         return None
 
 
-def _folder_bytes(folder: Path) -> int | None:
-    total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for _, entry in zip(range(_MAX_FILES), entries, strict=False):
-                total += entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else 0
-    except OSError:
-        return None
-    return total
-
-
-def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> list[DiskUse]:
+def disk_uses(config: Config, files: Facts, held: Facts | None, now: datetime) -> list[DiskUse]:
     spaces = DiskSpace(places(config), config.retention.reserve).look()
     rates = growth(config, files, held, now)
     by_disk: defaultdict[int, list[str]] = defaultdict(list)
@@ -309,16 +250,16 @@ def disk_uses(config: Config, files: FileSizes, held: DatabaseHoldings | None, n
     return uses
 
 
-def growth(config: Config, files: FileSizes, held: DatabaseHoldings | None, now: datetime) -> dict[str, float]:
+def growth(config: Config, files: Facts, held: Facts | None, now: datetime) -> dict[str, float]:
     """Return today's growth of each place in bytes a second. The journal has none: done segments are deleted."""
-    if held is None or held.since is None:
+    if held is None or held["since"] is None:
         return {}
-    seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held.since)).total_seconds())
-    rates = {"images": held.kept_bytes_today / seconds}
+    seconds = max(_MIN_GROWTH_S, (now - datetime.fromisoformat(held["since"])).total_seconds())
+    rates = {"images": held["kept_bytes_today"] / seconds}
     if config.retention.images_bytes is not None or config.retention.images_for is not None:
         rates["images"] = 0.0  # retention deletes as much as comes
-    if files.database_bytes and held.results and config.retention.results_for is None:
-        rates["database"] = files.database_bytes / held.results * held.images_today / seconds
+    if files["database_bytes"] and held["results"] and config.retention.results_for is None:
+        rates["database"] = files["database_bytes"] / held["results"] * held["images_today"] / seconds
     return rates
 
 
@@ -331,18 +272,3 @@ def duration(seconds: float | None) -> str:
             number = seconds / length_s
             return f"more than 10 {unit}" if unit == "years" and number > 10 else f"{number:.0f} {unit}"
     return f"{seconds:.0f} seconds"
-
-
-def _retention(config: Config) -> list[tuple[str, str]]:
-    kept = config.retention
-    return [
-        ("Images kept", ", ".join(kept.keep) or "none"),
-        ("Keep for", duration(kept.images_for) if kept.images_for else "no limit (images_for)"),
-        ("Good examples", f"the newest {kept.good_examples} passes of each component (good_examples)"),
-        ("Passes to train with", f"{kept.sample:.1%} (sample)"),
-        ("At most", size_text(kept.images_bytes) if kept.images_bytes else "no limit (images_bytes)"),
-        ("Free on their disk", size_text(kept.free) if kept.free else "no floor (free)"),
-        ("Keep results for", duration(kept.results_for) if kept.results_for else "no limit (results_for)"),
-        ("Reserved free space", f"{size_text(kept.reserve)}, or an eighth of a small disk (reserve)"),
-        ("Refused images", f"at most {size_text(kept.quarantine)} (quarantine)"),
-    ]

@@ -8,11 +8,12 @@ import json
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
@@ -23,7 +24,7 @@ from starlette.exceptions import HTTPException
 from daemon.dashboard.site.access import safe_path
 from daemon.dashboard.site.database import CachedAnswers, TooMuchToCount
 from daemon.dashboard.site.pictures import PictureSize
-from daemon.dashboard.site.site import ShortText, Site, Verdict
+from daemon.dashboard.site.site import Filters, ShortText, Site, Verdict
 from daemon.storage.database.reviews import (
     Review,
     WaitingFilter,
@@ -60,7 +61,6 @@ _GOOD_PARTS = 60
 _GOOD_PARTS_TIMEOUT_S = 1.0
 #: A page that is silent for this long is closed.
 _SHOWN_S = 60.0
-_MAX_OFFERS = 20_000
 
 #: Only detectors have boxes or answer without a label.
 _CLASSES = """
@@ -79,7 +79,7 @@ Question = Select[*tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class ReviewFilter:
+class ReviewFilter(Filters):
     """The filters in the address, and the choice of oldest or newest board first."""
 
     type: ShortText = ""
@@ -96,117 +96,32 @@ class ReviewFilter:
         fields = {name: value or None for name, value in asdict(self).items() if name not in ("type", "order")}
         return WaitingFilter(board_type=self.type or None, **fields)
 
-    @property
-    def fields(self) -> dict[str, str]:
-        return {name: value for name, value in asdict(self).items() if value and (name, value) != ("order", "oldest")}
-
-    @property
-    def query(self) -> str:
-        return urlencode(self.fields)
-
-
-@dataclass(frozen=True, slots=True)
-class GoodPart:
-    inspection_id: int
-    size: PictureSize
-    designator: str
-    is_reviewed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReviewItem:
-    image: Row[Any]
-    size: PictureSize | None
-    answers: Sequence[Row[Any]]
-    boxes: Sequence[Row[Any]]
-    drawn: Sequence[Row[Any]]
-    labels: Sequence[str]
-    past: Sequence[Review]
-    standing: Review | None
-    good_part: GoodPart | None
-    reason: str
-
-    @property
-    def newest(self) -> int | None:
-        return self.past[-1].review_id if self.past else None
-
-    @property
-    def why_no_picture(self) -> str:
-        if self.image.is_copied_later:
-            return "The image is being copied to the images folder: it comes in a moment."
-        is_kept = self.image.image_path is not None
-        reason = "its file cannot be shown any more" if is_kept else "it was not kept, or was pruned"
-        return f"No image: {reason}. Decide by the experts' answers, or look at the board."
-
 
 _Which = Annotated[ReviewFilter, Depends()]
 
 
 def router(site: Site) -> APIRouter:
-    routes = APIRouter()
-    page = _ReviewPage(site)
-
-    @routes.get("/review")
-    def show(
-        request: Request,
-        which: _Which,
-        image: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
-        cookie: ReviewerCookie = "",
-    ) -> HTMLResponse:
-        return page.show(request, which, image, name_of(cookie))
-
-    @routes.post("/review/name")
-    def name(
-        reviewer: Annotated[str, Form(max_length=512)],
-        next: Annotated[str, Form(max_length=2048)] = "/review",  # noqa: A002
-    ) -> Response:
-        reviewer = reviewer.strip()
-        if not NAME.fullmatch(reviewer):
-            raise HTTPException(422, "your name: 1 to 128 characters without control characters")
-        answer = RedirectResponse(safe_path(next), 303)
-        answer.set_cookie(_NAME_COOKIE, quote(reviewer), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
-        return answer
-
-    @routes.get("/review/next")
-    def following(
-        which: _Which,
-        seat: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")],
-        held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
-        skipped: SkippedIds = "",
-        count: Annotated[int, Query(ge=0, le=12)] = 4,
-        cookie: ReviewerCookie = "",
-    ) -> JSONResponse:
-        items = page.next_items(which, seat, _ids(held), _ids(skipped), count)
-        return JSONResponse(items | page.progress(name_of(cookie)))
-
-    @routes.get("/review/items/{image}")
-    def item(image: ImageId) -> JSONResponse:
-        return JSONResponse(page.item(image))
-
-    _add_decisions(routes, page)
+    routes, page = APIRouter(), _ReviewPage(site)
+    routes.get("/review")(page.show)
+    routes.post("/review/name")(set_name)
+    routes.get("/review/next")(page.following)
+    routes.get("/review/last")(page.last)
+    routes.get("/review/items/{image}")(page.item)
+    routes.post("/review/items/{image}")(page.decide)
+    routes.post("/review/items/{image}/undo")(page.undo)
     return routes
 
 
-def _add_decisions(routes: APIRouter, page: "_ReviewPage") -> None:
-    @routes.post("/review/items/{image}")
-    def decide(
-        image: ImageId,
-        verdict: Annotated[str, Form()],
-        defect: Annotated[str, Form()] = "",
-        note: Annotated[str, Form()] = "",
-        boxes: Annotated[Json[Any], Form()] = None,
-        newest: SeenReview = "",
-        cookie: ReviewerCookie = "",
-    ) -> JSONResponse:
-        return page.write(image, cookie, newest, verdict=verdict, defect=defect, note=note.strip(), boxes=boxes)
-
-    @routes.post("/review/items/{image}/undo")
-    def undo(image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
-        return page.write(image, cookie, newest, undo=True)
-
-    @routes.get("/review/last")
-    def last(cookie: ReviewerCookie = "") -> JSONResponse:
-        return JSONResponse(page.last(name_of(cookie)))
+def set_name(
+    reviewer: Annotated[str, Form(max_length=512)],
+    next: Annotated[str, Form(max_length=2048)] = "/review",  # noqa: A002
+) -> Response:
+    reviewer = reviewer.strip()
+    if not NAME.fullmatch(reviewer):
+        raise HTTPException(422, "your name: 1 to 128 characters without control characters")
+    answer = RedirectResponse(safe_path(next), 303)
+    answer.set_cookie(_NAME_COOKIE, quote(reviewer), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
+    return answer
 
 
 def name_of(cookie: str) -> str:
@@ -217,12 +132,8 @@ def name_of(cookie: str) -> str:
     return name if NAME.fullmatch(name) and name.strip() else ""
 
 
-def _ids(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
-
-
 class _ReviewPage:
-    """State of the routes. Answers that change seldom are cached for half a minute."""
+    """The routes and their state. Answers that change seldom are cached for half a minute."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -230,7 +141,14 @@ class _ReviewPage:
         self._cache = CachedAnswers(_CACHE_S, _MAX_CACHED)
         self._offers = ReviewOffers()
 
-    def show(self, request: Request, which: ReviewFilter, image: int | None, reviewer: str) -> HTMLResponse:
+    def show(
+        self,
+        request: Request,
+        which: _Which,
+        image: Annotated[int | None, Query(ge=1, le=MAX_INTEGER)] = None,
+        cookie: ReviewerCookie = "",
+    ) -> HTMLResponse:
+        reviewer = name_of(cookie)
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         codes = self._cache.get("codes", self._codes) if reviewer else []
         facets = self._cache.get("facets", self._facets) if reviewer else {}
@@ -245,63 +163,86 @@ class _ReviewPage:
             seat=secrets.token_hex(8),
         )
 
-    def next_items(
-        self, which: ReviewFilter, seat: str, held: list[int], skipped: list[int], count: int
-    ) -> dict[str, Any]:
+    def following(
+        self,
+        which: _Which,
+        seat: Annotated[str, Query(pattern=r"^[0-9a-f]{16}$")],
+        held: Annotated[str, Query(pattern=r"^[0-9,]{0,400}$")] = "",
+        skipped: SkippedIds = "",
+        count: Annotated[int, Query(ge=0, le=12)] = 4,
+        cookie: ReviewerCookie = "",
+    ) -> JSONResponse:
+        """Return up to `count` more images for the page `seat`, and what is left and done today."""
         query = waiting(which.waiting, newest_first=which.order == "newest")
-        limit = count + len(held) + len(skipped) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
+        here, last = ([int(part) for part in text.split(",") if part] for text in (held, skipped))
+        limit = count + len(here) + len(last) + min(len(self._offers), _MAX_ELSEWHERE)  # those may be ranked last
         ids = [row.inspection_id for row in self._database.rows(query.limit(limit), limit=limit)] if count else []
-        chosen = self._offers.choose(seat, ids, held, skipped, count)
-        items = [self._rendered(item) for item in map(self._item, chosen) if item]
+        chosen = map(self._rendered, self._offers.choose(seat, ids, here, last, count))
+        items = [item for item in chosen if item is not None]
         left = self._database.number(count_of(query, _MAX_COUNTED))
-        return {"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED}
+        is_own = case((reviews.c.reviewer == name_of(cookie), 1), else_=0)
+        done_today = select(func.count().label("by_all"), func.coalesce(func.sum(is_own), 0).label("by_one"))
+        done_today = done_today.where(reviews.c.at >= self._site.day_began(), stands())
+        (done,) = self._database.rows(done_today, limit=1)
+        progress = {"done": int(done.by_all), "done_by_you": int(done.by_one)}
+        return JSONResponse({"items": items, "left": left, "left_is_least": left >= _MAX_COUNTED} | progress)
 
-    def item(self, inspection_id: int) -> dict[str, Any]:
-        item = self._item(inspection_id)
+    def item(self, image: ImageId) -> JSONResponse:
+        item = self._rendered(image)
         if item is None:
-            raise HTTPException(404, f"there is no image {inspection_id}")
-        return self._rendered(item)
+            raise HTTPException(404, f"there is no image {image}")
+        return JSONResponse(item)
 
-    def progress(self, reviewer: str) -> dict[str, int]:
-        (done,) = self._database.rows(done_question(self._site.day_began(), reviewer), limit=1)
-        return {"done": int(done.by_all), "done_by_you": int(done.by_one)}
+    def last(self, cookie: ReviewerCookie = "") -> JSONResponse:
+        table = reviews.c
+        is_own = (table.inspection_id.is_not(None), table.reviewer == name_of(cookie), stands())
+        newest = select(table.inspection_id, table.review_id).order_by(table.review_id.desc())
+        row = self._database.first(newest.where(*is_own, table.at >= self._site.day_began()))
+        return JSONResponse({"id": row.inspection_id, "newest": row.review_id} if row is not None else {})
 
-    def last(self, reviewer: str) -> dict[str, Any]:
-        row = self._database.first(_last_question(self._site.day_began(), reviewer))
-        return {"id": row.inspection_id, "newest": row.review_id} if row is not None else {}
+    def decide(
+        self,
+        image: ImageId,
+        verdict: Annotated[str, Form()],
+        defect: Annotated[str, Form()] = "",
+        note: Annotated[str, Form()] = "",
+        boxes: Annotated[Json[Any], Form()] = None,
+        newest: SeenReview = "",
+        cookie: ReviewerCookie = "",
+    ) -> JSONResponse:
+        code = self._site.rules.code(defect) if defect else ""
+        fields = {"defect": code, "note": note.strip(), "boxes": boxes}
+        given = {name: value for name, value in fields.items() if value}
+        return self._write(image, cookie, newest, verdict=verdict, **given)
 
-    def write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
+    def undo(self, image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
+        return self._write(image, cookie, newest, undo=True)
+
+    def _write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
         """Have the daemon write a decision; return its row, or the refusal for the page to show."""
         reviewer = name_of(cookie)
         if not reviewer:
             return _refusal(401, "no_name", "give your name first: reload the page")
-        given: dict[str, Any] = {name: value for name, value in fields.items() if value or name == "verdict"}
-        given |= {"inspection_id": image, "reviewer": reviewer}
-        if newest:
-            given["newest"] = int(newest)
-        if "defect" in given:
-            given["defect"] = self._site.rules.code(given["defect"])
+        fields |= {"inspection_id": image, "reviewer": reviewer} | ({"newest": int(newest)} if newest else {})
         try:
-            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **given)
+            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **fields)
         except ControlError as error:
             return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
         return JSONResponse(written)
 
-    def _rendered(self, item: ReviewItem) -> dict[str, Any]:
-        html = self._site.render("_review_item.html", item=item, image=item.image)
-        return {"id": item.image.inspection_id, "html": html}
-
-    def _item(self, inspection_id: int) -> ReviewItem | None:
-        rows = self._database.rows
+    def _rendered(self, inspection_id: int) -> dict[str, Any] | None:
+        """Return an image's id and fragment; None if it is gone."""
+        rows, site = self._database.rows, self._site
         image = self._database.first(image_question(inspection_id))
         if image is None:
             return None
         past = [Review(**row._mapping) for row in rows(_of_image(reviews, inspection_id), limit=_MAX_ROWS)]
         standing = decisions(past)
-        size = self._site.pictures.size(image.image_path)
+        size = site.pictures.size(image.image_path)
         answers = rows(_of_image(stages, inspection_id), limit=_MAX_ROWS)
         boxes = rows(_of_image(detections, inspection_id), limit=_MAX_ROWS)
-        return ReviewItem(
+        html = site.render(
+            "_review_item.html",
             image=image,
             size=size,
             answers=answers,
@@ -311,21 +252,36 @@ class _ReviewPage:
             past=past,
             standing=standing[-1] if standing else None,
             good_part=self._good_part(image),
-            reason=self._site.rules.reason(image.board_type, image, answers, boxes, size and (size.width, size.height)),
+            reason=site.rules.reason(image.board_type, image, answers, boxes, size),
         )
+        return {"id": inspection_id, "html": html}
 
     def _facets(self) -> dict[str, list[tuple[str, int]]]:
-        rows = self._database.rows(_some_waiting(), limit=_FACET_IMAGES)
+        some = waiting().order_by(None).limit(_FACET_IMAGES)  # in any order: sorting would read all of them
+        rows = self._database.rows(some, limit=_FACET_IMAGES)
         columns = {"type": "board_type", "lot": "lot", "component": "component", "verdict": "verdict"}
-        facets = {name: _most_frequent(getattr(row, column) for row in rows) for name, column in columns.items()}
-        experts = self._database.rows(experts_question(), limit=_MAX_ROWS)
-        return facets | {"expert": [(str(expert), int(images)) for expert, images in map(tuple, experts)]}
+        facets: dict[str, list[tuple[str, int]]] = {
+            name: Counter(value for row in rows if (value := getattr(row, column)) is not None).most_common(_MAX_ROWS)
+            for name, column in columns.items()
+        }
+        found, expert = some.subquery(), stages.c.expert
+        counts = select(expert, func.count()).join(found, found.c.inspection_id == stages.c.inspection_id)
+        counts = counts.group_by(expert).order_by(func.count().desc(), expert)
+        experts = self._database.rows(counts, limit=_MAX_ROWS)
+        return facets | {"expert": [(str(name), int(images)) for name, images in map(tuple, experts)]}
 
     def _codes(self) -> list[tuple[str, str]]:
         """Return (code, name): the rules' codes in their order, then those that people and the line have used."""
+        table, images = reviews.c, inspections.c
+        # In the order of first use: so a code keeps its number.
+        of_people = select(table.defect).where(table.defect.is_not(None)).group_by(table.defect)
+        of_people = of_people.order_by(func.min(table.review_id))
+        newest = select(images.defect).where(images.verdict == "fail", images.image_path.is_not(None))
+        newest = newest.order_by(images.completed_at.desc()).limit(_CODE_IMAGES).subquery()
+        of_line = select(newest.c.defect).where(newest.c.defect.is_not(None)).distinct().order_by(newest.c.defect)
         codes = dict(self._site.rules.defects())
-        for question in (_codes_of_people(), _codes_of_line()):
-            for code, *_ in self._database.rows(question, limit=_MAX_CODES):
+        for question in (of_people, of_line):
+            for (code,) in self._database.rows(question, limit=_MAX_CODES):
                 codes.setdefault(code, code)
         return list(codes.items())[:_MAX_CODES]
 
@@ -335,8 +291,8 @@ class _ReviewPage:
         labels = dict.fromkeys(label for row in classes for label in json.loads(row.classes))
         return list(labels) or [name for _, name in self._cache.get("codes", self._codes)]
 
-    def _good_part(self, image: Row[Any]) -> GoodPart | None:
-        """Return the most similar good part: best of the same place and board type, passed by a person, newest."""
+    def _good_part(self, image: Row[Any]) -> tuple[Row[Any], PictureSize] | None:
+        """Return the most similar good part and its size: of this place and board type, passed by a person, newest."""
         parts = self._cache.get(f"good {image.component}", lambda: self._good_parts(image.component))
         ranked = sorted(
             (part for part in parts if part.inspection_id != image.inspection_id),
@@ -345,23 +301,35 @@ class _ReviewPage:
         for part in ranked[:3]:
             size = self._site.pictures.size(part.image_path)
             if size is not None:
-                return GoodPart(part.inspection_id, size, part.designator, bool(part.is_reviewed))
+                return part, size
         return None
 
     def _good_parts(self, component: str) -> list[Row[Any]]:
+        """Return good parts with a kept picture, newest first: passed by people, then passed by the line."""
+        table, board = inspections.c, boards.c
+        columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
+        is_shown = and_(table.component == component, table.image_path.is_not(None))
+        by_person = (
+            select(*columns, literal(1).label("is_reviewed"))
+            .select_from(reviews)
+            .join(inspections, table.inspection_id == reviews.c.inspection_id)
+            .join(boards, board.board_id == table.board_id)
+            .where(reviews.c.verdict == "pass", is_newest(), is_shown)
+            .order_by(reviews.c.review_id.desc())
+        )
+        is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
+        by_line = (
+            select(*columns, literal(0).label("is_reviewed"))
+            .select_from(inspections)
+            .join(boards, board.board_id == table.board_id)
+            .where(table.verdict == "pass", is_shown, ~is_reviewed)
+            .order_by(table.completed_at.desc())
+        )
+        ask = partial(self._database.rows, limit=_GOOD_PARTS, timeout_s=_GOOD_PARTS_TIMEOUT_S)
         try:
-            return [
-                row
-                for question in good_part_questions(component)
-                for row in self._database.rows(question, limit=_GOOD_PARTS, timeout_s=_GOOD_PARTS_TIMEOUT_S)
-            ]
+            return [*ask(by_person), *ask(by_line)]
         except TooMuchToCount:
             return []  # the page does not wait longer for a comparison
-
-
-def _most_frequent(values: Iterable[str | None]) -> list[tuple[str, int]]:
-    counts = Counter(value for value in values if value is not None)
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_ROWS]
 
 
 def _refusal(status: int, code: str, reason: str) -> JSONResponse:
@@ -373,7 +341,7 @@ class ReviewOffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._shown: dict[int, tuple[str, float]] = {}
 
     def __len__(self) -> int:
         return len(self._shown)
@@ -384,22 +352,14 @@ class ReviewOffers:
         """Return up to `count` more of `waiting`: images on no other page first, then others, then `skipped`."""
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
-
-        def rank(image: int) -> tuple[int, int]:
-            shown_to, at_s = self._shown.get(image, (seat, now_s))
-            is_elsewhere = shown_to != seat and now_s - at_s < _SHOWN_S
-            return (2, places[image]) if image in places else (int(is_elsewhere), 0)
-
         with self._lock:
-            for image in [image for image, (shown_to, _) in self._shown.items() if shown_to == seat]:
-                del self._shown[image]
+            shown = {image: (other, at_s) for image, (other, at_s) in self._shown.items()
+                     if other != seat and now_s - at_s < _SHOWN_S}  # fmt: skip
             free = [image for image in waiting if image not in held]
-            chosen = sorted(free, key=rank)[:count]  # stable: else the order of `waiting`
-            for image in (*held, *(image for image in chosen if rank(image)[0] != 1)):
-                self._shown[image] = seat, now_s
-                self._shown.move_to_end(image)
-            while len(self._shown) > _MAX_OFFERS:
-                self._shown.popitem(last=False)
+            # Stable: else the order of `waiting`.
+            free.sort(key=lambda image: (2, places[image]) if image in places else (int(image in shown), 0))
+            chosen = free[:count]
+            self._shown = dict.fromkeys((*held, *chosen), (seat, now_s)) | shown
             return chosen
 
 
@@ -429,72 +389,3 @@ def _of_image(table: Any, inspection_id: int) -> Question:
         detections: (detections.c.confidence.desc(), detections.c.detection_id),
     }
     return select(table).where(table.c.inspection_id == inspection_id).order_by(*order[table])
-
-
-def good_part_questions(component: str) -> tuple[Question, Question]:
-    """Select kept pictures of good parts, newest first: passed by people, and passed by the line."""
-    table, board = inspections.c, boards.c
-    columns = (table.inspection_id, table.designator, table.image_path, board.board_type)
-    is_shown = and_(table.component == component, table.image_path.is_not(None))
-    by_person = (
-        select(*columns, literal(1).label("is_reviewed"))
-        .select_from(reviews)
-        .join(inspections, table.inspection_id == reviews.c.inspection_id)
-        .join(boards, board.board_id == table.board_id)
-        .where(reviews.c.verdict == "pass", is_newest(), is_shown)
-        .order_by(reviews.c.review_id.desc())
-    )
-    is_reviewed = exists().where(reviews.c.inspection_id == table.inspection_id)
-    by_line = (
-        select(*columns, literal(0).label("is_reviewed"))
-        .select_from(inspections)
-        .join(boards, board.board_id == table.board_id)
-        .where(table.verdict == "pass", is_shown, ~is_reviewed)
-        .order_by(table.completed_at.desc())
-    )
-    return by_person, by_line
-
-
-def _codes_of_people() -> Question:
-    """Select codes that people named, in the order of first use: so a code keeps its number."""
-    table = reviews.c
-    first = func.min(table.review_id)
-    return select(table.defect, func.count()).where(table.defect.is_not(None)).group_by(table.defect).order_by(first)
-
-
-def _codes_of_line() -> Question:
-    table = inspections.c
-    newest = (
-        select(table.inspection_id, table.defect)
-        .where(table.verdict == "fail", table.image_path.is_not(None))
-        .order_by(table.completed_at.desc())
-        .limit(_CODE_IMAGES)
-        .subquery()
-    )
-    code = newest.c.defect
-    return select(code, func.count()).where(code.is_not(None)).group_by(code).order_by(code)
-
-
-def done_question(since: str, reviewer: str) -> Question:
-    is_own = reviews.c.reviewer == reviewer
-    return select(
-        func.count().label("by_all"), func.coalesce(func.sum(case((is_own, 1), else_=0)), 0).label("by_one")
-    ).where(reviews.c.at >= since, stands())
-
-
-def _last_question(since: str, reviewer: str) -> Question:
-    table = reviews.c
-    is_own = (table.inspection_id.is_not(None), table.reviewer == reviewer, table.at >= since, stands())
-    return select(table.inspection_id, table.review_id).where(*is_own).order_by(table.review_id.desc())
-
-
-def _some_waiting() -> Question:
-    """Select some waiting images in any order, for the filters: sorting would read all of them."""
-    return waiting().order_by(None).limit(_FACET_IMAGES)
-
-
-def experts_question() -> Question:
-    some = _some_waiting().subquery()
-    expert = stages.c.expert
-    query = select(expert, func.count()).join(some, some.c.inspection_id == stages.c.inspection_id)
-    return query.group_by(expert).order_by(func.count().desc(), expert)

@@ -191,11 +191,8 @@ class AccessGuard:
         if "authorization" in headers:
             return not self._keyring.is_open
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if origin is not None and origin.partition("://")[2].lower() != headers["host"].lower():
-            return False
-        if site is not None and site != "same-origin":
-            return False
-        return origin is not None or site is not None
+        is_ours = origin is None or origin.partition("://")[2].lower() == headers["host"].lower()
+        return is_ours and site in (None, "same-origin") and (origin, site) != (None, None)
 
 
 def _ask_for_token(scope: Scope, headers: Headers) -> Response:

@@ -18,6 +18,7 @@ from daemon.wire.control import ControlError
 T = TypeVar("T")
 
 _MAX_QUESTION_S = 5.0
+_FAILURE_S = 2.0
 #: Rows are fetched one by one: those beyond the limit are never read.
 _STREAMED = {"stream_results": True}
 
@@ -93,7 +94,7 @@ def ask_or(default: T, ask: Callable[[], T], topic: str, problems: list[str]) ->
 
 
 class CachedAnswer(Generic[T]):
-    """An answer, or a failure, kept for `seconds`. Callers that come while it is made wait for it. Any thread."""
+    """An answer kept for `seconds`, a failure for two at most. Callers that come meanwhile wait for it. Any thread."""
 
     def __init__(self, seconds: float, make: Callable[[], T]) -> None:
         self._seconds = seconds
@@ -105,11 +106,12 @@ class CachedAnswer(Generic[T]):
     def get(self) -> T:
         with self._lock:
             if time.monotonic() >= self._until_s:
+                kept_s = self._seconds
                 try:
                     self._result = (self._make(),)
                 except Exception as error:  # noqa: BLE001 - raised below, for every caller
-                    self._result = error
-                self._until_s = time.monotonic() + self._seconds
+                    self._result, kept_s = error, min(kept_s, _FAILURE_S)
+                self._until_s = time.monotonic() + kept_s
             result = self._result
         if isinstance(result, Exception):
             raise result.with_traceback(None)  # a traceback would grow with every caller
@@ -117,7 +119,7 @@ class CachedAnswer(Generic[T]):
 
 
 class CachedAnswers:
-    """Cached answers by key, the `max_answers` used last. A failure reaches those who wait, and is dropped."""
+    """Cached answers by key, the `max_answers` used last."""
 
     def __init__(self, seconds: float, max_answers: int) -> None:
         self._seconds = seconds
@@ -131,10 +133,4 @@ class CachedAnswers:
             self._answers[key] = answer
             while len(self._answers) > self._max_answers:
                 del self._answers[next(iter(self._answers))]
-        try:
-            return answer.get()
-        except Exception:
-            with self._lock:
-                if self._answers.get(key) is answer:
-                    del self._answers[key]
-            raise
+        return answer.get()

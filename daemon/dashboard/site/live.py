@@ -1,185 +1,141 @@
 """Server-sent events for open pages: one poller for all listeners, and no polling while there are none.
 
-Listeners get a topic's whole text whenever it has changed, so nothing is queued: a slow listener misses texts in
-between, never the newest.
+Listeners get a topic's whole text whenever it has changed, so at most one text of each waits: a slow listener misses
+texts in between, never the newest.
 """
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import structlog
-from fastapi.responses import Response
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 MAX_LISTENERS = 64
-_POLL_S = 0.5
+POLL_S = 0.5
 _HEARTBEAT_S = 15.0
 _RETRY_MS = 2000
 
 
-class TooManyListeners(Exception):  # noqa: N818
-    """MAX_LISTENERS pages listen already."""
-
-
+@dataclass(slots=True)
 class _Topic:
-    def __init__(self, make: Callable[[], str], every_s: float) -> None:
-        self.make = make
-        self.every_s = every_s
-        self.due_s = 0.0
-        self.listeners = 0
-        self.text: str | None = None
-        self.version = 0
+    make: Callable[[], str]
+    every_s: float
+    due_s: float = 0.0
+    #: None while nobody listens: it would be outdated when a listener comes back.
+    text: str | None = None
 
 
 class LiveTopics:
     """Topics and their listeners. `add` topics at start; use everything else in the event loop's thread."""
 
     def __init__(self) -> None:
+        self.run_id = secrets.token_hex(4)
         self._topics: dict[str, _Topic] = {}
-        self._listeners: set[_Listener] = set()
-        self._run_id = secrets.token_hex(4)
-        self._version = 0
+        self._listeners: list[EventStream] = []
         self._wake = asyncio.Event()
         self._log: Any = structlog.get_logger("live")
-        self._limiter: anyio.CapacityLimiter | None = None
 
-    def add(self, name: str, make: Callable[[], str], every_s: float = _POLL_S) -> None:
+    def add(self, name: str, make: Callable[[], str], every_s: float = POLL_S) -> None:
         """Add a topic: a thread calls `make` for its whole text every `every_s` while there are listeners."""
         self._topics[name] = _Topic(make, every_s)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._topics)
+    def text(self, name: str) -> str:
+        return self._topics[name].make()
 
-    def stream(self, names: Iterable[str], last_event_id: str = "") -> "EventStream":
-        topics = {name: self._topics[name] for name in dict.fromkeys(names)}
+    def stream(self, names: Iterable[str]) -> "EventStream":
+        """Return a response that listens. HTTPException for an unknown topic, or beyond MAX_LISTENERS."""
+        stream = EventStream(self, names)
+        if unknown := stream.names - self._topics.keys():
+            raise HTTPException(404, f"topic {min(unknown)}: expected one of {', '.join(self._topics)}")
         if len(self._listeners) >= MAX_LISTENERS:
-            raise TooManyListeners
-        run_id, _, seen = last_event_id.partition("-")
-        version = int(seen) if run_id == self._run_id and seen.isdecimal() and len(seen) < 20 else 0
-        listener = _Listener(topics, dict.fromkeys(topics, version))
-        self._join(listener)
-        return EventStream(listener, self._run_id, self._leave)
+            raise HTTPException(503, f"{MAX_LISTENERS} live pages are open already: close one, or try again later")
+        return stream
+
+    def join(self, listener: "EventStream") -> None:
+        self._listeners.append(listener)
+        for name in listener.names:
+            if (text := self._topics[name].text) is not None:
+                listener.tell(name, text)
+        self._wake.set()
+
+    def leave(self, listener: "EventStream") -> None:
+        self._listeners.remove(listener)
 
     async def run(self) -> None:
         """Poll the topics that have listeners, in a thread of their own that pages cannot occupy."""
-        self._limiter = anyio.CapacityLimiter(1)
+        limiter = anyio.CapacityLimiter(1)
         while True:
+            for name, topic in self._topics.items():
+                if not any(name in listener.names for listener in self._listeners):
+                    topic.text, topic.due_s = None, 0.0
+                elif time.monotonic() >= topic.due_s:
+                    await self._poll(name, topic, limiter)
             if not self._listeners:
                 self._wake.clear()
                 await self._wake.wait()
-            for name, topic in self._topics.items():
-                if topic.listeners and time.monotonic() >= topic.due_s:
-                    await self._poll(name, topic)
-            await asyncio.sleep(_POLL_S / 2)
+            else:
+                await asyncio.sleep(POLL_S / 2)
 
     def close(self) -> None:
-        for listener in list(self._listeners):
+        for listener in self._listeners:
             listener.close()
 
-    async def _poll(self, name: str, topic: _Topic) -> None:
+    async def _poll(self, name: str, topic: _Topic, limiter: anyio.CapacityLimiter) -> None:
         topic.due_s = time.monotonic() + topic.every_s
         try:
-            text = await anyio.to_thread.run_sync(topic.make, limiter=self._limiter)
+            text = await anyio.to_thread.run_sync(topic.make, limiter=limiter)
         except Exception:  # noqa: BLE001 - other topics go on, this one later
             self._log.exception("topic_failed", topic=name)
             topic.due_s += 10 * topic.every_s
             return
-        if text == topic.text or not topic.listeners:
-            return
-        self._version += 1
-        topic.text, topic.version = text, self._version
-        for listener in self._listeners:
-            if name in listener.topics:
-                listener.news.set()
+        if text != topic.text:
+            topic.text = text
+            for listener in self._listeners:
+                if name in listener.names:
+                    listener.tell(name, text)
 
-    def _join(self, listener: "_Listener") -> None:
-        self._listeners.add(listener)
-        for topic in listener.topics.values():
-            topic.listeners += 1
-            if topic.listeners == 1:
-                topic.due_s = 0.0
+
+class EventStream(EventSourceResponse):
+    """Events until the client disconnects or the server stops. server.py cuts off slow clients."""
+
+    def __init__(self, live: LiveTopics, names: Iterable[str]) -> None:
+        super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.names = frozenset(names)
+        self._live = live
+        self._news: dict[str, str] = {}
+        self._wake = asyncio.Event()
+        self._is_closed = False
+
+    def tell(self, name: str, text: str) -> None:
+        self._news[name] = text
         self._wake.set()
 
-    def _leave(self, listener: "_Listener") -> None:
-        if listener not in self._listeners:
-            return
-        self._listeners.discard(listener)
-        for topic in listener.topics.values():
-            topic.listeners -= 1
-            if not topic.listeners:
-                topic.text = None  # outdated when a listener comes back
-
-
-class _Listener:
-    def __init__(self, topics: dict[str, _Topic], seen: dict[str, int]) -> None:
-        self.topics = topics
-        self.seen = seen
-        self.news = asyncio.Event()
-        self.is_closed = False
-
     def close(self) -> None:
-        self.is_closed = True
-        self.news.set()
+        self._is_closed = True
+        self._wake.set()
 
-    def changed(self) -> list[tuple[str, int, str]]:
-        self.news.clear()
-        changes: list[tuple[str, int, str]] = []
-        for name, topic in self.topics.items():
-            if topic.text is not None and topic.version > self.seen[name]:
-                self.seen[name] = topic.version
-                changes.append((name, topic.version, topic.text))
-        return sorted(changes, key=lambda change: change[1])
-
-
-class EventStream(Response):
-    """A `text/event-stream` until the client disconnects or the server stops. server.py cuts off slow clients."""
-
-    def __init__(self, listener: _Listener, run_id: str, leave: Callable[[_Listener], None]) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(headers=headers, media_type="text/event-stream")
-        del self.headers["content-length"]
-        self._listener = listener
-        self._run_id = run_id
-        self._leave = leave
-
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        listener = self._listener
-        disconnect = asyncio.create_task(_close_on_disconnect(receive, listener))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._live.join(self)
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for text in self._texts(listener):
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await super().__call__(scope, receive, send)
         finally:
-            self._leave(listener)
-            disconnect.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await disconnect
+            self._live.leave(self)
 
-    async def _texts(self, listener: _Listener) -> AsyncIterator[str]:
-        yield f"retry: {_RETRY_MS}\n\n"
-        while not listener.is_closed:
-            for name, version, text in listener.changed():
-                yield _event(name, f"{self._run_id}-{version}", text)
+    async def _events(self) -> AsyncIterator[bytes]:
+        yield format_sse_event(retry=_RETRY_MS)
+        while not self._is_closed:
+            self._wake.clear()
+            news, self._news = self._news, {}
+            for name, text in news.items():
+                yield format_sse_event(event=name, id=self._live.run_id, data_str=text)
             try:
-                await asyncio.wait_for(listener.news.wait(), _HEARTBEAT_S)
+                await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
             except TimeoutError:
-                yield ": alive\n\n"
-
-
-async def _close_on_disconnect(receive: Receive, listener: _Listener) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    listener.close()
-
-
-def _event(name: str, event_id: str, text: str) -> str:
-    """Return one event. Each line of `text`, whatever its line end, is a field of its own: none can forge another."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return f"event: {name}\nid: {event_id}\n" + "".join(f"data: {line}\n" for line in lines) + "\n"
+                yield format_sse_event(comment="alive")

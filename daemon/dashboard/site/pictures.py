@@ -1,6 +1,6 @@
 """Pictures of the images that were kept, requested by inspection and never by file name.
 
-The database's path is not trusted: each part is opened below the images folder without following a link.
+The database's path is not trusted: it must lie below the images folder, without a link on its way.
 """
 
 import io
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
+from starlette.responses import Response, StreamingResponse
 
 #: Widths in pixels in which a picture may be requested: for lists and cards, and for a desktop screen.
 WIDTHS = (480, 1600)
@@ -44,8 +45,7 @@ class NoPicture(Exception):  # noqa: N818
     """No picture can be shown; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class PictureSize:
+class PictureSize(NamedTuple):
     """Stored pixels, before any EXIF turn: boxes are measured in them."""
 
     width: int
@@ -53,51 +53,39 @@ class PictureSize:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedPicture:
-    """A picture to send; `chunks` yields its bytes once and closes it."""
-
-    file: BinaryIO
-    length_bytes: int
-    media_type: str
-    etag: str
-
-    def chunks(self) -> Iterator[bytes]:
-        with self.file as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
-
-
-@dataclass(frozen=True, slots=True)
 class StoredPicture:
-    """A kept picture, open and not read yet. Close it by `close`, or through the ServedPicture made of it."""
+    """A kept picture, open and not read yet. Close it, or send its `response`."""
 
     file: BinaryIO
     suffix: str
     length_bytes: int
-    _version: str
+    version: str
 
-    def etag(self, width: int = 0) -> str:
-        return f'"{self._version}-{width}"' if width else f'"{self._version}"'
+    def headers(self, width: int) -> dict[str, str]:
+        """Let browsers revalidate each time, so that a pruned picture leaves every screen."""
+        return {"Cache-Control": "private, no-cache", "ETag": f'"{self.version}-{width}"'}
 
     @property
     def is_converted(self) -> bool:
         return self.suffix in _CONVERTED
 
-    def close(self) -> None:
-        self.file.close()
-
-    def served(self, width: int = 0) -> ServedPicture:
+    def response(self, width: int) -> Response:
         """Reduce to `width` pixels; send whole what cannot be decoded here. NoPicture if browsers cannot show it."""
+        headers = self.headers(width)
         reduced = _reduced(self.file, width) if width else None
-        if reduced is not None:
-            self.close()
-            return ServedPicture(io.BytesIO(reduced), len(reduced), "image/jpeg", self.etag(width))
-        self.file.seek(0)
-        if self.suffix in _MEDIA_TYPES:
-            return ServedPicture(self.file, self.length_bytes, _MEDIA_TYPES[self.suffix], self.etag(width))
+        if reduced is None and self.suffix in _MEDIA_TYPES:
+            headers["Content-Length"] = str(self.length_bytes)
+            return StreamingResponse(self._chunks(), media_type=_MEDIA_TYPES[self.suffix], headers=headers)
         with self.file as file:
-            png = _as_png(file)
-        return ServedPicture(io.BytesIO(png), len(png), "image/png", self.etag(width))
+            if reduced is not None:
+                return Response(reduced, media_type="image/jpeg", headers=headers)
+            return Response(_as_png(file), media_type="image/png", headers=headers)
+
+    def _chunks(self) -> Iterator[bytes]:
+        with self.file as file:
+            file.seek(0)
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
 
 
 class PictureFolder:
@@ -106,10 +94,27 @@ class PictureFolder:
         self._size = lru_cache(maxsize=4096)(self._measure)
 
     def open(self, image_path: str) -> StoredPicture:
-        """Open the file at `inspections.image_path`; NoPicture if it was pruned or may not be shown."""
-        file, status = self._open(image_path)
+        """Open `images/DAY/THOUSANDS/ID.jpg`; NoPicture if it was pruned or may not be shown."""
+        top, *parts = PurePosixPath(image_path).parts or ("",)
+        suffix = PurePosixPath(image_path).suffix
+        if suffix not in (*_MEDIA_TYPES, *_CONVERTED):
+            raise NoPicture("this image's format is one that browsers do not show")
+        try:
+            file = self._folder.resolve().joinpath(*parts)
+            if top != self._folder.name or file.resolve() != file or not file.is_relative_to(self._folder.resolve()):
+                raise NoPicture("its path leads out of the images folder")
+            # Opening a pipe without O_NONBLOCK would block.
+            fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NoPicture("the picture was pruned") from None
+        except (OSError, ValueError, RuntimeError) as error:  # a loop of links is a RuntimeError
+            raise NoPicture(f"the picture cannot be read: {getattr(error, 'strerror', error)}") from None
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise NoPicture("it is not a regular file")
         version = f"{status.st_mtime_ns:x}-{status.st_size:x}"
-        return StoredPicture(file, PurePosixPath(image_path).suffix, status.st_size, version)
+        return StoredPicture(os.fdopen(fd, "rb"), suffix, status.st_size, version)
 
     def size(self, image_path: str | None) -> PictureSize | None:
         try:
@@ -118,40 +123,8 @@ class PictureFolder:
             return None
 
     def _measure(self, image_path: str) -> PictureSize:
-        file, _ = self._open(image_path)
-        with file, Image.open(file, formats=_FORMATS) as image:
+        with self.open(image_path).file as file, Image.open(file, formats=_FORMATS) as image:
             return _stored_size(image)
-
-    def _open(self, image_path: str) -> tuple[BinaryIO, os.stat_result]:
-        """Open `images/DAY/THOUSANDS/ID.jpg` part by part: the first is the images folder's own name."""
-        parts = PurePosixPath(image_path).parts
-        if len(parts) < 2 or parts[0] != self._folder.name or any(part in ("", "..", "/") for part in parts):
-            raise NoPicture("its path leads out of the images folder")
-        if PurePosixPath(image_path).suffix not in (*_MEDIA_TYPES, *_CONVERTED):
-            raise NoPicture("this image's format is one that browsers do not show")
-        folders = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            at = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                for part in parts[1:-1]:
-                    below = os.open(part, folders, dir_fd=at)
-                    os.close(at)
-                    at = below
-                # Opening a pipe without O_NONBLOCK would block.
-                fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-            finally:
-                os.close(at)
-        except FileNotFoundError:
-            raise NoPicture("the picture was pruned") from None
-        except OSError as error:
-            raise NoPicture(f"the picture cannot be read: {error.strerror}") from None
-        except ValueError:
-            raise NoPicture("its path leads out of the images folder") from None
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            raise NoPicture("it is not a regular file")
-        return os.fdopen(fd, "rb"), status
 
 
 def _reduced(file: BinaryIO, width: int) -> bytes | None:
@@ -196,6 +169,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _as_png(file: BinaryIO) -> bytes:
+    file.seek(0)
     try:
         with Image.open(file, formats=_FORMATS) as image:
             if image.width * image.height > _MAX_UNPACKED_PIXELS:

@@ -5,11 +5,12 @@ Routes are plain functions (`def`, not `async def`): a question to the database 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import jinja2
 from fastapi import Request
@@ -18,16 +19,15 @@ from markupsafe import Markup
 from pydantic import StringConstraints
 
 from daemon.config.plant_time import PlantTime
-from daemon.config.settings import Config
-from daemon.dashboard.site.database import CachedAnswer, Database
-from daemon.dashboard.site.live import LiveTopics
+from daemon.config.settings import Config, PlantClock
+from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount
+from daemon.dashboard.site.live import POLL_S, LiveTopics
 from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
 from daemon.dashboard.site.stored_rules import StoredRules
 from daemon.units import counted, size_text, utc_text
-from daemon.wire.control import ask
+from daemon.wire.control import ControlError, ask
 
 _CONTROL_TIMEOUT_S = 1.0
-_STATUS_CACHE_S = 0.5
 #: A text in an address or a form.
 ShortText = Annotated[str, StringConstraints(max_length=128)]
 SearchText = Annotated[ShortText, StringConstraints(strip_whitespace=True)]
@@ -43,16 +43,60 @@ NAVIGATION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters in an address, as a dataclass; a link leaves out those that have their default."""
+
+    __slots__ = ()
+
+    def fields(self, **changes: Any) -> dict[str, Any]:
+        defaults = asdict(type(self)())  # type: ignore[call-overload]
+        fields = asdict(self) | changes  # type: ignore[call-overload]
+        return {name: value for name, value in fields.items() if value not in ("", None, defaults.get(name))}
+
+    def query(self, **changes: Any) -> str:
+        return urlencode(self.fields(**changes))
+
+
 class PageShell:
     """Services that a line's and a plant's pages share, for any thread: frame, live parts, the plant's clock."""
 
-    live: LiveTopics
-    plant: PlantTime
-    templates: jinja2.Environment
-    #: The pages: path, title, and the key that follows `g`.
-    navigation: Sequence[tuple[str, str, str]]
-    has_token: bool
+    def __init__(
+        self,
+        database: Database,
+        clock: PlantClock,
+        navigation: Sequence[tuple[str, str, str]],
+        defect: Callable[[Any], str],
+        *folders: Path,
+        has_token: bool,
+    ) -> None:
+        """`navigation` names the pages: path, title, and the key that follows `g`; `folders` have more templates."""
+        self.database = database
+        self.live = LiveTopics()
+        self.plant = clock.clock()
+        self.templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader([Path(__file__).parents[1] / "templates", *folders]),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.globals |= {
+            "widths": WIDTHS,
+            "plant_zone": clock.timezone or "",
+            "navigation": navigation,
+            "has_token": has_token,
+            "part": self.live.text,
+        }
+        self.templates.filters |= {
+            "moment": partial(_moment, self.plant),
+            "percent": _percent,
+            "number": _number,
+            "ms": _ms,
+            "size": _size,
+            "defect": defect,
+            "reason": _reason,
+            "counted": counted,
+        }
 
     def today(self) -> date:
         return self.plant.today(time.time())
@@ -60,73 +104,40 @@ class PageShell:
     def day_began(self) -> str:
         return self.plant.days(self.today()).since
 
+    def add_part(
+        self, name: str, template: str, context: Callable[[], Mapping[str, Any]], problem: str, every_s: float = POLL_S
+    ) -> None:
+        """Add a live part, `part(name)` in a page. Where `context` fails, `problem` and why take its place."""
+
+        def make() -> str:
+            try:
+                return self.render(template, **context())
+            except (ControlError, NoDatabase, TooMuchToCount) as error:
+                return self.render("_problem.html", title=problem, remedy=str(error))
+
+        self.live.add(name, make, every_s)
+
     def render(self, template: str, **context: Any) -> str:
         return self.templates.get_template(template).render(**context)
 
     def page(self, request: Request, template: str, *, status_code: int = 200, **context: Any) -> HTMLResponse:
-        frame = {"path": request.url.path, "navigation": self.navigation, "has_token": self.has_token}
-        return HTMLResponse(self.render(template, **frame, **context), status_code)
+        return HTMLResponse(self.render(template, path=request.url.path, **context), status_code)
 
 
-@dataclass(frozen=True, slots=True)
 class Site(PageShell):
-    config: Config
-    database: Database
-    pictures: PictureFolder
-    rules: StoredRules
-    _status: CachedAnswer[Mapping[str, Any]]
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.pictures = PictureFolder(config.images)
+        database = Database(config.database)
+        self.rules = StoredRules(database)
+        has_token = config.security.http_token is not None
+        super().__init__(database, config.plant, NAVIGATION, self.rules.defect, has_token=has_token)
+        #: Return control's `status`, at most half a second old; ControlError if there is none.
+        self.status = CachedAnswer(0.5, lambda: self.ask_daemon("status")).get
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """Return control's answer; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
-
-    def status(self) -> Mapping[str, Any]:
-        """Return control's `status`, at most half a second old; ControlError as above."""
-        return self._status.get()
-
-
-def make_site(config: Config) -> Site:
-    database = Database(config.database)
-    rules = StoredRules(database)
-    return Site(
-        config=config,
-        database=database,
-        live=LiveTopics(),
-        pictures=PictureFolder(config.images),
-        plant=config.plant.clock(),
-        rules=rules,
-        templates=page_templates(config.plant.timezone, config.plant.clock(), rules.defect),
-        navigation=NAVIGATION,
-        has_token=config.security.http_token is not None,
-        _status=CachedAnswer(
-            _STATUS_CACHE_S, lambda: ask(config.endpoints.control, "status", timeout_s=_CONTROL_TIMEOUT_S)
-        ),
-    )
-
-
-def page_templates(
-    timezone: str | None, clock: PlantTime, defect: Callable[[Any], str], *folders: Path
-) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([Path(__file__).parents[1] / "templates", *folders]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["widths"] = WIDTHS
-    environment.globals["plant_zone"] = timezone or ""
-    environment.filters |= {
-        "moment": partial(_moment, clock),
-        "percent": _percent,
-        "number": _number,
-        "ms": _ms,
-        "size": _size,
-        "defect": defect,
-        "reason": _reason,
-        "counted": counted,
-    }
-    return environment
 
 
 def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:

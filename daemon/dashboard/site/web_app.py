@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, FastAPI, Form, Header, Query, Request
+from fastapi import APIRouter, FastAPI, Form, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import Keyring, safe_path
 from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.site.live import MAX_LISTENERS, TooManyListeners
 from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import PageShell
 from daemon.host.children import heartbeat
@@ -32,7 +31,6 @@ def web_app(
     shell: PageShell,
     keyring: Keyring,
     routers: Sequence[APIRouter],
-    close: Callable[[], None],
     *,
     heart: int | None = None,
     unaffected: str = "the line itself goes on",
@@ -50,13 +48,17 @@ def web_app(
         yield
         for task in tasks:
             task.cancel()
-        close()
+        shell.database.close()
 
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # malformed forms are answered, not logged
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.site = shell
     _add_login(app, shell, keyring)
-    _add_events(app, shell)
+
+    @app.get("/events")
+    async def events(topic: Annotated[list[str], Query(min_length=1, max_length=8)]) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return shell.live.stream(topic)
+
     for router in routers:
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
@@ -93,21 +95,6 @@ def _add_login(app: FastAPI, shell: PageShell, keyring: Keyring) -> None:
         response = RedirectResponse("/login", 303)
         response.delete_cookie(keyring.cookie_name, httponly=True, samesite="strict")
         return response
-
-
-def _add_events(app: FastAPI, shell: PageShell) -> None:
-    @app.get("/events")
-    async def events(
-        topic: Annotated[list[str], Query(min_length=1, max_length=8)],
-        last_event_id: Annotated[str, Header(max_length=64)] = "",
-    ) -> Response:
-        try:
-            return shell.live.stream(topic, last_event_id)
-        except KeyError as error:
-            raise HTTPException(404, f"topic {error}: expected one of {', '.join(shell.live.names)}") from None
-        except TooManyListeners:
-            text = f"{MAX_LISTENERS} live pages are open already: close one, or try again later\n"
-            return PlainTextResponse(text, 503, headers={"Retry-After": "10"})
 
 
 def _add_error_pages(app: FastAPI, shell: PageShell, unaffected: str) -> None:

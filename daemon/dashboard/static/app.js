@@ -47,7 +47,7 @@ function listen() {
   };
   for (const topic of topics)
     stream.addEventListener(topic, (event) => {
-      document.dispatchEvent(new CustomEvent("live:run", { detail: event.lastEventId.split("-")[0] }));
+      document.dispatchEvent(new CustomEvent("live:run", { detail: event.lastEventId }));
       show(topic, event.data);
     });
 }

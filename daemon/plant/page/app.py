@@ -1,25 +1,26 @@
 """The plant's pages as an application: lines, boards of all lines, the history of one serial, defects, events."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
+from daemon.dashboard.pages.andon import unusual_silence
+from daemon.dashboard.pages.machine import duration
 from daemon.dashboard.site.access import AccessGuard, Keyring
-from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount
+from daemon.dashboard.site.database import CachedAnswer, Database
 from daemon.dashboard.site.live import LiveTopics
-from daemon.dashboard.site.site import PageShell, SearchText, page_templates
+from daemon.dashboard.site.site import PageShell, SearchText
 from daemon.dashboard.site.web_app import web_app
 from daemon.plant.hub import Hub, picture
-from daemon.plant.page import questions
 from daemon.plant.reading import open_hub_for_reading
 from experts.catalog import Digest
 
@@ -27,14 +28,93 @@ NAVIGATION = (("/", "Plant", "l"), ("/boards", "Boards", "b"), ("/defects", "Def
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
 #: Seconds from one rendering of a live part to the next, for all readers together.
 _LIVE_S = 5.0
+_NOT_READ = "The hub's database cannot be read now; the lines go on"
 _SHORT_LIST = 10
 _LISTED_DEFECTS = 200
+LIST_BOARDS = 100
+MAX_EVENTS = 50
+#: Limits of the attempts at one serial on all lines, and of the findings of one attempt.
+_MAX_ATTEMPTS = 50
+_MAX_FINDINGS = 100
+MAX_LINES = 1000
+
+LINE_NAMES = "SELECT line FROM lines ORDER BY line"
+#: Each line with its images and first attempts today and in seven days, and the ends of its last boards.
+_LINES = """
+SELECT l.line, l.last_at, l.last_seen, y.*, boards_passed / nullif(boards, 0.0) AS share,
+       week_passed / nullif(week_boards, 0.0) AS week_share,
+       ARRAY(SELECT CAST(extract(epoch FROM at) AS float8) FROM boards AS b
+             WHERE b.line = l.line ORDER BY at DESC LIMIT 60) AS ends
+FROM lines AS l CROSS JOIN LATERAL (
+    SELECT coalesce(sum(inspected) FILTER (WHERE hour >= CAST(:day AS timestamptz)), 0) AS images,
+           coalesce(sum(failed) FILTER (WHERE hour >= CAST(:day AS timestamptz)), 0) AS failed,
+           coalesce(sum(review) FILTER (WHERE hour >= CAST(:day AS timestamptz)), 0) AS review,
+           coalesce(sum(unknown) FILTER (WHERE hour >= CAST(:day AS timestamptz)), 0) AS unknown,
+           coalesce(sum(first_boards) FILTER (WHERE hour >= CAST(:day AS timestamptz)), 0) AS boards,
+           sum(first_passed) FILTER (WHERE hour >= CAST(:day AS timestamptz)) AS boards_passed,
+           sum(first_boards) AS week_boards, sum(first_passed) AS week_passed
+    FROM yields_by_hour AS y WHERE y.line = l.line AND hour >= CAST(:week AS timestamptz)
+) AS y ORDER BY l.line
+"""
+#: Defects since then, as the lines judged, the most frequent first, with the count on each line.
+DEFECTS = """
+SELECT defect, component, sum(fails) AS fails, string_agg(line || ' ' || fails, ', ' ORDER BY fails DESC, line) AS lines
+FROM (
+    SELECT defect, component, line, sum(count) AS fails FROM defects_by_hour
+    WHERE hour >= CAST(:since AS timestamptz) GROUP BY defect, component, line
+) AS by_line
+GROUP BY defect, component ORDER BY 3 DESC, defect, component
+"""
+EVENTS = "SELECT event_id, line, at, kind, text FROM events ORDER BY event_id DESC"
+#: `decided_by` is the reviewer of the newest decision about the attempt or any of its images.
+_BOARDS = """
+SELECT b.line, b.epoch, b.seq, b.at, b.board_type, b.board_serial, b.attempt, b.lot, b.station, b.verdict,
+       b.final_verdict, coalesce((
+           SELECT r.reviewer FROM reviews AS r
+           WHERE r.line = b.line AND r.board_serial = b.board_serial AND r.board_type = b.board_type
+             AND r.attempt = b.attempt
+           ORDER BY r.at DESC, r.seq DESC LIMIT 1
+       ), 'daemon') AS decided_by
+FROM lines CROSS JOIN LATERAL (
+    SELECT * FROM boards WHERE boards.line = lines.line {condition} ORDER BY at DESC LIMIT {limit}
+) AS b
+WHERE CAST(:line AS text) = '' OR lines.line = :line
+ORDER BY b.at {order}, b.line, b.seq LIMIT {limit}
+"""
+_HAS_SERIAL = "AND board_serial = :serial"
+_BEGINS = 'AND board_serial COLLATE "C" >= :serial AND board_serial COLLATE "C" < :behind'
+#: Images of one attempt that did not pass, or that a person decided.
+_FINDINGS = """
+SELECT i.designator, i.component, i.at, i.reason, i.verdict AS verdict_by_line, p.sha256,
+       coalesce(r.verdict, i.verdict) AS verdict,
+       CASE WHEN r.seq IS NULL THEN i.defect ELSE r.defect END AS defect
+FROM inspections AS i
+LEFT JOIN LATERAL (
+    SELECT seq, verdict, defect FROM reviews
+    WHERE reviews.line = i.line AND reviews.inspection_id = i.inspection_id
+      AND reviews.board_serial = i.board_serial AND reviews.attempt = i.attempt
+    ORDER BY at DESC, seq DESC LIMIT 1
+) AS r ON true
+LEFT JOIN pictures AS p ON p.line = i.line AND p.epoch = i.epoch AND p.seq = i.seq AND p.state = 'stored'
+WHERE i.line = :line AND i.epoch = :epoch AND i.board_type = :board_type AND i.board_serial = :serial
+  AND i.attempt = :attempt AND (i.verdict <> 'pass' OR r.seq IS NOT NULL)
+ORDER BY array_position(ARRAY['fail', 'unknown', 'review', 'pass'], coalesce(r.verdict, i.verdict)), i.seq
+"""
+_DECISIONS = """
+SELECT at, reviewer, verdict, defect, designator, note FROM reviews
+WHERE line = :line AND board_type = :board_type AND board_serial = :serial AND attempt = :attempt
+  AND (epoch = :epoch OR epoch NOT IN (SELECT epoch FROM boards WHERE line = :line AND board_serial = :serial))
+ORDER BY at, seq
+"""
 
 
-@dataclass(frozen=True, slots=True)
 class PlantSite(PageShell):
-    database: Database
-    hub: Hub
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        database = Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading)
+        folder = Path(__file__).parent / "templates"
+        super().__init__(database, hub.settings.plant, NAVIGATION, str, folder, has_token=hub.token is not None)
+        self.templates.globals["serial_path"] = serial_path
 
     def since(self, days: int) -> str:
         """Return when the plant's last `days` days began, today included, as UTC text."""
@@ -46,19 +126,8 @@ def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
 
     Logged-out sessions are kept in `folder`. TokenError if a file cannot be used.
     """
-    timezone, clock = hub.settings.plant.timezone, hub.settings.plant.clock()
-    keyring = Keyring(hub.settings.http_token, folder / "logged_out")
-    site = PlantSite(
-        live=LiveTopics(),
-        plant=clock,
-        templates=page_templates(timezone, clock, str, Path(__file__).parent / "templates"),
-        navigation=NAVIGATION,
-        has_token=not keyring.is_open,
-        database=Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading),
-        hub=hub,
-    )
-    site.templates.globals["serial_path"] = serial_path
-    app = web_app(site, keyring, [router(site)], site.database.close, unaffected="the lines go on")
+    keyring, site = Keyring(hub.settings.http_token, folder / "logged_out"), PlantSite(hub)
+    app = web_app(site, keyring, [router(site)], unaffected="the lines go on")
     return AccessGuard(app, keyring), site.live
 
 
@@ -71,35 +140,34 @@ def router(site: PlantSite) -> APIRouter:
 
     def causes(days: int, limit: int) -> dict[str, Any]:
         since = site.since(days)
-        return {"since": since, "causes": site.database.rows(questions.DEFECTS, {"since": since}, limit=limit)}
+        return {"since": since, "causes": site.database.rows(DEFECTS, {"since": since}, limit=limit)}
 
     def lines() -> Mapping[str, Any]:
         days, silent_after_s = (site.since(1), site.since(7)), site.hub.settings.silent_after
-        shown = questions.lines_now(site.database, *days, silent_after_s, time.time())
+        shown = lines_now(site.database, *days, silent_after_s, time.time())
         return {"since": days[0], "goal": site.hub.settings.plant.yield_goal, "lines": shown}
 
     contexts: dict[str, Callable[[], Mapping[str, Any]]] = {
         "lines": lines,
         "defects": lambda: causes(1, _SHORT_LIST),
-        "events": lambda: {"events": site.database.rows(questions.EVENTS, limit=questions.MAX_EVENTS)},
+        "events": lambda: {"events": site.database.rows(EVENTS, limit=MAX_EVENTS)},
     }
-    parts = {name: CachedAnswer(_LIVE_S, partial(_part, site, name, context)) for name, context in contexts.items()}
-    for name, part in parts.items():
-        site.live.add(name, part.get, every_s=_LIVE_S)
+    for name, context in contexts.items():
+        answer = CachedAnswer(_LIVE_S, context)
+        site.add_part(name, f"_plant_{name}.html", answer.get, _NOT_READ, _LIVE_S)
 
     @routes.get("/")
     def plant(request: Request) -> HTMLResponse:
-        shown: dict[str, Any] = {name: part.get() for name, part in parts.items()}
-        return site.page(request, "plant.html", **shown)
+        return site.page(request, "plant.html")
 
     @routes.get("/boards")
     def boards(request: Request, serial: SearchText = "", line: SearchText = "") -> Response:
-        rows = questions.find_boards(site.database, serial, line)
+        rows = find_boards(site.database, serial, line)
         matches = {(row.board_type, row.board_serial) for row in rows}
         if serial and len(matches) == 1:
             return RedirectResponse(serial_path(*matches.pop()), 303)
-        shown: dict[str, Any] = {"boards": rows[: questions.LIST_BOARDS], "more": len(rows) > questions.LIST_BOARDS}
-        names = site.database.rows(questions.LINE_NAMES, limit=questions.MAX_LINES)
+        shown: dict[str, Any] = {"boards": rows[:LIST_BOARDS], "more": len(rows) > LIST_BOARDS}
+        names = site.database.rows(LINE_NAMES, limit=MAX_LINES)
         shown |= {"serial": serial, "line": line, "names": [row.line for row in names]}
         return site.page(request, "plant_boards.html", **shown)
 
@@ -118,7 +186,7 @@ def _add_serial(routes: APIRouter, site: PlantSite) -> None:
         if len(names) != 2:
             raise HTTPException(404, "expected /serial/TYPE/SERIAL, with %2F for a slash in either")
         board_type, serial = names
-        attempts = questions.board_attempts(site.database, board_type, serial)
+        attempts = board_attempts(site.database, board_type, serial)
         if not attempts:
             raise HTTPException(404, f"no line has sent a board {board_type} {serial}: search for its beginning")
         shown: dict[str, Any] = {"attempts": attempts, "lines": {board.line for board, _, _ in attempts}}
@@ -129,10 +197,63 @@ def _add_serial(routes: APIRouter, site: PlantSite) -> None:
         return picture(site.hub, sha256)
 
 
-def _part(site: PlantSite, name: str, context: Callable[[], Mapping[str, Any]]) -> str:
-    """Render a live part; while the database cannot be read, one sentence takes its place."""
-    try:
-        return site.render(f"_plant_{name}.html", **context())
-    except (NoDatabase, TooMuchToCount) as error:
-        title = "The hub's database cannot be read now; the lines go on"
-        return site.render("_problem.html", title=title, remedy=str(error))
+# Questions, each limited in rows and time
+
+
+@dataclass(frozen=True, slots=True)
+class LineState:
+    """A line's state in words, its look (`pass`: connected, `fail`: silent, `review`: no images), and what to do."""
+
+    text: str
+    look: Literal["pass", "fail", "review"]
+    remedy: str = ""
+
+
+def lines_now(
+    database: Database, day: str, week: str, silent_after_s: float, now_s: float
+) -> list[tuple[Row[Any], LineState]]:
+    rows = database.rows(_LINES, {"day": day, "week": week}, limit=MAX_LINES)
+    lines = [(row, line_state(row.last_seen, row.last_at, row.ends, silent_after_s, now_s)) for row in rows]
+    return sorted(lines, key=lambda line: ("fail", "review", "pass").index(line[1].look))
+
+
+def line_state(
+    last_seen: datetime | None, last_at: datetime | None, ends: Sequence[float], silent_after_s: float, now_s: float
+) -> LineState:
+    if last_seen is None:
+        return LineState("never connected", "fail", "Look at coserve status on the line: its consumer says why.")
+    away_s = now_s - last_seen.timestamp()
+    if away_s > silent_after_s:
+        remedy = "The line judges on and sends everything later: look at its PC, its network and coserve status there."
+        return LineState(f"silent for {duration(away_s)}", "fail", remedy)
+    silence = unusual_silence(ends, last_at.timestamp() if last_at else None, now_s)
+    if silence is not None:
+        silent_s, usual_s = silence
+        remedy = f"Boards usually come within {duration(usual_s)} of each other: look at conveyor, scanner and camera."
+        return LineState(f"connected, no image for {duration(silent_s)}", "review", remedy)
+    return LineState("connected", "pass")
+
+
+def find_boards(database: Database, serial: str, line: str) -> list[Row[Any]]:
+    """Return the newest boards with this serial, else those whose serial begins with it: one list, and one row more."""
+    if not serial:
+        return _boards(database, "", line=line)
+    return _boards(database, _HAS_SERIAL, serial=serial, line=line) or _boards(
+        database, _BEGINS, serial=serial, behind=serial + chr(0x10FFFF), line=line
+    )
+
+
+def _boards(database: Database, condition: str, order: str = "DESC", line: str = "", **values: str) -> list[Row[Any]]:
+    question = _BOARDS.format(condition=condition, order=order, limit=LIST_BOARDS + 1)
+    return database.rows(question, {"line": line, **values}, limit=LIST_BOARDS + 1)
+
+
+def board_attempts(database: Database, board_type: str, serial: str) -> list[tuple[Row[Any], list[Any], list[Any]]]:
+    condition = f"{_HAS_SERIAL} AND board_type = :board_type"
+    boards = _boards(database, condition, "ASC", serial=serial, board_type=board_type)[:_MAX_ATTEMPTS]
+
+    def of(board: Row[Any], question: str) -> list[Row[Any]]:
+        key: Mapping[str, Any] = {"line": board.line, "epoch": board.epoch, "attempt": board.attempt}
+        return database.rows(question, {**key, "board_type": board_type, "serial": serial}, limit=_MAX_FINDINGS)
+
+    return [(board, of(board, _FINDINGS), of(board, _DECISIONS)) for board in boards]

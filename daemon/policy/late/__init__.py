@@ -1,1 +1,1 @@
-"""`coserve-plus` (docs/how-it-schedules.md): `demand` orders loads and batches; executors pull, loaders run ahead."""
+"""`coserve-plus` (docs/architecture.md): `demand` orders loads and batches; executors pull, loaders run ahead."""

@@ -71,8 +71,8 @@ class Balance:
             return False
         if not self._balances:
             return True
-        row = self._residency.matrix.of(self._cpu, self._residency.experts[group.expert].architecture)
-        return self._groups.cpu_queued / self._cpu_count * row.k_s > self._gpu_backlog_s(group.expert)
+        image_s = self._residency.costs(self._cpu, group.expert).k_s
+        return self._groups.cpu_queued / self._cpu_count * image_s > self._gpu_backlog_s(group.expert)
 
     def to_help(self, pool: PoolId) -> ExpertId | None:
         """Return the largest group that only GPUs have, if an idle CPU would finish a batch of it before they begin."""
@@ -90,7 +90,7 @@ class Balance:
         largest = None if group is None else group.expert
         if largest is None or self._gpu is None or len(groups[largest].requests) <= self.takeover:
             return None
-        read_s = residency.matrix.of(residency.pools[pool].device, residency.experts[largest].architecture).disk_s
+        read_s = residency.costs(residency.pools[pool].device, largest).disk_s
         batch_s = self._batch_s(pool, largest, residency.max_batch(pool, largest))
         return largest if self._gpu_backlog_s(largest) > read_s + batch_s else None
 
@@ -113,21 +113,15 @@ class Balance:
         group = max(candidates, key=lambda group: (len(group.requests), group.expert), default=None)
         if group is None or residency.is_coming(group.expert):
             return None
-        row = residency.matrix.of(residency.pools[pool].device, residency.experts[group.expert].architecture)
+        row = residency.costs(residency.pools[pool].device, group.expert)
         return group.expert if most * row.k_s > row.disk_s + self._batch_s(pool, group.expert, 1) else None
 
     def _batch_s(self, pool: PoolId, expert: ExpertId, images: int) -> float:
-        row = self._residency.matrix.of(
-            self._residency.pools[pool].device, self._residency.experts[expert].architecture
-        )
+        row = self._residency.costs(self._residency.pools[pool].device, expert)
         return row.k_s * images + row.b_s
 
     def _gpu_backlog_s(self, expert: ExpertId) -> float:
         """Return the seconds of work that wait for GPUs, as if it all were of this expert's architecture."""
         if self._gpu is None:
             return 0.0
-        return (
-            self._groups.gpu_queued
-            / self._gpu_count
-            * self._residency.matrix.of(self._gpu, self._residency.experts[expert].architecture).k_s
-        )
+        return self._groups.gpu_queued / self._gpu_count * self._residency.costs(self._gpu, expert).k_s

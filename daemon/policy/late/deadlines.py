@@ -1,5 +1,6 @@
 """Requests with a deadline: the nearest first, and those that can no longer meet it."""
 
+import math
 from collections.abc import Callable
 
 from daemon.policy.late.ranking import Ranking
@@ -50,13 +51,8 @@ class Deadlines:
         if latest_s is None or latest_s > before_s:
             return []
         last_deadline_s = before_s + self._least_s(expert)
-        near: list[Request] = []
-        for request_id in self._requests[expert].ordered():
-            request = self._known[request_id]
-            if len(near) == limit or request.deadline_s is None or request.deadline_s > last_deadline_s:
-                break
-            near.append(request)
-        return near
+        near = self._requests[expert].up_to((last_deadline_s, math.inf), limit)
+        return [self._known[request_id] for request_id in near]
 
     def due(self, now: float) -> tuple[Request, ...]:
         late: list[Request] = []

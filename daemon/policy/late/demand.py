@@ -1,4 +1,4 @@
-"""One demand table, late binding: a free executor pulls, the loader runs ahead (docs/how-it-schedules.md)."""
+"""One demand table, late binding: a free executor pulls, the loader runs ahead (docs/architecture.md)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,6 @@
 """A priority queue whose items may change rank or leave at any time."""
 
 import heapq
-from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -44,35 +43,16 @@ class Ranking(Generic[K]):
     def first(self) -> tuple[K, Rank] | None:
         while self._heap:
             rank, serial, item = self._heap[0]
-            if self._is_live(item, serial):
+            if self._current.get(item) == (rank, serial):
                 return item, rank
             heapq.heappop(self._heap)
         return None
 
-    def ordered(self) -> Iterator[K]:
-        """Yield items by ascending rank; the ranking must not change meanwhile. Walking n items costs O(n log n)."""
-        first = self.first()
-        if first is None:
-            return
-        yield first[0]
-        count, yielded = 4, 1
-        while True:
-            head = self._head(count)
-            yield from head[yielded:]
-            if len(head) < count:
-                return
-            yielded, count = len(head), count * 4
-
-    def _head(self, count: int) -> list[K]:
+    def up_to(self, rank: Rank, limit: int) -> list[K]:
+        """Return the first items whose ranks are not above `rank`, at most `limit`."""
         taken: list[tuple[Rank, int, K]] = []
-        while self._heap and len(taken) < count:
-            entry = heapq.heappop(self._heap)
-            if self._is_live(entry[2], entry[1]):
-                taken.append(entry)
+        while len(taken) < limit and (first := self.first()) is not None and first[1] <= rank:
+            taken.append(heapq.heappop(self._heap))
         for entry in taken:
             heapq.heappush(self._heap, entry)
         return [item for _, _, item in taken]
-
-    def _is_live(self, item: K, serial: int) -> bool:
-        current = self._current.get(item)
-        return current is not None and current[1] == serial

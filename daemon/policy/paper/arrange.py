@@ -1,7 +1,6 @@
 """One executor's queue: groups of requests in running order, and the place of a new request (O(1))."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,24 +18,7 @@ class QueuedGroup:
     queue: "Queue"
     cost: Cost
     overhead_ns: int
-    size: int = 0
-    requests: list[Request] = field(default_factory=list[Request])
-    #: Index in `requests` of the first that has not left.
-    first: int = 0
-    holes: set[RequestId] | None = None
-
-    def discard(self, request: Request) -> None:
-        if self.holes is None:
-            self.holes = set()
-        self.holes.add(request.request_id)
-        self.size -= 1
-
-    def waiting(self) -> Iterator[Request]:
-        holes = self.holes or ()
-        return (request for request in self.requests[self.first :] if request.request_id not in holes)
-
-    def fill_holes(self) -> None:
-        self.requests, self.first, self.holes = list(self.waiting()), 0, None
+    requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +44,16 @@ class Queue:
             return None
         return head.expert
 
+    def group_for(self, expert: ExpertId, arrange: Literal["last", "behind its group"]) -> QueuedGroup | None:
+        """Return the group that a new request of `expert` joins; None: it opens one at the end.
+
+        Behind its group it is CoServe's request arranging (§4.2), else requests stay in the order of arrival.
+        """
+        if arrange == "behind its group":
+            return self.newest.get(expert)
+        last = next(reversed(self.groups), None)
+        return last if last is not None and last.expert == expert else None
+
     def open(self, group: QueuedGroup, *, at_front: bool) -> None:
         self.groups[group] = None
         if at_front:
@@ -76,21 +68,3 @@ class Queue:
         if self.newest.get(group.expert) is group:
             del self.newest[group.expert]
         self.work_ns -= group.overhead_ns
-
-
-#: The group of a queue that a new request of an expert joins; None: it opens one at the end.
-Join = Callable[[Queue, ExpertId], QueuedGroup | None]
-
-
-def join_last(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
-    """Return the last group if it is of `expert`: requests stay in the order of arrival."""
-    last = next(reversed(queue.groups), None)
-    return last if last is not None and last.expert == expert else None
-
-
-def join_group(queue: Queue, expert: ExpertId) -> QueuedGroup | None:
-    """Return the newest group of `expert` (CoServe §4.2, request arranging)."""
-    return queue.newest.get(expert)
-
-
-JOIN: dict[Literal["last", "behind its group"], Join] = {"last": join_last, "behind its group": join_group}

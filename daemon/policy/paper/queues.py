@@ -5,9 +5,10 @@ figure 7: a switch is part of serving the request).
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.paper.arrange import JOIN, Queue, QueuedGroup
+from daemon.policy.paper.arrange import Queue, QueuedGroup
 from daemon.policy.paper.assign import ASSIGN, Candidates
 from daemon.policy.paper.cost import Costs
 from daemon.policy.paper.evict import ORDERS
@@ -16,9 +17,6 @@ from daemon.policy.presets import Preset
 from daemon.policy.request import RAM, ExecutorId, PoolId, Request, RequestId
 from daemon.policy.residency import Residency
 from experts.spec import ExpertId
-
-#: Requests that have gone are dropped from a group's list when there are this many and more than half of it.
-_DROP = 256
 
 
 class ExecutorQueues:
@@ -36,7 +34,7 @@ class ExecutorQueues:
         self._costs = Costs(residency)
         self._candidates = Candidates(residency, everyone, self._costs)
         self._assign = ASSIGN[preset.assign](self._candidates, everyone, self._costs)
-        self._join = JOIN[preset.arrange]
+        self._arrange: Literal["last", "behind its group"] = preset.arrange
         self._chain_first = preset.chain_first
         self._order = ORDERS[preset.evict](residency, [queue.pool for queue in everyone])
         self._tier = RamTier(residency, everyone, self._order, self._costs)
@@ -57,8 +55,7 @@ class ExecutorQueues:
             if self._residency.may_take(queue.pool, expert):
                 self._put(request, self._open(queue, expert, at_front=True))
                 return
-        queue = self._assign.choose(expert)
-        self._put(request, self._join(queue, expert) or self._open(queue, expert))
+        self._enqueue(request, self._assign.choose(expert))
 
     def discard(self, request: Request) -> None:
         self._remove(request)
@@ -74,13 +71,14 @@ class ExecutorQueues:
         residency = self._residency
         if not queue.ledger.is_ready(expert) or expert in residency.leaving[pool] or expert in residency.draining[pool]:
             return ()
-        batch = _cut(group, self._residency.max_batch(pool, expert))
+        count = min(self._residency.max_batch(pool, expert), len(group.requests))
+        batch = tuple(group.requests.popitem(last=False)[1] for _ in range(count))
         queue.work_ns -= group.overhead_ns
         group.overhead_ns = 0
         queue.running = expert
         queue.running_ns = group.cost.each_ns * len(batch) + group.cost.start_ns
         queue.work_ns += group.cost.start_ns
-        if group.size == 0:
+        if not group.requests:
             queue.close(group)
         for request in batch:
             del self._groups[request.request_id]
@@ -147,14 +145,14 @@ class ExecutorQueues:
             for queue in self._queues.values()
             for group in queue.groups
             if group.expert == expert
-            for request in group.waiting()
+            for request in group.requests.values()
         )
 
     def queued(self) -> dict[ExpertId, int]:
         counts: dict[ExpertId, int] = {}
         for queue in self._queues.values():
             for group in queue.groups:
-                counts[group.expert] = counts.get(group.expert, 0) + group.size
+                counts[group.expert] = counts.get(group.expert, 0) + len(group.requests)
         return counts
 
     def next_turn_s(self, _now: float) -> float | None:
@@ -176,24 +174,23 @@ class ExecutorQueues:
                 group.cost = self._costs.of(queue.pool, group.expert)
                 group.overhead_ns = self._overhead_ns(queue, group) if group.overhead_ns else 0
                 queue.newest[group.expert] = group
-                queue.work_ns += group.cost.each_ns * group.size + group.overhead_ns
+                queue.work_ns += group.cost.each_ns * len(group.requests) + group.overhead_ns
         for group in stranded:
-            for request in tuple(group.waiting()):
+            for request in tuple(group.requests.values()):
                 self._remove(request)
-                queue = self._assign.choose(request.expert)
-                self._put(request, self._join(queue, request.expert) or self._open(queue, request.expert))
+                self._enqueue(request, self._assign.choose(request.expert))
 
     def check(self) -> None:
         counts: dict[ExpertId, int] = {}
         for queue in self._queues.values():
             work_ns = queue.running_ns
             for group in queue.groups:
-                waiting = tuple(group.waiting())
-                counts[group.expert] = counts.get(group.expert, 0) + len(waiting)
-                work_ns += group.cost.each_ns * len(waiting) + group.overhead_ns
-                if not waiting or len(waiting) != group.size:
-                    raise AssertionError(f"{group.expert}: {group.size} wait at {queue.executor}, found {len(waiting)}")
-                if any(self._groups.get(request.request_id) is not group for request in waiting):
+                waiting = len(group.requests)
+                counts[group.expert] = counts.get(group.expert, 0) + waiting
+                work_ns += group.cost.each_ns * waiting + group.overhead_ns
+                if not waiting:
+                    raise AssertionError(f"{group.expert}: an empty group waits at {queue.executor}")
+                if any(self._groups.get(request_id) is not group for request_id in group.requests):
                     raise AssertionError(f"{group.expert}: a request of {queue.executor} is known elsewhere")
             if work_ns != queue.work_ns or (queue.running is None and queue.running_ns):
                 raise AssertionError(f"{queue.executor}: {queue.work_ns} ns of work, recounted {work_ns}")
@@ -204,19 +201,20 @@ class ExecutorQueues:
 
     # Parts
 
+    def _enqueue(self, request: Request, queue: Queue) -> None:
+        group = queue.group_for(request.expert, self._arrange)
+        self._put(request, group or self._open(queue, request.expert))
+
     def _put(self, request: Request, group: QueuedGroup) -> None:
-        if group.holes is not None and request.request_id in group.holes:
-            group.fill_holes()
-        group.requests.append(request)
-        group.size += 1
+        group.requests[request.request_id] = request
         group.queue.work_ns += group.cost.each_ns
         self._groups[request.request_id] = group
 
     def _remove(self, request: Request) -> None:
         group = self._groups.pop(request.request_id)
-        group.discard(request)
+        del group.requests[request.request_id]
         group.queue.work_ns -= group.cost.each_ns
-        if group.size == 0:
+        if not group.requests:
             group.queue.close(group)
 
     def _open(self, queue: Queue, expert: ExpertId, *, at_front: bool = False) -> QueuedGroup:
@@ -239,35 +237,6 @@ class ExecutorQueues:
         served = self._queues.values() if pool == RAM else self._of_pool[pool]
         for queue in [queue for queue in served if homes and queue.missing() == expert]:
             for group in [group for group in queue.groups if group.expert == expert]:
-                for request in tuple(group.waiting()):
+                for request in tuple(group.requests.values()):
                     self._remove(request)
-                    home = min(homes, key=lambda queue: queue.work_ns)
-                    self._put(request, self._join(home, expert) or self._open(home, expert))
-
-
-def _cut(group: QueuedGroup, limit: int) -> tuple[Request, ...]:
-    batch = group.requests[group.first : group.first + limit] if group.holes is None else _past_holes(group, limit)
-    group.first += len(batch)
-    group.size -= len(batch)
-    if group.first > _DROP and 2 * group.first > len(group.requests):
-        del group.requests[: group.first]
-        group.first = 0
-    return tuple(batch)
-
-
-def _past_holes(group: QueuedGroup, limit: int) -> list[Request]:
-    """Return a group's next batch, skipping requests that left without running; move `first` past those."""
-    batch: list[Request] = []
-    holes = group.holes if group.holes is not None else set[RequestId]()
-    at = group.first
-    while len(batch) < limit and at < len(group.requests):
-        request = group.requests[at]
-        at += 1
-        if request.request_id in holes:
-            holes.discard(request.request_id)
-        else:
-            batch.append(request)
-    group.first = at - len(batch)
-    if not holes:
-        group.holes = None
-    return batch
+                    self._enqueue(request, min(homes, key=lambda queue: queue.work_ns))

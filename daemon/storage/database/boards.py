@@ -250,10 +250,9 @@ class BoardAttempts:
         self.newest = max(self.newest, attempt.number)
         return attempt
 
-    def trim(self) -> None:
-        """Drop all but the newest once there are many; only between transactions, when the rows have everything."""
-        if len(self._attempts) > _CACHED_ATTEMPTS:
-            self._attempts = {self.newest: self._attempts[self.newest]}
+    @property
+    def are_many(self) -> bool:
+        return len(self._attempts) > _CACHED_ATTEMPTS
 
     def _read(self, connection: Connection, query: Select[Any]) -> None:
         row = connection.execute(query).mappings().one_or_none()
@@ -287,10 +286,8 @@ class BoardCache:
             self._boards.pop(key, None)
 
     def trim(self, touched: Iterable[BoardKey]) -> None:
-        """Drop the least used; only between transactions, so that none is loaded twice in one."""
-        for key in touched:
-            if board := self._boards.get(key):
-                board.trim()
+        """Drop the least used and the largest; only between transactions, so that none is loaded twice in one."""
+        self.forget([key for key in touched if key in self._boards and self._boards[key].are_many])
         while len(self._boards) > _CACHED_BOARDS:
             self._boards.popitem(last=False)
 

@@ -1,6 +1,5 @@
 """Requests for text as rows: accepted, finished once, and read again after a restart."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from daemon.records import AcceptedText, BoardRef, TextOutcome, TextRequest
-from daemon.storage.database.rows import WrittenResults, generation_message
+from daemon.storage.database.rows import WrittenResults, generation_message, rounded
 from daemon.storage.database.schema import boards, generations
 from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
@@ -70,8 +69,8 @@ def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenRes
             "completed_at": tx.at,
             "status": "unknown" if outcome.text is None else "done",
             **{name: getattr(outcome, name) for name in _RESULT},
-            **{name: _rounded(getattr(outcome, name)) for name in ("ttft_ms", "tpot_ms", "total_ms")},
-            **{name: _rounded(getattr(outcome, name), 6) for name in ("predictor_hit_rate", "brownout_threshold")},
+            **{name: rounded(getattr(outcome, name)) for name in ("ttft_ms", "tpot_ms", "total_ms")},
+            **{name: rounded(getattr(outcome, name), 6) for name in ("predictor_hit_rate", "brownout_threshold")},
             "seq": tx.next_seq(),
         }
         tx.connection.execute(update(generations).where(at).values(result))
@@ -80,12 +79,7 @@ def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenRes
     return written
 
 
-def unfinished_texts(connection: Connection) -> list[AcceptedText]:
+def unfinished_texts(tx: Transaction) -> list[AcceptedText]:
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
-    rows = connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
+    rows = tx.connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
     return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in rows]
-
-
-def _rounded(value: float | None, digits: int = 3) -> float | None:
-    """Return None for NaN and infinity, which JSON does not have."""
-    return round(float(value), digits) if value is not None and math.isfinite(value) else None

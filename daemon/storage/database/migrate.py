@@ -1,4 +1,4 @@
-"""Create the results database, or upgrade it (docs/upgrading.md). `PRAGMA user_version` names its schema."""
+"""Create the results database, or upgrade it (docs/service.md). `PRAGMA user_version` names its schema."""
 
 import re
 import time
@@ -93,7 +93,7 @@ def check_schema(engine: Engine) -> str | None:
     if "alembic_version" in tables or (is_ours and number == 0):
         raise StoreError(
             f"{path} was written by a CoServe from before 0.1.0, which cannot be upgraded: start with a new one, as"
-            ' docs/retention.md says under "Starting over"; any SQLite tool still reads the old one'
+            ' docs/service.md says under "Starting over"; any SQLite tool still reads the old one'
         )
     if not is_ours:
         raise StoreError(
@@ -105,7 +105,7 @@ def check_schema(engine: Engine) -> str | None:
         raise StoreError(
             f"{path} was written by a newer version of CoServe (schema {schema}; this one knows up to"
             f" {known_schemas()[-1]}): install CoServe {schema} or newer again, or put back {copy}, as"
-            " docs/upgrading.md says"
+            " docs/service.md says"
         )
     return schema
 

@@ -112,13 +112,6 @@ def rank(image: KeptImage) -> int:
     return 1 if image.verdict == "unknown" else 0
 
 
-def excess_bytes(kept: int, max_kept: int | None, free: int | None, min_free: int | None) -> int:
-    """Return the bytes to prune: `kept` beyond `max_kept`, or `min_free` beyond `free`; None sets no limit."""
-    over = kept - max_kept if max_kept is not None else 0
-    lacking = min_free - free if min_free is not None and free is not None else 0
-    return max(0, over, lacking)
-
-
 def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
     """Return images until `excess` bytes are covered, in pruning order."""
     pruned: list[KeptImage] = []
@@ -134,7 +127,7 @@ def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
     tx.connection.execute(update(inspections).where(inspections.c.inspection_id.in_(ids)).values(image_path=None))
 
 
-def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> Sequence[Row[Any]]:
+def old_boards(connection: Connection, old: AgeLimit, after: str, limit: int) -> Sequence[Row[*tuple[Any, ...]]]:
     """Return `board_id` and `completed_at` of closed attempts whose rows may go, and how many `rows` each has."""
     of_board = select(func.count()).where(inspections.c.board_id == boards.c.board_id)
     boxes = of_board.where(detections.c.inspection_id == inspections.c.inspection_id)

@@ -1,10 +1,15 @@
 """Read-only queries of the running line, from any thread: catching up, duplicates, rules of open boards."""
 
+import sqlite3
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, func, select
+from sqlalchemy import Connection, Table, func, select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import PoolProxiedConnection
 
 from daemon.records import Published, TextRequest
 from daemon.storage.database.connections import open_for_reading
@@ -22,7 +27,8 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.transaction import PreparedQuery
+
+_FIND_IMAGE = "SELECT inspection_id, image_sha256 FROM inspections WHERE source = ? AND image_id = ?"
 
 
 class ResultsReader:
@@ -30,20 +36,27 @@ class ResultsReader:
 
     def __init__(self, url: str) -> None:
         self._engine = open_for_reading(url)
-        table = inspections.c
-        self._find_image = PreparedQuery(
-            self._engine,
-            select(table.inspection_id, table.image_sha256).where(
-                table.source == bindparam("of_source"), table.image_id == bindparam("of_image")
-            ),
-        )
+        self._lock = threading.Lock()
+        self._held: PoolProxiedConnection | None = None
 
     def close(self) -> None:
-        self._find_image.close()
+        if self._held is not None:
+            self._held.close()
         self._engine.dispose()
 
     def find(self, source: str, image_id: str) -> KnownImage | None:
-        row = self._find_image.first(of_source=source, of_image=image_id)
+        """Find an accepted image: asked for each that arrives, so on a connection of its own and by the driver itself.
+
+        The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
+        """
+        try:
+            with self._lock:
+                self._held = self._held or self._engine.raw_connection()
+                with closing(self._held.cursor()) as cursor:
+                    cursor.execute(_FIND_IMAGE, (source, image_id))
+                    row = cursor.fetchone()
+        except sqlite3.Error as error:
+            raise OperationalError(_FIND_IMAGE, (source, image_id), error) from error
         return KnownImage(*row) if row is not None else None
 
     def find_text(self, source: str, request_id: str) -> TextRequest | None:

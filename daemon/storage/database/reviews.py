@@ -231,10 +231,10 @@ def decisions(past: list[Review]) -> list[Review]:
     return [review for review in past if review.undo_of is None and review.review_id not in undone]
 
 
-def is_newest(row: Any = reviews) -> ColumnElement[bool]:
-    """Return the condition that a row of `reviews` is its image's newest: for few images, or in their order."""
+def is_newest(row: Any = reviews, of: str = "inspection_id") -> ColumnElement[bool]:
+    """Return the condition that a row of `reviews` is its image's or attempt's newest: for few, or in their order."""
     later = reviews.alias("later")
-    return ~exists().where(later.c.inspection_id == row.c.inspection_id, later.c.review_id > row.c.review_id)
+    return ~exists().where(later.c[of] == row.c[of], later.c.review_id > row.c.review_id)
 
 
 def stands() -> ColumnElement[bool]:
@@ -307,10 +307,9 @@ def _is_decided() -> ColumnElement[bool]:
 
 
 def _is_board_decided() -> ColumnElement[bool]:
-    whole, later = reviews.alias("whole"), reviews.alias("later_whole")
-    is_overruled = exists().where(later.c.board_id == whole.c.board_id, later.c.review_id > whole.c.review_id)
-    is_decision = (whole.c.reviewer != DAEMON, whole.c.verdict != "review")
-    return exists().where(whole.c.board_id == boards.c.board_id, *is_decision, ~is_overruled)
+    whole = reviews.alias("whole")
+    is_decision = whole.c.reviewer != DAEMON, whole.c.verdict != "review", is_newest(whole, "board_id")
+    return exists().where(whole.c.board_id == boards.c.board_id, *is_decision)
 
 
 def _asked_again() -> Select[*tuple[Any, ...]]:

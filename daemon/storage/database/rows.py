@@ -133,8 +133,8 @@ def stage_rows(outcome: Outcome) -> list[Row]:
             "inspection_id": outcome.inspection_id,
             "step": step,
             **dict(zip(_STAGE, _stage_of(stage), strict=True)),
-            "confidence": _finite(stage.confidence),
-            **dict(zip(_TIMES, map(_milliseconds, _times_of(stage)), strict=True)),
+            "confidence": finite(stage.confidence),
+            **dict(zip(_TIMES, map(rounded, _times_of(stage)), strict=True)),
         }
         for step, stage in enumerate(outcome.stages)
     ]
@@ -157,7 +157,7 @@ def detection_rows(outcome: Outcome) -> list[Row]:
 def switch_row(switch: ExpertSwitch) -> Row:
     row = asdict(switch)
     at = utc_text(row.pop("at_wall_s"))
-    return row | {"at": at, "evicted": json.dumps(switch.evicted), "load_ms": _milliseconds(switch.load_ms)}
+    return row | {"at": at, "evicted": json.dumps(switch.evicted), "load_ms": rounded(switch.load_ms)}
 
 
 @lru_cache(maxsize=1024)  # a board's images have the same
@@ -224,14 +224,14 @@ def _pixels(pending: Row) -> Pixels:
     return Pixels("raw", (pending["height"], pending["width"], pending["channels"]))
 
 
-def _milliseconds(value: float) -> float:
-    """Round to the microsecond, so that the stored value is the published one."""
-    return round(float(value), 3)
-
-
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """Return None for NaN and infinity: JSON has neither, and SQLite would store NaN as null."""
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def rounded(value: float | None, digits: int = 3) -> float | None:
+    """Round before it is stored, so that the stored value is the published one."""
+    return None if (number := finite(value)) is None else round(number, digits)
 
 
 def _board(row: AnyRow) -> Row:

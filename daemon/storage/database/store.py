@@ -9,21 +9,12 @@ from secrets import token_hex
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import (
-    Accepted,
-    AcceptedText,
-    Arrival,
-    ExpertSwitch,
-    JournalKey,
-    Outcome,
-    Published,
-    Refused,
-)
-from daemon.storage.database import changes, generations, inspections, prune, reviews, rows, schema
+from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published, Refused
+from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, open_for_writing
 from daemon.storage.database.inspections import GoodExamples, VersionOf
@@ -51,40 +42,6 @@ _RECORD_MODE = 0o640
 _RECORD_BYTES = 120
 
 
-def open_store(  # noqa: PLR0913  app.py names each setting
-    url: str,
-    *,
-    keep: Collection[Verdict] = KEEP,
-    good_examples: int = 0,
-    sample: float = 0.0,
-    expert_version: VersionOf = lambda _expert, _version: None,
-    clock: Clock | None = None,
-    busy_timeout_ms: int = 2000,
-    tell: Callable[[str], None] = lambda _: None,
-    record: "EpochRecord | None" = None,
-) -> "Store":
-    """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
-
-    `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
-    stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait for
-    another program's lock; `tell` gets the progress of a long change; `record` knows the results that the line gave
-    out, and with it an older or another database gets a new epoch.
-    """
-    try:
-        engine = open_for_writing(url, busy_timeout_ms)
-    except OSError as error:
-        raise StoreError(f"cannot make the database at {url}: {error}") from error
-    try:
-        migrate(engine, tell)
-        return Store(engine, frozenset(keep), good_examples, expert_version, clock or Clock(), record, sample)
-    except SQLAlchemyError as error:
-        engine.dispose()
-        raise StoreError(f"cannot use the database at {engine.url.render_as_string()}: {error}") from error
-    except BaseException:
-        engine.dispose()
-        raise
-
-
 class EpochRecord:
     """The record of the results' epoch in the journal's folder, by which a start knows a database that was put back.
 
@@ -97,7 +54,7 @@ class EpochRecord:
     and the record names the time of its last change (ctime, in whole seconds, as some disks keep it), which no copy
     has. A wrong guess gives a new epoch too many: consumers read again what they have read.
 
-    Call `why_other` first; `begin` after a new epoch is durable, or `resume`; then `note`.
+    Call `why_other` first; `begin` after a new epoch is durable; then `note`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -131,17 +88,13 @@ class EpochRecord:
             replace_durably(self._file, self._line(last_seq), _RECORD_MODE)
         except OSError as error:
             structlog.get_logger("database").warning("epoch_not_recorded", file=str(self._file), error=str(error))
-        self.resume()
-
-    def resume(self) -> None:
-        with suppress(OSError):
-            self._fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
 
     def note(self, last_seq: int) -> None:
         """Write the last `seq` that was given out: in the writer's thread, before it is published."""
-        if self._fd is not None:
-            with suppress(OSError):
-                os.pwrite(self._fd, self._line(last_seq), 0)
+        with suppress(OSError):
+            if self._fd is None:
+                self._fd = os.open(self._file, os.O_WRONLY | os.O_CLOEXEC)
+            os.pwrite(self._fd, self._line(last_seq), 0)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -156,38 +109,61 @@ class EpochRecord:
 class Store:
     """The results database for the one thread that writes to it. Memory follows a transaction once it is durable."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  app.py names each setting
         self,
-        engine: Engine,
-        keep: frozenset[Verdict],
-        good_examples: int,
-        expert_version: VersionOf,
-        clock: Clock,
-        record: EpochRecord | None = None,
+        url: str,
+        *,
+        keep: Collection[Verdict] = KEEP,
+        good_examples: int = 0,
         sample: float = 0.0,
+        expert_version: VersionOf = lambda _expert, _version: None,
+        clock: Clock | None = None,
+        busy_timeout_ms: int = 2000,
+        tell: Callable[[str], None] = lambda _: None,
+        record: EpochRecord | None = None,
     ) -> None:
-        #: For upkeep between two transactions, in the writer's thread (upkeep.py).
-        self.engine = engine
-        self._keep = keep
+        """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
+
+        `expert_version(expert, version)` describes weights at their first verdict; `keep` are the verdicts whose images
+        stay, with `good_examples` passes of each component and the share `sample` of all; `busy_timeout_ms` is the wait
+        for another program's lock; `tell` gets the progress of a long change; `record` knows the results that the line
+        gave out, and with it an older or another database gets a new epoch.
+        """
+        self._keep = frozenset(keep)
         self._expert_version = expert_version
-        self._clock = clock
+        self._clock = clock or Clock()
         self._boards = BoardCache()
         self._memory = WriterMemory()
         self._in_force = ""
         self._record = record
         self._run_id: int | None = None
+        #: 12 hex digits that name this history of results.
+        self.epoch = ""
+        try:
+            #: For upkeep between two transactions, in the writer's thread (upkeep.py).
+            self.engine = open_for_writing(url, busy_timeout_ms)
+        except OSError as error:
+            raise StoreError(f"cannot make the database at {url}: {error}") from error
+        try:
+            migrate(self.engine, tell)
+            self._begin(0 if "pass" in keep else good_examples, sample)
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot use the database at {self.engine.url.render_as_string()}: {error}") from error
+        finally:
+            if not self.epoch:
+                self.engine.dispose()
+
+    def _begin(self, good_examples: int, sample: float) -> None:
         segment = schema.pending.c.segment
         with self._transaction() as tx:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
             tx.due_added = _open_time_limits(tx)
-            self._examples = GoodExamples(tx.connection, 0 if "pass" in keep else good_examples, sample)
-            #: 12 hex digits that name this history of results.
-            self.epoch, is_new = _settle_epoch(tx, record)
-        if record is not None and is_new:
-            record.begin(self.epoch, tx.numbers.seq)
-        elif record is not None:
-            record.resume()
+            self._examples = GoodExamples(tx.connection, good_examples, sample)
+            epoch, is_new = _settle_epoch(tx, self._record)
+        self.epoch = epoch
+        if self._record is not None and is_new:
+            self._record.begin(epoch, tx.numbers.seq)
 
     @property
     def segments_in_use(self) -> set[int]:
@@ -262,10 +238,6 @@ class Store:
         """Call `change`, such as a function of generations.py or prune.py, in one transaction."""
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
-
-    def texts_to_make(self) -> list[AcceptedText]:
-        with self.engine.connect() as connection:
-            return generations.unfinished_texts(connection)
 
     def review(
         self, decision: reviews.ReviewDecision, publish: Callable[[list[Published]], None] = lambda _: None

@@ -6,11 +6,10 @@ and 5 µs a row more (measured), most of it under the interpreter's lock; even i
 
 import heapq
 import sqlite3
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -32,8 +31,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.exc import DBAPIError
 
 from daemon.storage.database.boards import Attempt, BoardAttempts, BoardCache, BoardKey
 from daemon.storage.database.rows import Row
@@ -51,31 +49,6 @@ _NUMBERS = select(stream_position.c.last_seq, stream_position.c.last_inspection_
 _SET_NUMBERS = update(stream_position).values(
     last_seq=bindparam("seq"), last_inspection_id=bindparam("inspection_id"), last_board_id=bindparam("board_id")
 )
-
-
-class PreparedQuery:
-    """A SELECT with named parameters, executed in a transaction of its own. Any thread."""
-
-    def __init__(self, engine: Engine, query: Executable) -> None:
-        self._engine = engine
-        self._sql, self._values = _prepare(engine.dialect, query)
-        self._lock = threading.Lock()
-        self._held: PoolProxiedConnection | None = None
-
-    def first(self, **values: Any) -> Sequence[Any] | None:
-        try:
-            # The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
-            with self._lock:
-                self._held = self._held or self._engine.raw_connection()
-                with closing(self._held.cursor()) as cursor:
-                    cursor.execute(self._sql, self._values(values))
-                    return cursor.fetchone()
-        except sqlite3.Error as error:
-            raise OperationalError(self._sql, values, error) from error
-
-    def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
 
 
 def run_prepared(connection: Connection, statement: Executable, **values: Any) -> sqlite3.Cursor:

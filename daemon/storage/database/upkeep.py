@@ -160,27 +160,27 @@ def copy_database(
 def copy_connection(
     source: sqlite3.Connection, target: Path, on_progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> None:
-    """Copy what `source` sees as `copy_database` does; a thread that writes over `source` goes on meanwhile."""
-    try:
-        with replacing(target, FILE_MODE) as part:
-            try:
-                (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
-                with closing(_connect(f"file:{quote(str(part))}")) as copy:
-                    copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
+    """Copy what `source` sees as `copy_database` does; a thread that writes over `source` goes on meanwhile.
 
-                    def step(_status: int, left: int, total: int) -> None:
-                        on_progress((total - left) * page_bytes, total * page_bytes)
+    Raises sqlite3.Error or OSError.
+    """
+    with replacing(target, FILE_MODE) as part:
+        try:
+            (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+            with closing(_connect(f"file:{quote(str(part))}")) as copy:
+                copy.execute("PRAGMA synchronous = OFF")  # synced once, at the end
 
-                    source.backup(copy, pages=_COPY_PAGES, progress=step, sleep=0.01)
-                with part.open("r+b") as file:
-                    file.seek(_FORMAT_VERSIONS_AT)
-                    file.write(b"\1\1")  # without a log, so that a reader makes no files beside the copy
-                    file.seek(APPLICATION_ID.start)
-                    file.write(bytes(4))  # a log of the source does not belong to the copy
-            finally:
-                part.with_name(part.name + "-journal").unlink(missing_ok=True)
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"cannot copy the database to {target}: {error}; see to its disk and try again") from error
+                def step(_status: int, left: int, total: int) -> None:
+                    on_progress((total - left) * page_bytes, total * page_bytes)
+
+                source.backup(copy, pages=_COPY_PAGES, progress=step, sleep=0.01)
+            with part.open("r+b") as file:
+                file.seek(_FORMAT_VERSIONS_AT)
+                file.write(b"\1\1")  # without a log, so that a reader makes no files beside the copy
+                file.seek(APPLICATION_ID.start)
+                file.write(bytes(4))  # a log of the source does not belong to the copy
+        finally:
+            part.with_name(part.name + "-journal").unlink(missing_ok=True)
 
 
 def _connect(uri: str) -> sqlite3.Connection:

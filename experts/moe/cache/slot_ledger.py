@@ -3,14 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experts.ledger import Ledger
 from experts.moe.cache.metrics import CacheMetrics, FetchReason
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ExpertWeights
 from experts.moe.policy.eviction import EvictionPolicy, Key
 from experts.moe.weights.expert_store import ExpertStore
-from experts.spec import ExpertId
 from experts.transfer import SlotMemory
 
 
@@ -27,7 +25,6 @@ class CachedExpert:
     """An expert that owns a slot. `used` is false until it first runs."""
 
     key: ExpertKey
-    name: ExpertId
     slot: ExpertSlot
     reason: FetchReason
     in_use: bool = False
@@ -59,7 +56,6 @@ class SlotLedger:
         self.limit = self._slots_in(budget_bytes)
         self.count = 0
         self.budget_bytes = budget_bytes
-        self._ledger = Ledger("moe", budget_bytes)
         self._free: list[ExpertSlot] = []
         self._retired: list[ExpertSlot] = []
         #: By layer, then by expert.
@@ -82,23 +78,18 @@ class SlotLedger:
         self._policy.predicted(key)
 
     def begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: FetchReason) -> CachedExpert:
-        cached = CachedExpert(key, ExpertId(f"{key.layer}.{key.expert}"), slot, reason)
-        self._ledger.begin_load(cached.name, self._bytes)
+        cached = self.loading[key] = CachedExpert(key, slot, reason)
         self._policy.loaded(key)
-        self.loading[key] = cached
         self._metrics.load_begun(reason)
-        self._require_budget()
         return cached
 
     def end_load(self, cached: CachedExpert) -> None:
         """Mark the expert as ready, or empty its slot again if its load failed."""
         del self.loading[cached.key]
         if cached.error is None:
-            self._ledger.finish_load(cached.name)
             self.ready[cached.key.layer][cached.key.expert] = cached
             self._metrics.counts.bytes_moved += self._store.stored_bytes
         else:
-            self._ledger.abandon_load(cached.name)
             self._policy.dropped(cached.key)
             self._free.append(cached.slot)
 
@@ -106,7 +97,6 @@ class SlotLedger:
         """Mark the expert as running; `late` if computing had to wait for it."""
         cached.in_use = True
         self.in_use.append(cached)
-        self._ledger.use(cached.name)
         self._policy.used(cached.key)
         if not cached.used:
             cached.used = True
@@ -116,7 +106,6 @@ class SlotLedger:
     def release(self) -> None:
         for cached in self.in_use:
             cached.in_use = False
-            self._ledger.release(cached.name)
         self.in_use.clear()
 
     # Eviction
@@ -162,7 +151,6 @@ class SlotLedger:
 
     def _evict(self, key: Key) -> ExpertSlot:
         cached = self.ready[key[0]].pop(key[1])
-        self._ledger.evict(cached.name)
         self._policy.dropped(key)
         if not cached.used and cached.reason != "startup":
             self._metrics.counts.unused += 1
@@ -179,7 +167,6 @@ class SlotLedger:
         self.limit = self._slots_in(budget_bytes)
         self.budget_bytes = budget_bytes
         self._policy.resize(self.limit)
-        self._set_ledger()
 
     def close(self) -> None:
         """Give all memory back. No expert may be in use."""
@@ -205,7 +192,6 @@ class SlotLedger:
         self._transfer.retire(slot.place)
         self._retired.append(slot)
         self.count -= 1
-        self._set_ledger()
         return True
 
     def add_slot(self) -> bool:
@@ -225,12 +211,7 @@ class SlotLedger:
             self._policy.resize(self.limit)
             raise ModelError(self._store.folder, f"{message}; lower its budget") from error
         self.count += 1
-        self._require_budget()
         return True
-
-    def _set_ledger(self) -> None:
-        """Set the bytes that may be owned: the budget, or more until slots in use can be removed."""
-        self._ledger.set_budget(max(self.budget_bytes, self.allocated_bytes))
 
     def _slots_in(self, budget_bytes: int) -> int:
         """Return the slots in a budget, at most one per expert. Raises ModelError for none."""
@@ -240,15 +221,9 @@ class SlotLedger:
         return min(budget_bytes // self._bytes, len(self._store.arch.expert_keys))
 
     def check(self) -> None:
-        self._ledger.check()
         ready = [cached for experts in self.ready for cached in experts.values()]
         owners = [*ready, *self.loading.values()]
         assert len(self._free) + len(owners) == self.count, "a slot is lost, or two experts share one"
         assert len({id(cached.slot) for cached in owners}) == len(owners), "two experts share a slot"
         assert all(cached.in_use == (cached in self.in_use) for cached in owners), "the experts in use are wrong"
-        assert {cached.name for cached in ready} == set(self._ledger.resident), "slots and ledger disagree"
-        self._require_budget()
-
-    def _require_budget(self) -> None:
-        allowed = self._ledger.budget_bytes
-        assert self.allocated_bytes <= allowed, f"{self.count} slots of {self._bytes} bytes, {allowed} allowed"
+        assert self.limit * self._bytes <= self.budget_bytes, "the slots are more than the budget"

@@ -12,11 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from experts.ledger import Ledger
 from experts.memory import PinnedBudget
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.expert_store import ExpertStore
-from experts.spec import ExpertId
 from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
 
 
@@ -128,36 +126,36 @@ class PinnedTier:
     def __init__(self, store: ExpertStore, budget_bytes: int, transfer: DeviceTransfer) -> None:
         self._store = store
         self._transfer = transfer
-        self.ledger = Ledger("ram", max(budget_bytes, 2 * store.expert_bytes))
+        self._most_pages = max(2, budget_bytes // store.expert_bytes)
         self._pages: dict[ExpertKey, _Page] = {}
         self._spare: list[_Page] = []
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the experts that it holds."""
+        return len(self._pages) * self._store.expert_bytes
 
     def page(self, key: ExpertKey, synchronise: Callable[[StreamEvent], None]) -> _Page:
         """Return an expert's page, read from the file if needed. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)
         if page is None:
             page = self._empty()
-            self.ledger.begin_load(_name(key), self._store.expert_bytes)
             try:
                 if page.copied is not None:
                     synchronise(page.copied)  # the GPU may still be reading the page
                 self._store.read(key, page.place.host.view)
             except BaseException:
-                self.ledger.abandon_load(_name(key))
                 self._spare.append(page)
                 raise
-            self.ledger.finish_load(_name(key))
         self._pages[key] = page
         return page
 
     def _empty(self) -> _Page:
         if self._spare:
             return self._spare.pop()
-        if self.ledger.free_bytes >= self._store.expert_bytes:
+        if len(self._pages) < self._most_pages:
             return _Page(self._transfer.allocate(self._store.expert_bytes))
-        oldest = next(iter(self._pages))
-        self.ledger.evict(_name(oldest))
-        return self._pages.pop(oldest)
+        return self._pages.pop(next(iter(self._pages)))
 
 
 @dataclass(slots=True)
@@ -210,7 +208,3 @@ class DeviceWeightTransfer(WeightTransfer):
 
     def device_waits(self) -> list[tuple[float, bool]]:
         return self._streams.device_waits()
-
-
-def _name(key: ExpertKey) -> ExpertId:
-    return ExpertId(f"{key.layer}.{key.expert}")

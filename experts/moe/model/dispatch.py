@@ -7,7 +7,6 @@ by ascending index, all others (`grouped_mm` is the default) sum them in the ord
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,20 +58,12 @@ class OffloadedExperts(nn.Module):
 
 def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, runtime: "MoeRuntime") -> None:
     """Replace a block's experts by a module without weights, and hand it the gate's logits by a hook."""
-    block.experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, runtime)
-    block.gate.register_forward_hook(partial(_pass_logits, block.experts))
+    block.experts = experts = OffloadedExperts(layer, arch, config, block.experts.act_fn, runtime)
+    block.gate.register_forward_hook(lambda _gate, _args, output: setattr(experts, "logits", output[0]))
 
 
 def gate_of(block: Any) -> Gate:
-    return partial(_gate_logits, block.gate)
-
-
-def _pass_logits(experts: OffloadedExperts, _gate: nn.Module, _args: Any, output: tuple[torch.Tensor, ...]) -> None:
-    experts.logits = output[0]
-
-
-def _gate_logits(gate: Any, states: torch.Tensor) -> torch.Tensor:
-    return functional.linear(states, gate.weight)
+    return lambda states: functional.linear(states, block.gate.weight)
 
 
 def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:

@@ -52,7 +52,7 @@ class TokenEvent:
 class Completion:
     """The end of a request: its `text`, or None and the `reason`.
 
-    `ttft_s` and `total_s` are from arrival, `tpot_s` is the mean of the tokens after the first, None without such.
+    `ttft_s` is from arrival, `tpot_s` is the mean of the tokens after the first, None without such.
     `error` is the exception that broke its step.
     """
 
@@ -63,7 +63,6 @@ class Completion:
     new_tokens: int
     ttft_s: float | None
     tpot_s: float | None
-    total_s: float
     error: Exception | None = field(default=None, compare=False)
 
 
@@ -179,7 +178,7 @@ class Engine:
         for request in list(self._waiting.values()):
             if _is_late(request, now):
                 del self._waiting[request.request]
-                completions.append(_not_begun(request, now, "deadline"))
+                completions.append(_not_begun(request, "deadline"))
         late = [_is_late(running.request, now) for running in self._running]
         if any(late):
             for running, is_late in zip(self._running, late, strict=True):
@@ -212,7 +211,7 @@ class Engine:
 
     def _fail_prefill(self, request: EngineRequest, error: Exception) -> list[Completion]:
         self._memory.release(request.request)
-        return [_not_begun(request, self._clock(), "model_failed", error)]
+        return [_not_begun(request, "model_failed", error)]
 
     def _join(self, running: _Running, token: int, past: Any) -> list[Completion]:
         """Add a request with its first token to the batch, or end it with that token."""
@@ -303,7 +302,6 @@ class Engine:
             new_tokens=count,
             ttft_s=running.first_s - request.arrived_s,
             tpot_s=(running.last_s - running.first_s) / (count - 1) if count > 1 else None,
-            total_s=self._clock() - request.arrived_s,
             error=error,
         )
 
@@ -315,8 +313,8 @@ def _best_tokens(logits: torch.Tensor) -> list[int | None]:
     return [token if is_number else None for token, is_number in tokens]
 
 
-def _not_begun(request: EngineRequest, now: float, reason: str, error: Exception | None = None) -> Completion:
-    return Completion(request.request, None, reason, len(request.tokens), 0, None, None, now - request.arrived_s, error)
+def _not_begun(request: EngineRequest, reason: str, error: Exception | None = None) -> Completion:
+    return Completion(request.request, None, reason, len(request.tokens), 0, None, None, error)
 
 
 def _is_late(request: EngineRequest, now: float) -> bool:

@@ -106,7 +106,5 @@ class FitInputs:
     progress: FitProgress
 
 
-class FitFunction(Protocol):
-    """Fits a mode's predictor on training files and saves it. A stopped fit resumes; a finished one is not repeated."""
-
-    def __call__(self, inputs: FitInputs) -> None: ...
+#: Fits a mode's predictor on training files and saves it. A stopped fit resumes; a finished one is not repeated.
+FitFunction = Callable[[FitInputs], None]

@@ -27,11 +27,6 @@ class ExpertSplit:
     #: Experts whose tokens are ignored in this layer (full brownout), ascending.
     dropped: tuple[int, ...] = ()
 
-    @property
-    def accesses(self) -> int:
-        """Number of experts that run, original and united."""
-        return len(self.originals) + len(self.united)
-
 
 def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
     """Return the fewest experts that hold `threshold` of all tokens, most tokens first, ties by index."""
@@ -87,7 +82,7 @@ class SalcRule:
 
 
 class LatencyController:
-    """One phase's threshold: 1 at first, shrinking while the 90th percentile of latency is above the SLO."""
+    """One phase's threshold: 1 at first, shrinking while the 90th percentile of latency is above its SLO."""
 
     def __init__(self, rule: SalcRule) -> None:
         self.rule = rule
@@ -122,20 +117,3 @@ class LatencyController:
         elif latency_s > self.rule.slo_s:
             self.threshold *= self.rule.shrink_ratio
         return self.threshold
-
-
-class Salc:
-    """SLO-aware latency control of both phases, each with its own SLO, window and threshold."""
-
-    def __init__(self, prefill: SalcRule, decode: SalcRule) -> None:
-        self.phases: dict[Phase, LatencyController] = {
-            "prefill": LatencyController(prefill),
-            "decode": LatencyController(decode),
-        }
-
-    def observe(self, phase: Phase, latency_s: float, now: float) -> None:
-        self.phases[phase].observe(latency_s, now)
-
-    def check(self, now: float) -> dict[Phase, float]:
-        """Return the threshold of each phase from `now` on."""
-        return {phase: controller.check(now) for phase, controller in self.phases.items()}

@@ -3,7 +3,7 @@
 The engine calls `admit(waiting, running, now)` before each decode step, prefills the generations returned, and reports
 lengths and loading times to `TaskProfiles`. Times are seconds on one clock.
 
-Our reading of the paper's listing (docs/decisions.md): T is the tokens that scheduled requests may come to hold,
+Our reading of the paper's listing (docs/language-models.md): T is the tokens that scheduled requests may come to hold,
 padding included, not the length of a queue; line 6 adds R, not S; waiting counts towards a latency; a lost SLO holds
 nothing up.
 """

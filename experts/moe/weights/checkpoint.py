@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from torch import nn
 
 from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
-from experts.moe.weights.folder import MAX_HEADER_BYTES
+from experts.moe.weights.folder import stored_tensors
 from experts.reading import CachedReader, FileReader
-from experts.weights import describe_os_error, tensor_place
+from experts.weights import describe_os_error
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -112,41 +111,19 @@ def _check_index(index: Path, file: Path, expected: set[str], in_file: Mapping[s
 
 
 def _read_header(file: Path) -> dict[str, TensorLocation]:
-    """Read the header of a safetensors file and check it against the file's size. Raises ModelError."""
-    try:
-        with file.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            prefix = opened.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            text = opened.read(length) if 2 <= length <= min(MAX_HEADER_BYTES, size) else b""
-    except OSError as error:
-        raise ModelError(file, f"cannot be read ({error.strerror}); check the file's permissions") from error
-    if not text:
-        raise ModelError(file, f"is not a safetensors file ({size} bytes, no header); fetch the file again")
-    try:
-        table = json.loads(text)
-        table.pop("__metadata__", None)
-        tensors = {name: _tensor(name, item, file, 8 + length) for name, item in table.items()}
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise ModelError(file, "has a damaged header; fetch the file again") from error
-    for tensor in tensors.values():
-        if tensor.offset + tensor.size_bytes > size:
-            missing = tensor.offset + tensor.size_bytes - size
-            message = f"is truncated: tensor {tensor.stored} ends {missing} bytes after the file's {size}"
-            raise ModelError(file, f"{message}; fetch the file again")
-    return tensors
+    """Read the header of a safetensors file. Raises ModelError."""
+    return {name: _location(name, file, *tensor) for name, tensor in stored_tensors(file).items()}
 
 
-def _tensor(name: str, item: Any, file: Path, data_start: int) -> TensorLocation:
-    shape, begin, end = tensor_place(item)
-    dtype = _DTYPES.get(item["dtype"])
+def _location(name: str, file: Path, stored: str, shape: tuple[int, ...], begin: int, end: int) -> TensorLocation:
+    dtype = _DTYPES.get(stored)
     if dtype is None:
-        message = f"tensor {name} is {item['dtype']}; expected one of {', '.join(_DTYPES)}"
+        message = f"tensor {name} is {stored}; expected one of {', '.join(_DTYPES)}"
         raise ModelError(file, f"{message}: this runtime takes checkpoints that are not quantised")
     if end - begin != math.prod(shape) * dtype.itemsize:
         message = f"tensor {name} has {end - begin} bytes where its shape {list(shape)} takes"
         raise ModelError(file, f"{message} {math.prod(shape) * dtype.itemsize}; fetch the file again")
-    return TensorLocation(name, file, dtype, shape, data_start + begin, end - begin)
+    return TensorLocation(name, file, dtype, shape, begin, end - begin)
 
 
 def _rename(name: str, family: ModelFamily) -> str:

@@ -1,14 +1,17 @@
 """A checkpoint's folder without torch, for commands that only check: bytes of its dense weights, state of its files."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
 from experts.moe.errors import ModelError
 from experts.weights import tensor_place
 
-MAX_HEADER_BYTES = 256 << 20
+_MAX_HEADER_BYTES = 256 << 20
 
+#: A tensor's type and shape, and where its bytes begin and end in the file.
+StoredTensor = tuple[str, tuple[int, ...], int, int]
 FileStates = tuple[tuple[str, int, int, int, int], ...]
 
 
@@ -21,15 +24,34 @@ def dense_bytes(folder: Path) -> int:
 
 
 def _dense_bytes(file: Path) -> int:
+    places = [place for name, place in stored_tensors(file).items() if ".experts." not in name]
+    return sum(end - begin for _, _, begin, end in places)
+
+
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Read the header of a safetensors file, and check it against the file's size. Raises ModelError."""
     try:
         with file.open("rb") as opened:
-            (length,) = struct.unpack("<Q", opened.read(8))
-            header = json.loads(opened.read(min(length, MAX_HEADER_BYTES)))
-        header.pop("__metadata__", None)
-        places = [tensor_place(tensor) for name, tensor in header.items() if ".experts." not in name]
-        return sum(end - begin for _, begin, end in places)
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(file, f"is not a safetensors file ({error}); fetch it again") from error
+            size = os.fstat(opened.fileno()).st_size
+            prefix = opened.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            text = opened.read(length) if 2 <= length <= min(_MAX_HEADER_BYTES, size) else b""
+    except OSError as error:
+        raise ModelError(file, f"cannot be read ({error.strerror}); check the file's permissions") from error
+    if not text:
+        raise ModelError(file, f"is not a safetensors file ({size} bytes, no header); fetch the file again")
+    start = 8 + length
+    try:
+        table = json.loads(text)
+        table.pop("__metadata__", None)
+        places = {name: (str(item["dtype"]), tensor_place(item)) for name, item in table.items()}
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise ModelError(file, "has a damaged header; fetch the file again") from error
+    for name, (_, (_, _, end)) in places.items():
+        if start + end > size:
+            message = f"is truncated: tensor {name} ends {start + end - size} bytes after the file's {size}"
+            raise ModelError(file, f"{message}; fetch the file again")
+    return {name: (dtype, shape, start + begin, start + end) for name, (dtype, (shape, begin, end)) in places.items()}
 
 
 def file_states(folder: Path) -> FileStates:

@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,21 +38,20 @@ def slot_file(folder: Path, storage: Storage) -> Path:
     return folder / FOLDER / f"experts-{storage}.safetensors"
 
 
-def packing_of(arch: MoeArch, storage: Storage) -> Packing | None:
-    """Return how experts are packed; None if they are stored as they are in a slot."""
-    return None if storage == "exact" else Packing.of(arch, 8 if storage == "int8" else 4)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _SlotLayout:
     arch: MoeArch
     storage: Storage
     stamp: str
 
+    @cached_property
+    def packing(self) -> Packing | None:
+        """How experts are packed; None if they are stored as they are in a slot."""
+        return None if self.storage == "exact" else Packing.of(self.arch, 8 if self.storage == "int8" else 4)
+
     @property
     def stored_bytes(self) -> int:
-        packing = packing_of(self.arch, self.storage)
-        return self.arch.expert_bytes if packing is None else packing.stored_bytes
+        return self.arch.expert_bytes if self.packing is None else self.packing.stored_bytes
 
     @property
     def stride_bytes(self) -> int:
@@ -146,7 +146,7 @@ def _write_rest(
     digests: list[str],
     on_written: Callable[[ExpertKey], None],
 ) -> None:
-    packing = packing_of(layout.arch, layout.storage)
+    packing = layout.packing
     slot = torch.zeros(layout.arch.expert_bytes, dtype=torch.uint8)
     unsynced = 0
     for number, key in list(enumerate(layout.arch.expert_keys))[len(digests) :]:
@@ -191,7 +191,7 @@ class SlotFileStore:
         self.file = slot_file(checkpoint.folder, storage)
         self._layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
         self.stored_bytes = self._layout.stored_bytes
-        self._packing = packing_of(arch, storage)
+        self._packing = self._layout.packing
         self._data_start, self._digests = _read_header(self._layout, self.file)
         self._unchecked = set(range(len(self._digests)))
         self._files = WeightFiles(reader)

@@ -2,7 +2,6 @@
 
     python deeppcb.py prepare path/to/DeepPCB data    # pictures for the training commands, and boards for the camera
     python deeppcb.py measure data line               # the quality of the trained line on other boards
-    python deeppcb.py few-shot path/to/DeepPCB crops  # six classifiers from 25 good and 25 bad crops each, three times
 
 README.md beside this file has the commands between the first two.
 """
@@ -19,18 +18,12 @@ import yaml
 from numpy.typing import NDArray
 
 from daemon.line.line import load_line
-from experts.catalog import CatalogFile, resolve
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import decode
-from experts.vision.slot import SlotPool
-from tools.demo.judge import PartToJudge, judge_parts
-from tools.experts.measure import answers_of, images_in
+from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
 from tools.terminal.console import print_table
-from tools.training.backbone import BackbonePlan, read_entries, train_backbone
-from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.detector import find_boxes
-from tools.training.fit import Schedule, Variation
-from tools.training.held_out import BoxCounts, MatchedBoxes, Rate, match_boxes
+from tools.training.held_out import BoxCounts, MatchedBoxes, match_boxes
 from tools.training.labelled import read_yolo_data
 
 #: The six kinds of defect in the order of the data set's numbers, which begin at 1.
@@ -40,8 +33,6 @@ BOARD_TYPE, COMPONENT = "bare-board", "tile"
 DETECTOR, IOU = "board-defects", 0.33  # the data set's own measure: a hit overlaps a defect of its class by more
 #: Of the pairs in train.txt every tenth is not trained on: the detector's threshold is chosen on these.
 HELD_OUT = 10
-#: Few-shot: pixels of a crop, pictures of each label to train on and at most to judge, and the seeds.
-CROP_PIXELS, SHOTS, MAX_JUDGED, SEEDS = 64, 25, 100, (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -134,12 +125,9 @@ def write_text(file: Path, text: str) -> None:
 def measure(data: Path, line: Path) -> None:
     """Print how good the line of `line/coserve.yaml` is on the tiles of val.txt, which nothing was trained on."""
     loaded = load_line(line / "coserve.yaml")
-    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in loaded.catalog.values()))
-    for spec in loaded.catalog.values():
-        pool.load(spec)
     files = sorted((data / "boards").rglob("*.png"))
     parts = [PartToJudge(BOARD_TYPE, COMPONENT, decode(file.read_bytes(), "image")) for file in files]
-    verdicts = judge_parts(loaded.routes, loaded.catalog, pool.slot, parts)
+    verdicts = judge_parts(loaded.routes, loaded.catalog, loaded_pool(loaded.catalog), parts)
     counts = Counter((file.parent.name.endswith("-repaired"), each) for file, each in zip(files, verdicts, strict=True))
     columns = ("pass", "review", "fail")
     rows = [
@@ -175,77 +163,8 @@ def _figures(counts: BoxCounts) -> tuple[str, str, str]:
     return f"{counts.f_score:.3f}", f"{counts.precision:.3f}", f"{counts.recall:.3f}"
 
 
-def few_shot(data: Path, out: Path, seeds: Sequence[int] = SEEDS, epochs: int = 120) -> None:
-    """Train six classifiers, with one backbone, on few crops of train.txt's tested tiles; judge crops of val.txt."""
-    splits = {split: list(read_tiles(data, split)) for split in ("train", "val")}
-    rows: list[tuple[object, ...]] = []
-    for seed in seeds:
-        folder = out / f"seed-{seed}"
-        rng = np.random.default_rng(seed)
-        for number, label in enumerate(LABELS):
-            _write_crops(folder / "train" / label, splits["train"], number, SHOTS, rng)
-            _write_crops(folder / "val" / label, splits["val"], number, MAX_JUDGED, rng)
-        experts, folders = folder / "experts", [folder / "train" / label for label in LABELS]
-        schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
-        plan = BackbonePlan(input_size=CROP_PIXELS, schedule=schedule, vary=Variation(6, "all"))
-        train_backbone(folders, experts, name="backbone", plan=plan)
-        heads = TrainingPlan(Schedule(12, seed=seed), kinds=("bank", "head"), play=6, symmetry=True, use_anyway=True)
-        rates = Counter[str]()
-        for label, crops in zip(LABELS, folders, strict=True):
-            report = train_classifier(crops, experts, expert=label, plan=heads)
-            catalog, _ = resolve(CatalogFile(experts=read_entries(experts / "catalog.yaml")), experts)
-            spec = catalog[ExpertId(label)]
-            row: list[object] = [seed, label, report.chosen.kind]
-            for truth in ("ok", "bad"):
-                answers = answers_of(spec, images_in(folder / "val" / label / truth, spec))
-                right = Rate(sum(answer.label == truth for answer in answers), len(answers))
-                rates.update({truth: right.count, f"of {truth}": right.of})
-                row.append(right)
-            rows.append(tuple(row))
-        of_all = (Rate(rates[truth], rates[f"of {truth}"]) for truth in ("ok", "bad"))
-        rows.append((seed, "all", "", *of_all))
-    title = f"{SHOTS} + {SHOTS} crops of train.txt, judged on crops of val.txt"
-    print_table(title, ("seed", "defect", "kind", "good ones that pass", "bad ones caught"), rows)
-
-
-def _write_crops(folder: Path, tiles: Sequence[Tile], kind: int, count: int, rng: np.random.Generator) -> None:
-    """Write up to `count` crops with a defect of `kind`, and as many without any, each from another tile."""
-    for truth in ("bad", "ok"):
-        written = 0
-        for place in sorted(range(len(tiles)), key=lambda _: rng.random()):
-            tile = tiles[place]
-            corner = _corner_at(tile, kind, rng) if truth == "bad" else _free_corner(tile, rng)
-            if corner is not None and written < count:
-                x, y = corner
-                crop = np.ascontiguousarray(np.repeat(tile.pixels[y : y + CROP_PIXELS, x : x + CROP_PIXELS, :1], 3, 2))
-                write_picture(folder / truth / f"{tile.name}.{truth}.png", crop)
-                written += 1
-
-
-def _corner_at(tile: Tile, kind: int, rng: np.random.Generator) -> tuple[int, int] | None:
-    """Return the corner of a crop around a defect of `kind`, up to 6 pixels off the centre."""
-    of_kind = tile.boxes[tile.boxes[:, 4] == kind]
-    if not len(of_kind):
-        return None
-    x1, y1, x2, y2 = of_kind[int(rng.integers(len(of_kind))), :4].tolist()
-    middle = np.array([x1 + x2, y1 + y2]) / 2 + rng.uniform(-6, 6, 2) - CROP_PIXELS / 2
-    x, y = np.clip(middle, 0, TILE_PIXELS - CROP_PIXELS).astype(int)
-    return int(x), int(y)
-
-
-def _free_corner(tile: Tile, rng: np.random.Generator) -> tuple[int, int] | None:
-    """Return the corner of a crop that shows copper and its edges, and no defect."""
-    for x, y in rng.integers(0, TILE_PIXELS - CROP_PIXELS, (50, 2)).tolist():
-        x1, y1, x2, y2 = tile.boxes[:, :4].T
-        is_free = np.all((x2 <= x) | (x1 >= x + CROP_PIXELS) | (y2 <= y) | (y1 >= y + CROP_PIXELS))
-        share = (tile.pixels[y : y + CROP_PIXELS, x : x + CROP_PIXELS, 0] > 127).mean()
-        if is_free and 0.1 < share < 0.9:
-            return x, y
-    return None
-
-
 def main(arguments: Sequence[str]) -> None:
-    commands = {"prepare": prepare, "measure": measure, "few-shot": few_shot}
+    commands = {"prepare": prepare, "measure": measure}
     if len(arguments) != 3 or arguments[0] not in commands:
         sys.exit(__doc__)
     commands[arguments[0]](Path(arguments[1]), Path(arguments[2]))

@@ -253,7 +253,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """The counterpart of experts.vision.slot.LoadReport."""
+    """The counterpart of experts.spec.LoadReport."""
 
     bytes: int
     load_ms: float

@@ -27,5 +27,5 @@ def test_a_port_in_use_is_named_with_its_option(tmp_path: Path):
 
 def test_a_head_without_its_token_says_how_to_make_one(tmp_path: Path):
     pytest.importorskip("ray")
-    with pytest.raises(StartError, match=r"cannot be read: No such file or directory; docs/several-pcs\.md shows how"):
+    with pytest.raises(StartError, match=r"cannot be read: No such file or directory; docs/plant\.md shows how"):
         join_command(a_worker(tmp_path, None, token=tmp_path / "ray_token"))

@@ -118,7 +118,11 @@ def test_an_answer_that_no_load_has_is_an_error_of_that_load(answer: dict[str, A
     assert ("as the bytes that it loaded" in error.message) == ("error" not in answer)
 
 
-OK = ["ok", 0.9, [], [80, 60]]
+def a_result(label: Any = "ok", confidence: Any = 0.9, *boxes: Any) -> dict[str, Any]:
+    return {"answer": {"label": label, "confidence": confidence, "detections": [*boxes]}, "image_size": [80, 60]}
+
+
+OK = a_result()
 REPORT = {"infer_ms": 5.0, "memory_limit": None, "device_error": None}
 
 
@@ -130,8 +134,7 @@ def report_about(*results: Any, unreadable: bool = False, is_answered: bool = Tr
     peer, reports = Peer(), list[BatchReport]()
     peer.found("first")
     images = [
-        ImageOrder(RequestId(number), JournalKey(1, number, 1), Pixels("jpeg", None))
-        for number in range(3 if unreadable else 2)
+        ImageOrder(RequestId(number), JournalKey(1, number, 1), Pixels()) for number in range(3 if unreadable else 2)
     ]
 
     def read(key: JournalKey) -> bytes:
@@ -155,11 +158,11 @@ def report_about(*results: Any, unreadable: bool = False, is_answered: bool = Tr
     [
         [OK],
         [OK, OK, OK],
-        [OK, ["never heard of", 0.9, [], [80, 60]]],
-        [OK, [None, None, [], [80, 60]]],
-        [OK, ["ok", float("nan"), [], [80, 60]]],
-        [OK, ["ok", 0.9, [["ok", 0.9, [1, 2, 3]]], [80, 60]]],
-        [OK, ["forgotten", "a fault that no drive knows"]],
+        [OK, a_result("never heard of")],
+        [OK, a_result(None, None)],
+        [OK, a_result("ok", float("nan"))],
+        [OK, a_result("ok", 0.9, {"label": "ok", "confidence": 0.9, "box": [1, 2, 3]})],
+        [OK, {"fault": "forgotten", "detail": "a fault that no drive knows"}],
         [OK, 5],
         [OK, OK, {"infer_ms": float("nan")}],
         [OK, OK, {"infer_ms": "slow"}],
@@ -167,7 +170,7 @@ def report_about(*results: Any, unreadable: bool = False, is_answered: bool = Tr
     ],
 )
 def test_a_report_that_is_not_about_these_images_is_an_error_of_its_device(results: list[Any]):
-    fields = results.pop() if isinstance(results[-1], dict) else {}
+    fields = results.pop() if isinstance(results[-1], dict) and len(results[-1]) == 1 else {}
     report = report_about(*results, **fields)
     assert {type(result) for result in report.results} == {Unanswered}
     assert {result.fault for result in report.results if isinstance(result, Unanswered)} == {"expert_failed"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from daemon.cluster.messages import code_version, packed_order, plain_spec, result_of
+from daemon.cluster.messages import Report, code_version, packed_order, plain_spec
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
 from daemon.dispatch.orders import Answered, BatchOrder, ImageOrder, Unanswered
 from daemon.policy.request import RequestId
@@ -71,7 +71,7 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
     worker.unload("p", "never there")
     assert loaded(worker, spec) == {"bytes": spec.weights_bytes}
     report = run(worker, spec, [PICTURES[0], b"not an image", PICTURES[2]])
-    results = [result_of(each) for each in report["results"]]
+    results = Report.model_validate(report).results
     assert isinstance(results[1], Unanswered)
     assert results[1].fault == "bad_image"
     pool = SlotPool("cpu", spec.weights_bytes)

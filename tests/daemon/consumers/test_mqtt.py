@@ -22,7 +22,7 @@ from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.reviews import ReviewDecision
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
@@ -66,8 +66,7 @@ class Bringing:
     @asynccontextmanager
     async def running(self):
         self.consumer = Counted(self.settings, "coserve-test", self.database.file.with_name("alarms.json"))
-        named = {"send": self.settings.send, "repeats_boards": self.settings.repeats_boards}
-        async with running(self.database, self.consumer, status_page=self.status_page, **named):
+        async with running(self.database, self.consumer, None, self.settings, status_page=self.status_page):
             yield self
 
     async def reached(self, seq: int) -> None:
@@ -139,7 +138,7 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(1)
-        with closing(open_store(bringing.database.url)) as store:
+        with closing(Store(bringing.database.url)) as store:
             store.review(ReviewDecision(1, "Eva", None, "fail", "D1"))
             store.review(ReviewDecision(None, "Ben", None, "pass", board_id=1, note="scratch is harmless"))
         async with bringing.running():

@@ -24,7 +24,7 @@ import yaml
 import zmq
 from PIL import Image
 
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.wire.control import ControlServer
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
@@ -102,7 +102,7 @@ class Web:
             "devices": {"cpu": {"expert_memory": "1MB"}},
         } | ({"security": {"http_token": str(token)}} if token else {})
         self.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        open_store(f"sqlite:///{self.database}").close()
+        Store(f"sqlite:///{self.database}").close()
         self.sql("INSERT INTO rules_versions VALUES (:version, 'aa', :at, 'boards: {}')", version=RULES_VERSION, at=AT)
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from daemon.consumers.protocol import ConsumerSettings
 from daemon.delivery.position import PositionFile
 from daemon.delivery.runner import Runner
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 
+ALL_RESULTS = ConsumerSettings(kind="test")
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 
 
@@ -23,7 +25,7 @@ class ResultsDatabase:
         self.file = file
         self.url = f"sqlite:///{file}"
         self.begin = begin
-        open_store(self.url).close()
+        Store(self.url).close()
 
     def begin_epoch(self) -> None:
         """Begin another history of results, as the daemon does with a database that was put back."""
@@ -72,11 +74,17 @@ class ResultsDatabase:
 
 
 @asynccontextmanager
-async def running(database: ResultsDatabase, consumer: Any, folder: Path | None = None, **named: Any):
+async def running(
+    database: ResultsDatabase,
+    consumer: Any,
+    folder: Path | None = None,
+    settings: ConsumerSettings = ALL_RESULTS,
+    **named: Any,
+):
     """Deliver the database's messages to a consumer; yields the runner."""
     reader = ResultsReader(database.url)
     file = PositionFile(folder or database.file.parent / "consumers", "plant")
-    runner = Runner("plant", consumer, reader, file, **named)
+    runner = Runner("plant", consumer, reader, file, settings, **named)
     task = asyncio.create_task(runner.run())
     try:
         yield runner

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.consumers.protocol import DeliveryError, Message
+from daemon.consumers.protocol import ConsumerSettings, DeliveryError, Message
 from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.delivery.position import PositionFile
-from daemon.delivery.runner import BATCH
 from daemon.storage.database.reader import ResultsReader
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase, running
 from tests.small_disk import small_disk
@@ -288,7 +287,7 @@ async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few
         count = 0
 
         async def deliver(self, messages: Sequence[Message]) -> int:
-            assert len(messages) <= BATCH
+            assert len(messages) <= ConsumerSettings.batch
             self.count += len(messages)
             return messages[-1]["seq"] if messages else 0
 

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from daemon.intake.backlog import Accounts, Backlog, BacklogLimits, IntakeLimits, Peer
+from daemon.config.settings import Limits
+from daemon.intake.backlog import Accounts, Backlog, BacklogLimits, Peer
 
 
 def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, source_bytes: int = 1000) -> Backlog:
@@ -67,7 +68,7 @@ def test_images_of_before_a_restart_count_whatever_the_limits_are() -> None:
 def test_an_image_that_a_limit_refuses_reserves_no_room_on_the_disk() -> None:
     reserved: list[int] = []
     backlog = a_backlog(images=1)
-    accounts = Accounts(IntakeLimits(8, 1000, 1000), backlog, reserved.append)
+    accounts = Accounts(Limits(credit=8), backlog, reserved.append)
     message = SimpleNamespace(image_id="i", source="a")
     kinds = [accounts.enter(Peer(b"a", ()), message, 10) for _ in range(2)]
     assert [answer and answer.kind for answer in kinds] == [None, "busy"]

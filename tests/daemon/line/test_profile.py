@@ -61,8 +61,8 @@ def test_a_profile_becomes_rows_of_the_matrix_and_recommendations(tmp_path: Path
     (row,) = profile.rows
     assert (row.device, row.architecture, row.k_s, row.b_s, row.max_batch) == ("cpu", "resnet18", 0.05, 0.004, 6)
     assert (row.activation_bytes, row.disk_s, row.ram_s) == (12_000_000, 0.1, None)
-    assert profile.devices["cpu"].executors == 3
-    assert profile.usage == {"B": 0.4}
+    assert profile.file.devices["cpu"].executors == 3
+    assert profile.file.usage == {"B": 0.4}
 
 
 def test_every_mistake_of_a_profile_is_named_with_its_line(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import subprocess
 import pytest
 
 from daemon.host.temperature import Reading
-from daemon.monitor.gauges import Gauges
-from daemon.monitor.metrics import Metrics
+from daemon.monitor.metrics import Gauges, Metrics
 from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
 from daemon.storage.disk_space import FreeSpace
 

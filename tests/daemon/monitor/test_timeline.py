@@ -11,10 +11,10 @@ def test_the_daemon_remembers_what_ran_what_was_loaded_and_what_waited() -> None
     timeline = WorkTimeline(lambda: now)
     for number in range(1500):
         ended_s = 800.0 + number * 0.1
-        timeline.batch(BatchDone("cpu/0", "cpu", "A", "r", 0, 4, ended_s - 0.05, ended_s, 0.0, 40.0))
-    timeline.load(ExpertSwitch(990.0, "cpu", "cpu", "A", (), 100, 2000.0, "disk", "demand"))
+        timeline.batches.append(BatchDone("cpu/0", "cpu", "A", "r", 0, 4, ended_s - 0.05, ended_s, 0.0, 40.0))
+    timeline.loads.append(ExpertSwitch(990.0, "cpu", "cpu", "A", (), 100, 2000.0, "disk", "demand"))
     for at_s in (900.0, 995.0):
-        timeline.sample(QueueSample(at_s, 5, 3, 1, {"cpu": 2}, {"cpu/0": 1.0}))
+        timeline.samples.append(QueueSample(at_s, 5, 3, 1, {"cpu": 2}, {"cpu/0": 1.0}))
     work = timeline.work(60.0)
     assert (len(work["batches"]), work["more"]) == (100, False)  # those that ended after 940
     assert work["batches"][-1]["ended_s"] == pytest.approx(50.1, abs=0.2)

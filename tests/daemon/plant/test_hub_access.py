@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 
-from daemon.plant.hub import by_path
-from daemon.plant.releases import release_router
+from daemon.plant.hub import by_path, release_router
 from daemon.plant.settings import HubSettings
 
 

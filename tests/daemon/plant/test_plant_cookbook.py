@@ -1,4 +1,4 @@
-"""The ten questions of docs/plant-cookbook.md on a real PostgreSQL: each answer as Python counts it from the rows."""
+"""The ten questions of docs/plant.md on a real PostgreSQL: each answer as Python counts it from the rows."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,9 +16,9 @@ from tests.daemon.storage.database.postgresql_server import WANTED, Server, prog
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
 
-PAGE = (ROOT / "docs/plant-cookbook.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/plant.md").read_text(encoding="utf-8")
 QUESTIONS = {
-    int(number): sql for number, sql in re.findall(r"^## (\d+)\.[^`]*```sql\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+    int(number): sql for number, sql in re.findall(r"^### (\d+)\.[^`]*```sql\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
 }
 
 Answer = list[tuple[Any, ...]]

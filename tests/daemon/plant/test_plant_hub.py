@@ -68,7 +68,7 @@ def test_an_address_that_is_no_database_of_postgresql_is_refused(tmp_path: Path)
 
 
 def test_the_example_of_the_page_is_right(tmp_path: Path) -> None:
-    page = (ROOT / "docs/plant-hub.md").read_text()
+    page = (ROOT / "docs/plant.md").read_text()
     example = next(text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if text.startswith("database"))
     (tmp_path / "plant.yaml").write_text(example)
     (tmp_path / "keys").mkdir()

@@ -15,7 +15,6 @@ from daemon.dashboard.site import server
 from daemon.dashboard.site.live import LiveTopics
 from daemon.plant.hub import make_app
 from daemon.plant.picture_store import FolderPictures
-from daemon.plant.releases import release_router
 from daemon.plant.settings import HubSettings
 from daemon.wire.keys import Token
 from tests.waiting import PATIENCE_S
@@ -32,7 +31,7 @@ def serving(folder: Path) -> Iterator[tuple[str, int]]:
     pictures, keys = FolderPictures(folder / "pictures"), {"line-1": Token(b"line-1")}
     hub: Any = SimpleNamespace(settings=settings, pictures=pictures, keys=keys, token=Token(b"hub"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        hub_server = server.PageServer(make_app(hub, release_router(hub)), LiveTopics(), request_s=1.0)
+        hub_server = server.PageServer(make_app(hub), LiveTopics(), request_s=1.0)
         thread = threading.Thread(target=hub_server.run, args=([listener],))
         thread.start()
         try:

@@ -39,7 +39,7 @@ class Parts:
 
     def waiting(self, executor: str) -> list[str]:
         queue = self.queues._queues[ExecutorId(executor)]
-        return [request.expert for group in queue.groups for request in group.waiting()]
+        return [request.expert for group in queue.groups for request in group.requests.values()]
 
     def hold(self, pool: str, *experts: str) -> None:
         for name in experts:

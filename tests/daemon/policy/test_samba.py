@@ -1,4 +1,4 @@
-"""The baselines (docs/how-it-schedules.md): first come, first served, batches of one, a chain's next step at once."""
+"""The baselines (docs/architecture.md): first come, first served, batches of one, a chain's next step at once."""
 
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 

@@ -71,7 +71,7 @@ def test_a_head_answers_on_its_backbone_and_images_without_bytes_are_left_out(
     (other / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
     put_heads(other, {"R0402": entries["R0402"]})
     experts = open_line(line.config)
-    version, _ = put(experts, "R0402", other)
+    version = put(experts, "R0402", other)
     mark_shadow(experts, "R0402", version, images=1, agreement=0.5)
     (key,) = Journal(experts.config.journal).append([a_jpeg(3, 100, 70)])
     codes = MappingProxyType({"ok": "D1", "bad": "D2"})  # as compiled rules have them

@@ -37,14 +37,6 @@ def segment_path(folder: Path, number: int = 1) -> Path:
     return folder / f"segment-{number:08d}.journal"
 
 
-def test_a_segment_that_is_dropped_while_another_process_opens_the_journal_harms_nothing(open_journal, tmp_path):
-    (key,) = open_journal().append(PAYLOADS[:1])
-    segment_path(tmp_path, 2).symlink_to("dropped")  # listed, and gone
-    reader = open_journal()
-    assert reader.read(key) == PAYLOADS[0]
-    assert reader.segments == (1,)
-
-
 def test_a_reopened_journal_reads_old_keys_and_never_appends_to_an_old_segment(tmp_path):
     first = Journal(tmp_path)
     keys = first.append(PAYLOADS)

@@ -15,7 +15,7 @@ import pytest
 
 from daemon.records import Accepted, Outcome, Pixels, Published
 from daemon.storage import image_archive
-from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.store import Store
 from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Duplicate, WriteFailed, Writer
 from routing_rules.routes import Routes
@@ -42,7 +42,7 @@ class Running:
     done: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.store: Store = open_store(f"sqlite:///{self.folder}/inspection.db", **self.store_options)
+        self.store: Store = Store(f"sqlite:///{self.folder}/inspection.db", **self.store_options)
         self.journal: Journal = a_journal(self.folder, self.segment_bytes)
         self.serving = a_serving(some_rules())
         self.writer = Writer(self.store, self.journal, self.serving, self.folder / "images", **self.options)

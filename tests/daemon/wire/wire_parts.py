@@ -12,7 +12,8 @@ from typing import Any
 
 import zmq
 
-from daemon.intake.admission import Admission, IntakeLimits, Stored
+from daemon.config.settings import Limits
+from daemon.intake.admission import Admission, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.line.serving import Serving
@@ -194,7 +195,7 @@ def a_line(
     reader = MemoryReader(writer, items)
     serving = some_serving()
     admission = Admission(
-        IntakeLimits(credit, max_payload_bytes, 64_000_000, in_memory_bytes),
+        Limits(credit=credit, max_payload_bytes=max_payload_bytes, in_memory=in_memory_bytes),
         serving,
         reader,
         writer,

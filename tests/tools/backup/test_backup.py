@@ -25,7 +25,7 @@ import yaml
 from coserve_client import Publisher
 from daemon.config.settings import load_config
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
-from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
@@ -39,7 +39,8 @@ from tests.waiting import PATIENCE_S
 from tools.backup.archive import HEAD, SUMS, write_backup
 from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
-from tools.backup.restore import FolderInUseError, unpack
+from tools.backup.restore import unpack
+from tools.terminal.console import CommandError
 
 EXPERTS = ROOT / "tests/tools/backup/line"
 RULES = (
@@ -64,7 +65,7 @@ class Writing:
     def __init__(self, folder: Path) -> None:
         self.routes = compile_rules(RULES, "rules.yaml", None)
         self.journal = Journal(folder / "journal", segment_bytes=4096)
-        self.store: Store = open_store(f"sqlite:///{folder}/inspection.db")
+        self.store: Store = Store(f"sqlite:///{folder}/inspection.db")
         self.count = 0
 
     def accept(self, images: int = 1) -> list[Accepted]:
@@ -265,7 +266,7 @@ def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_pa
     weights = shutil.move(tmp_path / "experts" / "R0402.safetensors", tmp_path / "weights.safetensors")
     catalog.write_text(catalog.read_text().replace("R0402.safetensors", str(weights)), encoding="utf-8")
     shutil.copy(EXPERTS / "profile.yaml", tmp_path / "cpu.yaml")
-    open_store(f"sqlite:///{elsewhere}/results.db").close()
+    Store(f"sqlite:///{elsewhere}/results.db").close()
     restored = unpack(backed_up(config.parent), tmp_path / "restored").config
     settings = load_config(restored, {})
     inside = [settings.rules, settings.catalog, settings.journal, settings.images, settings.devices["cpu"].profile]
@@ -284,7 +285,7 @@ def test_what_the_environment_says_is_in_the_restored_configuration(tmp_path: Pa
     a_folder(tmp_path / "line")
     monkeypatch.setenv("COSERVE_LIMITS_CREDIT", "9")
     monkeypatch.setenv("COSERVE_DATABASE", f"sqlite:///{tmp_path}/other.db")
-    open_store(f"sqlite:///{tmp_path}/other.db").close()
+    Store(f"sqlite:///{tmp_path}/other.db").close()
     restored = unpack(backed_up(tmp_path / "line"), tmp_path / "restored").config
     settings = load_config(restored, {})
     assert settings.limits.credit == 9
@@ -480,7 +481,7 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
         for _ in range(8):
             data[chance.randrange(min(len(data), 8192))] = chance.choice(b"\0\x01xgLKS057\xff")
         bad.write_bytes(data)
-    with contextlib.suppress(BackupError):
+    with contextlib.suppress(CommandError):
         unpack(bad, tmp_path / "restored")
         return
     assert not (tmp_path / "restored").exists()
@@ -508,7 +509,7 @@ def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
-    with pytest.raises(FolderInUseError, match="not an empty folder"):
+    with pytest.raises(BackupError, match="not an empty folder"):
         unpack(archive, tmp_path / "line")
     coserve("restore", archive, tmp_path / "line", status=2)
     (tmp_path / "empty").mkdir()
@@ -529,14 +530,14 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
     config.write_text(CONFIG.replace("rules:", "regeln:"), encoding="utf-8")
     assert "regeln" in coserve("backup", config, archive, status=1).stderr
     config.write_text(CONFIG, encoding="utf-8")
-    open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
+    Store(f"sqlite:///{tmp_path}/line/inspection.db").close()
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(BackupError, match=r"of the database needs [\d.]+ [kM]B in .* and 1 kB are free: make room"):
+    with pytest.raises(CommandError, match=r"of the database needs [\d.]+ [kM]B in .* and 1 kB are free: make room"):
         write_backup(config, archive)
     (tmp_path / "line" / "journal").mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=60 * 10**6))
-    with pytest.raises(BackupError, match="what the line keeps free needs 67"):
+    with pytest.raises(CommandError, match="what the line keeps free, needs 67"):
         write_backup(config, archive)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(BackupError, match="the restored line needs"):
@@ -548,7 +549,7 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
 #: The disk fills after the room was looked at.
 NO_LOOK = """
 from tools.backup import archive, restore
-archive._need_room = restore.room_problem = lambda *_: None
+archive.need_room = restore.room_problem = lambda *_: None
 from tools.cli.main import main
 main()
 """
@@ -566,7 +567,7 @@ main()
 def test_a_full_disk_ends_a_backup_and_a_restore_in_a_sentence_and_leaves_nothing(tmp_path: Path, size: str):
     """While the copy of the database is made, while the archive is written, and while it is unpacked."""
     config = a_folder(tmp_path / "line")
-    open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
+    Store(f"sqlite:///{tmp_path}/line/inspection.db").close()
     archive = backed_up(tmp_path / "line")
     with small_disk(tmp_path / "disk", size=size) as disk:
         for words in (("backup", config, disk / "line.tar"), ("restore", archive, disk / "line")):
@@ -605,7 +606,7 @@ def test_names_that_are_not_utf_8_are_kept_or_refused_in_a_sentence(tmp_path: Pa
     (tmp_path / "line" / "keys" / f"{name}.key").write_text("a key")
     unpack(backed_up(tmp_path / "line"), tmp_path / "new")
     assert (tmp_path / "new" / "keys" / f"{name}.key").read_text() == "a key"
-    open_store(f"sqlite:///{tmp_path}/line/inspection.db").close()
+    Store(f"sqlite:///{tmp_path}/line/inspection.db").close()
     config.write_text(CONFIG)
     refused = [("backup", config, tmp_path / f"{name}.tar")]
     refused.append(("results", "--parquet", tmp_path / f"{name}.parquet", "--config", config))

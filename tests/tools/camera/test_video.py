@@ -23,17 +23,20 @@ from daemon.errors import ConfigError
 from tests import ROOT
 from tests.tools.client.scripted_daemon import ScriptedDaemon
 from tests.waiting import PATIENCE_S, until
-from tools.camera.frame_source import CameraDevice, SourceError, VideoFile, v4l2
 from tools.camera.layout import BoardLayout, LayoutPart, load_layout
 from tools.camera.render import render_board
 from tools.camera.render.images import DEFECT_RATE, VIDEO_PICTURES, board_plan, write_video
 from tools.camera.station import (
+    CameraDevice,
     ScannedLines,
+    SourceError,
     Station,
     StationCounts,
+    VideoFile,
     counted_serials,
     every_nth,
     listed_serials,
+    v4l2,
 )
 
 LAYOUT = BoardLayout(board="b", size=(64, 48), parts={"R1": LayoutPart(component="R0402", box=(8, 8, 40, 40))})

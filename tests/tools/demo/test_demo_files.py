@@ -7,14 +7,13 @@ import torch
 from daemon.config.settings import load_config
 from experts.catalog import CatalogFile, resolve
 from experts.spec import ExpertId, ExpertSpec
-from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
 from tests.lines import a_line
 from tools.camera.render import render_board
-from tools.demo.boards import COLOURS, PartVerdict, draw_board, part_verdicts
 from tools.demo.files import write_configuration
-from tools.demo.judge import PartToJudge, judge_parts
+from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
+from tools.demo.run import COLOURS, PartVerdict, draw_board, part_verdicts
 from tools.training import fit
 from tools.training.importer import import_model
 
@@ -46,9 +45,7 @@ def an_expert(folder: Path, name: str, says: str, logit: float) -> ExpertSpec:
 def test_parts_are_judged_along_the_routes(tmp_path: Path):
     kinds = {"sure": ("ok", 8.0), "unsure": ("ok", 1.0), "bad": ("missing", 8.0)}
     specs = [an_expert(tmp_path, name, *answer) for name, answer in kinds.items()]
-    pool = SlotPool("cpu", sum(spec.weights_bytes for spec in specs))
-    for spec in specs:
-        pool.load(spec)
+    catalog = {spec.expert: spec for spec in specs}
     rules = """\
 boards: {sensor-node: {extras: allow, components: {R0402: 4}}}
 classifiers:
@@ -63,12 +60,9 @@ steps:
     components = ("R0402", "CE6", "QFP32", "C0603")
     placements = [p for p in render_board("sensor-node", 1, 0.0).placements if p.component in components]
     parts = [PartToJudge("sensor-node", p.component, p.pixels) for p in placements]
-    shares: list[float] = []
-    verdicts = judge_parts(routes, {spec.expert: spec for spec in specs}, pool.slot, parts, shares.append)
+    verdicts = judge_parts(routes, catalog, loaded_pool(catalog), parts)
     by_component = {part.component: verdict for part, verdict in zip(parts, verdicts, strict=True)}
     assert by_component == {"R0402": "fail", "CE6": "review", "QFP32": "fail", "C0603": "pass"}
-    assert len(shares) == 3, "parts of one expert are asked together, those behind others too"
-    assert shares[-1] == 1.0
 
 
 def test_a_drawn_board_is_a_png_of_the_board_with_a_header_and_frames(tmp_path: Path):

@@ -9,19 +9,18 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from daemon.line.line import load_catalog
 from experts.weights import file_sha256
 from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
-from tools.demo.export import Observed, choose_thresholds, divide, read_catalog
-from tools.demo.features import FILE, ROWS, write_features
+from tools.demo.export import FILE, ROWS, Observed, choose_thresholds, divide, write_features
 from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
-from tools.demo.measure import Figures, JudgedPart
 from tools.demo.pictures import read_files, render_missing
-from tools.demo.recipe import Recipe, train
+from tools.demo.recipe import Figures, JudgedPart, Recipe, train
 from tools.demo.training import DETECTORS, Lesson, SolderLoss, network_loss, train_on
-from tools.training.held_out import wilson
+from tools.training.held_out import Rate
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +47,11 @@ def test_pictures_for_a_detector_carry_boxes_of_its_labels_inside_them(pictures:
     assert isinstance(loss, SolderLoss)
     loss.read(0)
     for _ in range(40):
-        pixels, boxes = loss.picture(detector.input_size, rng)
+        pixels, boxes = loss.picture(detector.size, rng)
         counts.append(len(boxes))
-        assert pixels.shape == (detector.input_size, detector.input_size, 3)
+        assert pixels.shape == (detector.size, detector.size, 3)
         assert (boxes[:, :4] >= 0).all()
-        assert (boxes[:, :4] <= detector.input_size).all()
+        assert (boxes[:, :4] <= detector.size).all()
         assert (boxes[:, 2:4] > boxes[:, :2]).all()
         assert set(boxes[:, 4].astype(int)) <= set(range(len(detector.labels)))
     assert min(counts) == 0, "good parts are among the pictures"
@@ -149,9 +148,9 @@ def test_figures_count_by_part_and_by_board():
 
 
 def test_wilsons_interval_is_that_of_the_textbook():
-    assert wilson(0, 0) == (0.0, 1.0)
-    assert wilson(995, 1000) == pytest.approx((0.98835, 0.99786), abs=1e-4)
-    assert wilson(0, 100) == pytest.approx((0, 0.03699), abs=1e-4)
+    assert Rate(0, 0).wilson == (0.0, 1.0)
+    assert Rate(995, 1000).wilson == pytest.approx((0.98835, 0.99786), abs=1e-4)
+    assert Rate(0, 100).wilson == pytest.approx((0, 0.03699), abs=1e-4)
 
 
 @pytest.mark.test_all
@@ -159,7 +158,8 @@ def test_wilsons_interval_is_that_of_the_textbook():
 def test_a_thousandth_of_the_recipe_makes_experts_that_judge_boards(tmp_path: Path):
     small = Recipe(files=1, held_out_files=1, steps_share=0.0005, calibration_boards=4, measured_boards=4)
     out = train(tmp_path, small)
-    catalog = read_catalog(out)
+    catalog, *_ = load_catalog(out / "catalog.yaml")
+    assert catalog is not None
     assert len(catalog) == 19
     assert {spec.resident.stored_as for spec in catalog.values()} == {"int8"}
     assert set(read_thresholds(out).review_below) == set(part_types())

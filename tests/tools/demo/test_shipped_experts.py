@@ -18,7 +18,7 @@ from daemon.line.line import load_line
 from experts.weights import file_sha256
 from tools.camera.render import part_types
 from tools.cli.main import app
-from tools.demo.features import FILE, ROWS
+from tools.demo.export import FILE, ROWS
 from tools.demo.line import SHIPPED, describe_line, make_line, shipped_figures
 from tools.demo.run import run_demo
 from tools.demo.training import BACKBONE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from experts.spec import ExpertId
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
@@ -36,7 +36,7 @@ class Answers:
         opened = open_line(line.config)
         self.catalog, _ = opened.catalog(entries_in_force(opened.experts()))
         self.file = line.folder / "inspection.db"
-        open_store(f"sqlite:///{self.file}").close()
+        Store(f"sqlite:///{self.file}").close()
         self.count = 0
 
     def add(self, rows: Iterable[tuple[float, int, str | None]], verdict: str, **more: Any) -> None:

@@ -83,7 +83,7 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
         assert (row.disk_s, row.ram_s) == (entry["disk_s"], None)
         assert 1 <= row.max_batch <= 2
         assert row.activation_bytes > 64 * 64 * 3 * 4
-    recommended = profile.devices["cpu"]
+    recommended = profile.file.devices["cpu"]
     assert recommended.expert_memory is not None
     assert recommended.expert_memory + (recommended.activation_memory or 0) == 150_000_000
     search = figures["devices"]["cpu"]["search"]
@@ -101,7 +101,7 @@ def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_me
     assert done.exit_code == 0, done.output
     said = f"pc2-cpu was not measured: no cluster answers at {address} (Connection refused): start its head"
     assert said in " ".join(done.stdout.split())
-    assert [*load_profile(config.parent / "profile.yaml").devices] == ["cpu"]
+    assert [*load_profile(config.parent / "profile.yaml").file.devices] == ["cpu"]
     config = a_line(tmp_path / "none_here", experts, devices=there, cluster={"address": address})
     done = command(str(config), "--quick", "--max-batch", "1")
     assert done.exit_code == 1

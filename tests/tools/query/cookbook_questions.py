@@ -1,4 +1,4 @@
-"""The questions of docs/sql-cookbook.md, as a reader copies them."""
+"""The questions of docs/results.md, as a reader copies them."""
 
 import re
 import shutil
@@ -11,9 +11,9 @@ from typing import Any
 
 from tests import ROOT
 
-COOKBOOK = ROOT / "docs" / "sql-cookbook.md"
+PAGE = ROOT / "docs" / "results.md"
 _QUESTION = re.compile(
-    r"^## ([0-9]+)\. (.+?)\n\n```sql\n(.+?)\n```\n\n(.+?)\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL
+    r"^### ([0-9]+)\. (.+?)\n\n```sql\n(.+?)\n```\n\n(.+?)\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL
 )
 
 
@@ -27,7 +27,7 @@ class Question:
 
 
 def questions() -> list[Question]:
-    matches = _QUESTION.findall(COOKBOOK.read_text(encoding="utf-8"))
+    matches = _QUESTION.findall(PAGE.read_text(encoding="utf-8"))
     return [Question(int(number), title, sql, how, sample.splitlines()) for number, title, sql, how, sample in matches]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.storage.database.schema import metadata
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from experts.spec import digest_of
 
 CONFIG = """\
@@ -164,7 +164,7 @@ class _Month:
 
 def make(path: Path, boards: int, seed: int = 7) -> None:
     """Make a database with about 42 inspections a board."""
-    open_store(f"sqlite:///{path}").close()
+    Store(f"sqlite:///{path}").close()
     month = _Month(boards, seed)
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA synchronous = OFF")

@@ -1,4 +1,4 @@
-"""docs/sql-cookbook.md: every question answers, as its sample shows, and some are counted again by other means."""
+"""docs/results.md: every question answers, as its sample shows, and some are counted again by other means."""
 
 import re
 from collections import Counter, defaultdict

@@ -12,7 +12,7 @@ import pytest
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.tools.run_commands import coserve
-from tools.query.reading import InspectionName, InspectionRecord, UnknownInspectionError, read_inspection
+from tools.query.reading import InspectionRecord, UnknownInspectionError, read_inspection
 from tools.query.retrace import StoredRules, retrace
 
 
@@ -28,7 +28,7 @@ def as_json(folder: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
 def record_of(line: Line, *name: str) -> InspectionRecord:
     engine = open_for_reading(f"sqlite:///{line.folder}/inspection.db")
     try:
-        return read_inspection(engine, InspectionName(*name))
+        return read_inspection(engine, (*name, *[None] * (4 - len(name))))
     finally:
         engine.dispose()
 
@@ -117,7 +117,7 @@ def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) ->
     assert second.board["attempt"] == 2
     assert len(second.others) == 1
     engine = open_for_reading(f"sqlite:///{judged.folder}/inspection.db")
-    first = read_inspection(engine, InspectionName("S2", "P1", attempt=1))
+    first = read_inspection(engine, ("S2", "P1", None, 1))
     engine.dispose()
     assert (first.board["attempt"], first.inspection["inspection_id"]) == (1, second.others[0])
 

@@ -22,7 +22,7 @@ from daemon.config.settings import load_config
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.schema import inspections
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.units import spreadsheet_cell
 from tests.contract.client import Line
 from tests.faults.shim import read_log, shim_environment
@@ -31,8 +31,9 @@ from tests.tools.query.judged_line import SERIALS
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tools.query.package import write
 from tools.query.package.verify import verify_package
-from tools.query.package.write import PackageFolderError, PackageReport, write_package
+from tools.query.package.write import PackageReport, write_package
 from tools.query.reading import BoardSelection
+from tools.terminal.new_files import OutputInUseError
 
 
 def export(folder: Path, out: Path, *, with_weights: bool = False, **selection: Any) -> PackageReport:
@@ -91,7 +92,7 @@ def test_the_package_of_a_lot_has_all_of_its_rows(judged: Line, package: Path) -
 
 
 def test_boxes_that_people_drew_are_in_the_package_of_their_board_alone(line: Path, tmp_path: Path) -> None:
-    with closing(open_store(f"sqlite:///{line}/inspection.db")) as store:
+    with closing(Store(f"sqlite:///{line}/inspection.db")) as store:
         with store.engine.connect() as connection:
             failed = inspections.c.lot == "L1", inspections.c.verdict == "fail"
             image = connection.execute(select(inspections.c.inspection_id).where(*failed).limit(1)).scalar_one()
@@ -282,7 +283,7 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
 ) -> None:
     out = tmp_path / "L1"
     with paused_coserve(BEFORE_SUMS, "export", "--lot", "L1", "--out", out, "--config", judged.config) as process:
-        with pytest.raises(PackageFolderError, match="another export"):
+        with pytest.raises(OutputInUseError, match="another process"):
             export(judged.folder, out, lots=("L1",))
         process.send_signal(end)
         process.wait(120)

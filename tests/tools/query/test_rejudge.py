@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -25,15 +24,6 @@ classifiers:
   "*": {expert: "{component}", pass: [ok], review_below: 0.0}
 """
 PICTURES = 12
-
-
-@pytest.fixture(autouse=True)
-def gave_way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Calls to the scheduler: the command runs in this process here, which must not stay slow after it."""
-    calls: list[str] = []
-    monkeypatch.setattr(os, "nice", lambda by: calls.append(f"nice {by}"))
-    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: calls.append("batch"))
-    return calls
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +80,10 @@ def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
     "Versions of experts",
     "Judging stored images again writes nothing, and reports no change if nothing changed",
 )
-def test_nothing_changed_means_that_nothing_would_change(line: Line, gave_way: list[str]):
+def test_nothing_changed_means_that_nothing_would_change(line: Line):
     report = rejudge(line)
     assert (report["rejudged"], report["unchanged"], report["changed"]) == (PICTURES + 1, PICTURES + 1, 0)
     assert report["list"] == report["changes"] == report["notes"] == []
-    assert gave_way == ["nice 10", "batch"]
 
 
 def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, version_folders: tuple[Path, Path]):

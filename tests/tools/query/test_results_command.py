@@ -332,7 +332,7 @@ def tokyo(line: Path) -> Path:
 
 
 def test_the_cookbook_groups_by_the_plants_shifts(line: Path, tokyo: Path) -> None:
-    page = (ROOT / "docs/sql-cookbook.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"^```\n(SELECT p\.day.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     (oldest,) = by_hand(line, "SELECT min(completed_at) FROM boards")
     shifts = coserve("db", "shifts", "--config", tokyo, "--since", oldest).stdout

@@ -71,7 +71,7 @@ def _swap_sums(package: Path) -> None:
 
 @pytest.mark.promise(
     "A full disk, and years of results",
-    "A signed package shows any later change of its rows, in the package or in the database ([drill](audit.md))",
+    "A signed package shows any later change of its rows, in it or in the database ([drill](results.md#an-audit))",
 )
 @pytest.mark.parametrize(
     ("change", "key", "message"),

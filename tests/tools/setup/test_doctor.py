@@ -79,7 +79,6 @@ def test_a_full_disk_is_wrong_and_a_disk_in_memory_too(config: Path, tmp_path: P
         problems = wrongs(checks.disks(context))
         assert "MB free" in problems["disk space"]
         assert "free some room" in problems["disk space"]
-        assert "too little room to measure" in wrongs(checks.disks(context), "warn")["disk speed"]
 
 
 def test_a_taken_port_is_named_with_who_has_it(config: Path) -> None:
@@ -114,7 +113,7 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
     problems = wrongs(findings)
     assert not wrongs(checks.permissions(machine_of(config)))
     assert os.geteuid() == 0
-    assert "chown or chmod it" in problems["permissions"]
+    assert "chown or chmod" in problems["permissions"]
     coserve("doctor", config, "--user", "no-such-user", status=2)
 
 

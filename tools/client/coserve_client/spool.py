@@ -8,6 +8,7 @@ only together with its source.
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -42,19 +43,22 @@ class Spool:
         self.folder = folder
         self._aside = folder / "set_aside"
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self._lock = _SpoolLock(folder / "lock")
+        self._lock = _locked(folder / "lock")
         try:
-            self._check_source(source)
             numbers = sorted(self._numbers(folder))
+            self._check_source(numbers, source)
             self.waiting = [(number, self._path(number).stat().st_size) for number in numbers]
             self.next_number = max([*numbers, *self._numbers(self._aside)], default=0) + 1
         except BaseException:
-            self._lock.close()
+            self.close()
             raise
 
     def close(self) -> None:
         """Release the spool for another process."""
-        self._lock.close()
+        if not self._lock.closed:
+            with contextlib.suppress(OSError):
+                self._lock.truncate(0)
+            self._lock.close()
 
     @staticmethod
     def size_of(header: bytes, payload: bytes) -> int:
@@ -110,21 +114,9 @@ class Spool:
         names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
         return [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
 
-    def _check_source(self, source: str) -> None:
-        path = self.folder / "spool.json"
-        try:
-            owner = json.loads(path.read_bytes())["source"]
-        except FileNotFoundError:
-            owner = None
-        except (ValueError, KeyError, TypeError):
-            owner = None  # half-written at a power cut; the headers of the entries name their source
-        if owner is None:
-            numbers = sorted(self._numbers(self.folder))
-            owner = next((name for number in numbers if (name := self._source_of(number))), source)
-            with path.open("wb", buffering=0) as file:
-                _write_all(file.fileno(), (json.dumps({"version": 1, "source": owner}).encode(),))
-                os.fsync(file.fileno())
-            _sync_folder(self.folder)
+    def _check_source(self, numbers: list[int], source: str) -> None:
+        """SpoolError if the oldest entry that can be read names another source: all are of one."""
+        owner = next((name for number in numbers if (name := self._source_of(number))), source)
         if owner != source:
             raise SpoolError(
                 f"the spool {self.folder} belongs to source {owner!r}, not to {source!r}: its images can only be sent "
@@ -137,29 +129,22 @@ class Spool:
         return None
 
 
-class _SpoolLock:
-    """An exclusive lock that ends with its process; the file holds the process number."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            owner = self._file.read().decode("ascii", "replace").strip() or "unknown"
-            self._file.close()
-            raise SpoolError(
-                f"the spool {path.parent} is in use by process {owner}: stop it first, or name another folder"
-            ) from None
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
-            self._file.truncate(0)
-            self._file.write(str(os.getpid()).encode())
-
-    def close(self) -> None:
-        if not self._file.closed:
-            with contextlib.suppress(OSError):
-                self._file.truncate(0)
-            self._file.close()
+def _locked(path: Path) -> io.FileIO:
+    """Return a file with an exclusive lock that ends with its process, and with the process number in it."""
+    lock = path.open("a+b", buffering=0)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().decode("ascii", "replace").strip() or "unknown"
+        lock.close()
+        raise SpoolError(
+            f"the spool {path.parent} is in use by process {owner}: stop it first, or name another folder"
+        ) from None
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode())
+    return lock
 
 
 def _head(header: bytes, payload: bytes) -> bytes:

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, select, tuple_
 from daemon.registry.signing import SIGNATURE, read_public_key, signature_problem
 from daemon.storage.database.schema import metadata
 from experts.weights import file_sha256
-from tools.query.package.contents import json_lines
-from tools.query.package.write import MANIFEST, SUMS, PackageError
+from tools.query.package.write import MANIFEST, SUMS, json_lines
+from tools.terminal.console import CommandError
 
 _MAX_PROBLEMS = 100
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00\\]+)")
@@ -61,16 +61,16 @@ class PackageCheck:
 def verify_package(
     package: Path, key: Path | None = None, connect: Callable[[], AbstractContextManager[Connection]] | None = None
 ) -> PackageCheck:
-    """Compare files, rows (with a database) and, with a public `key`, the signature. Raises PackageError."""
+    """Compare files, rows (with a database) and, with a public `key`, the signature. Raises CommandError."""
     public = None if key is None else read_public_key(key)
     sums = package / SUMS
     if sums.is_symlink():
-        raise PackageError(f"{sums} is a link: `coserve export` writes none, so it was replaced")
+        raise CommandError(f"{sums} is a link: `coserve export` writes none, so it was replaced")
     if not sums.is_file():
-        raise PackageError(f"{package} has no {SUMS}: it is not a package of `coserve export`, or it was cut short")
+        raise CommandError(f"{package} has no {SUMS}: it is not a package of `coserve export`, or it was cut short")
     checksums = _checksums(sums)
     if MANIFEST not in checksums:
-        raise PackageError(f"{sums} does not name {MANIFEST}: it is not a package of `coserve export`")
+        raise CommandError(f"{sums} does not name {MANIFEST}: it is not a package of `coserve export`")
     check = PackageCheck(len(checksums) + 1, file_sha256(sums))
     present = {
         path.relative_to(package).as_posix(): path
@@ -118,7 +118,7 @@ def _row_problems(
 
 
 def _read_manifest(manifest: Path) -> tuple[str, dict[str, int], str | None, str | None]:
-    """Return when the package was made, its rows by table, its signing key, and its signer. PackageError."""
+    """Return when the package was made, its rows by table, its signing key, and its signer. CommandError."""
     try:
         fields = json.loads(manifest.read_text(encoding="utf-8"))
         counts = {str(name): int(count) for name, count in fields["rows"].items()}
@@ -126,7 +126,7 @@ def _read_manifest(manifest: Path) -> tuple[str, dict[str, int], str | None, str
         counts["boards"]  # a package has some
         return str(fields["made"]), counts, signed_by.get("key"), signed_by.get("user")
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise PackageError(f"{manifest} does not say when it was made and how many boards it has") from None
+        raise CommandError(f"{manifest} does not say when it was made and how many boards it has") from None
 
 
 def _readable(name: str) -> str:
@@ -135,16 +135,16 @@ def _readable(name: str) -> str:
 
 
 def _checksums(sums: Path) -> dict[str, str]:
-    """Return the checksums by file name. Raises PackageError for names outside the package."""
+    """Return the checksums by file name. Raises CommandError for names outside the package."""
     checksums: dict[str, str] = {}
     for number, line in enumerate(sums.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         parts = _LINE.fullmatch(line)
         path = PurePosixPath(parts[2]) if parts else PurePosixPath("..")
         if parts is None or path.is_absolute() or ".." in path.parts:
-            raise PackageError(f"{sums}:{number}: expected a sha256, two blanks and a name inside the package")
+            raise CommandError(f"{sums}:{number}: expected a sha256, two blanks and a name inside the package")
         name = path.as_posix()
         if name in checksums or name == SUMS:
-            raise PackageError(f"{sums}:{number}: {name} has no place here: each file has one line, and {SUMS} none")
+            raise CommandError(f"{sums}:{number}: {name} has no place here: each file has one line, and {SUMS} none")
         checksums[name] = parts[1]
     return checksums
 

@@ -5,7 +5,7 @@ derives it from reported latencies (`observe`). United experts stay in memory, w
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -19,7 +19,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.brownout.united import UnitedExperts, load_united
-from experts.moe.policy.brownout import ExpertSplit, Phase, Salc, SalcRule, split
+from experts.moe.policy.brownout import ExpertSplit, LatencyController, Phase, SalcRule, split
 from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -51,7 +51,7 @@ class Brownout(Mode):
         united: UnitedExperts | None,
         *,
         threshold: float = 1.0,
-        salc: Salc | None = None,
+        salc: Mapping[Phase, LatencyController] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
@@ -62,9 +62,10 @@ class Brownout(Mode):
 
     @classmethod
     def open(cls, checkpoint: Path, options: BrownoutOptions) -> "Brownout":
-        salc = None
+        salc: dict[Phase, LatencyController] | None = None
         if options.ttft_slo_ms and options.tpot_slo_ms:
-            salc = Salc(SalcRule(slo_s=options.ttft_slo_ms / 1000), SalcRule(slo_s=options.tpot_slo_ms / 1000))
+            slos: dict[Phase, float] = {"prefill": options.ttft_slo_ms, "decode": options.tpot_slo_ms}
+            salc = {phase: LatencyController(SalcRule(slo_s=slo_ms / 1000)) for phase, slo_ms in slos.items()}
         united = load_united(PreparedFiles(checkpoint), options.way) if options.way else None
         return cls(united, threshold=options.threshold, salc=salc)
 
@@ -90,12 +91,13 @@ class Brownout(Mode):
     def observe(self, phase: Phase, latency_s: float) -> None:
         """Report the latency of a request's first token (since arrival) or of a later one (since the last)."""
         if self.salc is not None:
-            self.salc.observe(phase, latency_s, self._clock())
+            self.salc[phase].observe(latency_s, self._clock())
 
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)
         if self.salc is not None:
-            self.thresholds = self.salc.check(self._clock())
+            now = self._clock()
+            self.thresholds = {phase: controller.check(now) for phase, controller in self.salc.items()}
 
     def route(self, routing: Routing) -> Routing:
         experts = self.arch.experts

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -45,11 +46,7 @@ def fit(inputs: FitInputs) -> None:
         if prepared.is_made(part_name(layer), _provenance(trace, recipe)):
             inputs.progress(f"{part}, there already", 1, 1)
             continue
-
-        def report(done: int, steps: int, loss: float, part: str = part) -> None:
-            inputs.progress(part, done, steps, f", loss {loss:.3f}")
-
-        save_layer(prepared, layer, fit_layer(trace, layer, recipe, report), trace, recipe)
+        save_layer(prepared, layer, fit_layer(trace, layer, recipe, partial(inputs.progress, part)), trace, recipe)
 
 
 def part_name(layer: int) -> str:
@@ -72,9 +69,9 @@ def paths_of(trace: Trace) -> tuple[Paths, Paths]:
 
 
 def fit_layer(
-    trace: Trace, layer: int, recipe: DuoServeRecipe, report: Callable[[int, int, float], None] = lambda *_: None
+    trace: Trace, layer: int, recipe: DuoServeRecipe, report: Callable[[int, int, str], None] = lambda *_: None
 ) -> ExpertMLP:
-    """Train a predictor of `layer`, 1 or above, reproducibly; `report` gets steps done, steps in all, the loss."""
+    """Train a predictor of `layer`, 1 or above, reproducibly; `report` gets steps done, steps in all, a note."""
     states = states_of(trace, layer)
     sofar, before = paths_of(trace)
     sofar = sofar.first(known_layers(layer))
@@ -100,7 +97,7 @@ def fit_layer(
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             schedule.step()
-            report(step + 1, steps, loss.item())
+            report(step + 1, steps, f", loss {loss.item():.3f}")
     return network.eval()
 
 

@@ -1,10 +1,10 @@
 """The predictor of DuoServe-MoE (§4.2): from a token's path so far to the experts of a later layer.
 
 The state is s = [h, p, a]. h: the experts chosen so far, zero-padded to a fixed length. p: popularity of the layer to
-be predicted. a: affinity of the layer to the chosen experts. Ours (docs/decisions.md): h has one place for each expert
-of each layer, with the gate's weights beside it, instead of the experts' numbers; it includes the path of the token
-before; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only the
-rows of the experts chosen last, since the whole matrix is the same for every token of a layer.
+be predicted. a: affinity of the layer to the chosen experts. Ours (docs/language-models.md): h has one place for each
+expert of each layer, with the gate's weights beside it, instead of the experts' numbers; it includes the path of the
+token before; it ends `LEAD` layers before the predicted one, which leaves time to predict and to fetch; and a has only
+the rows of the experts chosen last, since the whole matrix is the same for every token of a layer.
 """
 
 from collections.abc import Sequence

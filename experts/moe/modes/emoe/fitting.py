@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -10,8 +11,8 @@ from torch import nn
 from experts.moe.model.mode import FitInputs
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes.emoe import sensitivity
-from experts.moe.modes.emoe.predictor import ExpertPredictor, spreads
-from experts.moe.trace import Trace, load_trace, popularity, popularity_by_task
+from experts.moe.modes.emoe.predictor import ExpertPredictor
+from experts.moe.trace import Trace, load_trace, popularity, popularity_by_task, shares
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
 PART = "emoe/predictor"
@@ -41,11 +42,7 @@ def fit(inputs: FitInputs) -> None:
     if prepared.is_made(PART, provenance(trace, recipe)):
         inputs.progress(f"{PART}, there already", 1, 1)
     else:
-
-        def report(step: int, loss: float) -> None:
-            inputs.progress(PART, step, recipe.steps, f", loss {loss:.3f}")
-
-        save_predictor(prepared, fit_predictor(trace, recipe, report), trace, recipe)
+        save_predictor(prepared, fit_predictor(trace, recipe, partial(inputs.progress, PART)), trace, recipe)
     _measure_sensitivity(inputs)
 
 
@@ -55,9 +52,7 @@ def _measure_sensitivity(inputs: FitInputs) -> None:
     mode = sensitivity.WrongRouting()
     budget_bytes = len(arch.expert_keys) * arch.expert_bytes
     with closing(MoeRuntime.open(inputs.prepared.checkpoint, mode, budget_bytes)) as runtime:
-        sensitivity.measure(
-            runtime, mode, windows, inputs.prepared, lambda done, total: inputs.progress(sensitivity.PART, done, total)
-        )
+        sensitivity.measure(runtime, mode, windows, inputs.prepared, partial(inputs.progress, sensitivity.PART))
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:
@@ -67,7 +62,7 @@ def prompts_of(trace: Trace) -> list[list[int]]:
 def prompt_spreads(trace: Trace) -> torch.Tensor:
     """Return the shares of each prompt's tokens at the experts, (P, L, E)."""
     return torch.stack(
-        [spreads(trace.index[trace.span(prompt)].unbind(1), trace.experts) for prompt in range(trace.prompts)]
+        [shares(trace.index[trace.span(prompt)].unbind(1), trace.experts) for prompt in range(trace.prompts)]
     )
 
 
@@ -92,9 +87,9 @@ class PromptStream:
 
 
 def fit_predictor(
-    trace: Trace, recipe: EmoeRecipe, report: Callable[[int, float], None] = lambda _, __: None
+    trace: Trace, recipe: EmoeRecipe, report: Callable[[int, int, str], None] = lambda *_: None
 ) -> ExpertPredictor:
-    """Train a predictor of the trace's tasks, reproducibly; `report` gets the step and the loss."""
+    """Train a predictor of the trace's tasks, reproducibly; `report` gets steps done, steps in all, a note."""
     spread, prompts = prompt_spreads(trace), prompts_of(trace)
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng():
@@ -114,7 +109,7 @@ def fit_predictor(
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
             schedule.step()
-            report(step + 1, loss.item())
+            report(step + 1, recipe.steps, f", loss {loss.item():.3f}")
     return predictor.eval()
 
 

@@ -19,14 +19,13 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow, expert_mask, mask_gate
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.emoe.fitting import load_predictor
-from experts.moe.modes.emoe.predictor import ExpertPredictor, Variant, spreads
+from experts.moe.modes.emoe.predictor import ExpertPredictor, Variant
 from experts.moe.modes.emoe.sensitivity import load_shares, sensitivity_weights
 from experts.moe.policy.expected import ChosenExperts, Frequencies, choose, expected_tokens, to_load
 from experts.moe.policy.schedule import Generation, TaskProfiles
+from experts.moe.trace import shares
 from experts.moe.weights.prepared import PreparedFiles
 
-#: Prompts between two predictions in the paper (§5.7).
-PERIOD = 40
 #: Past prompts whose tasks a period is expected to have; the last period's if it is longer.
 _RECENT_PROMPTS = 32
 
@@ -47,12 +46,13 @@ def load_knowledge(prepared: PreparedFiles) -> EmoeKnowledge:
 
 
 class EmoeOptions(ModeOptions, frozen=True):
-    """`period`: prompts from one choice of experts to the next. `task_aware: false` chooses for all known tasks alike.
+    """`period`: prompts from one choice of experts to the next (§5.7). `task_aware: false` chooses for all known tasks
+    alike.
 
     `variant`: predict all layers at once (eMoE-A) or layer by layer (eMoE-L).
     """
 
-    period: PositiveInt = PERIOD
+    period: PositiveInt = 40
     variant: Variant = "all"
     task_aware: bool = True
 
@@ -61,14 +61,10 @@ class Emoe(Mode):
     Options = EmoeOptions
     lossless = False
 
-    def __init__(
-        self, knowledge: EmoeKnowledge, *, period: int = PERIOD, variant: Variant = "all", task_aware: bool = True
-    ) -> None:
+    def __init__(self, knowledge: EmoeKnowledge, options: EmoeOptions) -> None:
         super().__init__()
         self._knowledge = knowledge
-        self._period = period
-        self._variant: Variant = variant
-        self._task_aware = task_aware
+        self._options = options
         #: Sensitivity of each layer, averaged over tasks.
         self._average = tuple(sum(row) / len(row) for row in zip(*knowledge.weights.values(), strict=True))
         self._policy = ChosenExperts()
@@ -76,7 +72,7 @@ class Emoe(Mode):
         self.profiles = TaskProfiles()
         self._prompts = 0
         #: The last prompts, the ones that decode, and the predictor's input.
-        self._recent: deque[Generation] = deque(maxlen=max(_RECENT_PROMPTS, period))
+        self._recent: deque[Generation] = deque(maxlen=max(_RECENT_PROMPTS, options.period))
         self._decoding: dict[str, Generation] = {}
         self._past: deque[tuple[int, torch.Tensor]] = deque(maxlen=knowledge.predictor.history)
         self._routed: dict[int, torch.Tensor] = {}
@@ -87,8 +83,7 @@ class Emoe(Mode):
 
     @classmethod
     def open(cls, checkpoint: Path, options: EmoeOptions) -> "Emoe":
-        knowledge = load_knowledge(PreparedFiles(checkpoint))
-        return cls(knowledge, period=options.period, variant=options.variant, task_aware=options.task_aware)
+        return cls(load_knowledge(PreparedFiles(checkpoint)), options)
 
     def eviction_policy(self, arch: MoeArch) -> ChosenExperts:  # noqa: ARG002
         return self._policy
@@ -115,7 +110,7 @@ class Emoe(Mode):
         self._routed.clear()
         new = [_generation(row) for row in step.rows]
         first, self._prompts = self._prompts, self._prompts + len(new)
-        if first and any(number % self._period == 0 for number in range(first, self._prompts)):
+        if first and any(number % self._options.period == 0 for number in range(first, self._prompts)):
             self._choose_again(new)
         self._recent.extend(new)
 
@@ -131,7 +126,7 @@ class Emoe(Mode):
         layers = [self._routed[layer].cpu() for layer in range(self.arch.layers)]
         for number, row in enumerate(step.rows):
             index = [_of_row(layer, step, number) for layer in layers]
-            self._past.append((self._task_number(row.task), spreads(index, self.arch.experts)))
+            self._past.append((self._task_number(row.task), shares(index, self.arch.experts)))
         self._routed.clear()
 
     def resize(self, budget_bytes: int) -> None:
@@ -148,10 +143,10 @@ class Emoe(Mode):
         expected = self._expected_generations(new)
         tasks = list(dict.fromkeys(generation.task for generation, _ in expected))
         numbers = [self._task_number(task) for task in tasks]
-        predicted = self._knowledge.predictor.predict(list(self._past), numbers, self._variant)
+        predicted = self._knowledge.predictor.predict(list(self._past), numbers, self._options.variant)
         frequencies: dict[str | None, Frequencies] = dict(zip(tasks, predicted.tolist(), strict=True))
         weights = dict.fromkeys(tasks, self._average)
-        if self._task_aware:
+        if self._options.task_aware:
             weights |= self._knowledge.weights
         self._expected = expected_tokens(expected, frequencies, weights, self.profiles)
         before = self._chosen
@@ -160,9 +155,9 @@ class Emoe(Mode):
 
     def _expected_generations(self, new: list[Generation]) -> list[tuple[Generation, float]]:
         """Return running and new requests, and the rest of the period as its past suggests, each with its count."""
-        if not self._task_aware:
+        if not self._options.task_aware:
             return [(Generation(task, task, 1, 0, 0.0), 1.0) for task in self._knowledge.tasks]
-        count = max(0, self._period - len(new)) / max(1, len(self._recent))
+        count = max(0, self._options.period - len(new)) / max(1, len(self._recent))
         certain = [(generation, 1.0) for generation in (*self._decoding.values(), *new)]
         return certain + [(generation, count) for generation in self._recent if count]
 

@@ -116,10 +116,3 @@ class ExpertPredictor(nn.Module):
         place = torch.empty(self.layers, dtype=torch.long, device=self.head.device)
         place[list(order)] = torch.arange(self.layers, device=self.head.device)
         return ((place[None, :] >= place[:, None]) | (place[None, :] >= seen))[None]
-
-
-def spreads(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
-    """Return the shares of a prompt's tokens by expert, (L, E), rows summing to 1. `index`: (N, k) for each layer."""
-    counts = torch.stack([torch.bincount(layer.flatten().long(), minlength=experts)[:experts] for layer in index])
-    counts = counts.float()
-    return counts / counts.sum(dim=1, keepdim=True).clamp_min(1.0)

@@ -24,9 +24,6 @@ from experts.moe.weights.expert_store import ExpertStore
 #: From a routing before masking and the layer's expert norms, (E,), to the importance of its experts, (E,) float.
 Score = Callable[[Routing, torch.Tensor], torch.Tensor]
 
-WINDOW_TOKENS = 32.0
-PRIOR_TOKENS = 64.0
-
 
 def importance(routing: Routing, norms: torch.Tensor) -> torch.Tensor:
     """Return SwapMoE Eq. 2: the sum of ‖x‖·G(x)ᵢ·‖Eᵢ‖ over the tokens that the gate gave to expert i."""
@@ -71,50 +68,31 @@ class SwapMoeOptions(ModeOptions, frozen=True):
 
     counts: tuple[PositiveInt, ...] | None = None
     period: PositiveInt | None = None
-    window: PositiveFloat = WINDOW_TOKENS
-    prior_tokens: NonNegativeFloat = PRIOR_TOKENS
+    window: PositiveFloat = 32.0
+    prior_tokens: NonNegativeFloat = 64.0
     score: Literal["importance", "tokens"] = "importance"
 
 
 class SwapMoe(Mode):
-    """Without a `preparation` memory is split evenly. The other arguments are those of SwapMoeOptions."""
+    """Without a `preparation` memory is split evenly."""
 
     Options = SwapMoeOptions
     lossless = False
 
-    def __init__(
-        self,
-        preparation: Preparation | None = None,
-        *,
-        counts: tuple[int, ...] | None = None,
-        period: int | None = None,
-        window: float = WINDOW_TOKENS,
-        prior_tokens: float = PRIOR_TOKENS,
-        score: Score = importance,
-    ) -> None:
+    def __init__(self, preparation: Preparation | None = None, options: SwapMoeOptions | None = None) -> None:
         super().__init__()
         self._preparation = preparation
-        self._counts = counts
-        self._period = period
-        self._window = window
-        self._prior_tokens = prior_tokens
-        self._score = score
+        self._options = options or SwapMoeOptions()
+        self._score = SCORES[self._options.score]
         #: By layer of this step: importance (E,) on the model's device, and the number of its tokens.
         self._scores: dict[int, tuple[torch.Tensor, int]] = {}
 
     @classmethod
     def open(cls, checkpoint: Path, options: SwapMoeOptions) -> "SwapMoe":
-        return cls(
-            load_preparation(checkpoint),
-            counts=options.counts,
-            period=options.period,
-            window=options.window,
-            prior_tokens=options.prior_tokens,
-            score=SCORES[options.score],
-        )
+        return cls(load_preparation(checkpoint), options)
 
     def eviction_policy(self, arch: MoeArch) -> VirtualExperts:
-        self._importance = Importance(arch.layers, arch.experts, self._window, self._prior_tokens)
+        self._importance = Importance(arch.layers, arch.experts, self._options.window, self._options.prior_tokens)
         self._virtual = VirtualExperts(self._importance, arch.layers, arch.experts, arch.top_k)
         return self._virtual
 
@@ -152,12 +130,12 @@ class SwapMoe(Mode):
         self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
         plan = self._plan(budget_bytes)
         self._virtual.set_shares([count - self.arch.top_k for count in plan.counts])
-        self._turns = UpdateTurns(self.arch.layers, self._period or plan.period)
+        self._turns = UpdateTurns(self.arch.layers, self._options.period or plan.period)
         self.cache.resize(budget_bytes)
 
     def _require_shapes(self) -> None:
         """Raise ModelError if the option `counts` or the prepared plan is of another model."""
-        arch, counts, preparation, folder = self.arch, self._counts, self._preparation, self.cache.store.folder
+        arch, counts, preparation, folder = self.arch, self._options.counts, self._preparation, self.cache.store.folder
         if counts is not None and not (
             len(counts) == arch.layers and all(arch.top_k <= count <= arch.experts for count in counts)
         ):
@@ -170,8 +148,8 @@ class SwapMoe(Mode):
     def _plan(self, budget_bytes: int) -> MemoryPlan:
         arch = self.arch
         assert self._preparation is not None
-        if self._counts is not None:
-            return MemoryPlan(budget_bytes, self._counts, self._period or arch.layers)
+        if self._options.counts is not None:
+            return MemoryPlan(budget_bytes, self._options.counts, self._options.period or arch.layers)
         even = MemoryPlan(budget_bytes, (arch.experts,) * arch.layers, arch.layers)
         return plan_for(self._preparation.plans, budget_bytes) or even
 

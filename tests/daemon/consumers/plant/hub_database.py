@@ -82,5 +82,5 @@ async def sending(
     settings = PlantSettings(kind="plant", line=line, database=hub.url, **keys)
     consumer = PlantConsumer(settings, identifier, side or LineSide(database))
     folder = database.file.parent / f"consumers-{identifier}"
-    async with running(database, consumer, folder, batch=settings.batch, status_page=status_page) as runner:
+    async with running(database, consumer, folder, settings, status_page=status_page) as runner:
         yield runner

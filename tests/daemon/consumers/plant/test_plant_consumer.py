@@ -15,7 +15,7 @@ from daemon.consumers.protocol import ReviewAnswerError
 from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reviews import ReviewDecision
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
@@ -106,7 +106,7 @@ async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boar
         assert hub.ask("SELECT first_boards, first_passed, first_final_passed FROM yields_by_hour") == [
             {"first_boards": 2, "first_passed": 1, "first_final_passed": 1}
         ]
-        store = open_store(database.url)
+        store = Store(database.url)
         with closing(store):
             store.review(ReviewDecision(1, "Eva", None, "pass", None, "a shadow"))
             store.review(ReviewDecision(None, "Ben", None, "fail", board_id=2))

@@ -15,7 +15,6 @@ import uvicorn
 from daemon.plant.hub import Hub, make_app
 from daemon.plant.picture_store import PictureStore, S3Pictures, open_pictures
 from daemon.plant.settings import HubSettings, Pictures
-from daemon.wire.keys import read_token
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.consumers.plant.test_plant_consumer import (
     database,
@@ -44,8 +43,10 @@ def key(tmp_path: Path) -> Path:
 @contextmanager
 def serving(hub: HubDatabase, key: Path, store: PictureStore) -> Iterator[str]:
     """The hub's HTTP on a free port of loopback."""
-    settings = HubSettings(database=hub.url, pictures=Pictures(max_picture=1_000_000))
-    app = make_app(Hub(settings, hub.engine, store, {"line-1": read_token(key)}, None, lambda: None))
+    pictures = Pictures(folder=key.parent, max_picture=1_000_000)
+    served = Hub(HubSettings(database=hub.url, pictures=pictures, lines={"line-1": {"key": key}}))
+    served.pictures = store
+    app = make_app(served)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

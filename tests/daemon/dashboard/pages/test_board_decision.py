@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import pytest
 import zmq
 
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.storage.review_requests import write_review
 from daemon.wire.control import ControlServer
 from tests.daemon.dashboard.web import EVIL, Web
@@ -27,13 +27,14 @@ def storing(web: Web) -> Iterator[None]:
         def run(task: Any) -> Future[Any]:
             done: Future[Any] = Future()
             try:
-                with closing(open_store(f"sqlite:///{web.database}")) as store:
+                with closing(Store(f"sqlite:///{web.database}")) as store:
                     done.set_result(task(store))
             except Exception as error:  # noqa: BLE001 - as the writer hands it on
                 done.set_exception(error)
             return done
 
-        return write_review(SimpleNamespace(run=run), fields, list)
+        writer: Any = SimpleNamespace(run=run, publish=list)
+        return write_review(writer, fields)
 
     (web.folder / "run").mkdir(exist_ok=True)
     context: zmq.Context[Any] = zmq.Context()

@@ -11,7 +11,7 @@ from daemon.config.plant_time import PlantTime, Span
 from daemon.config.settings import load_config
 from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, passed_by_review, silence, yield_charts
 from daemon.dashboard.pages.line import alarms
-from daemon.dashboard.site.site import Site, make_site
+from daemon.dashboard.site.site import Site
 from daemon.units import utc_text, wall_seconds
 from tests.daemon.dashboard.web import STATUS, Web
 
@@ -29,7 +29,7 @@ def web(tmp_path: Path) -> Web:
 
 @pytest.fixture
 def site(web: Web) -> Iterator[Site]:
-    made = make_site(load_config(web.config))
+    made = Site(load_config(web.config))
     yield made
     made.database.close()
 
@@ -85,16 +85,15 @@ def test_yield_is_by_the_plants_hours_and_shifts_and_told_against_its_goal(web: 
         update={"timezone": "Asia/Kolkata", "shifts": {"early": "06:00", "late": "14:00"}}
     )
     charts = dict(yield_charts(counter, plant.clock(), 0.8, NOW_S))
-    hours = dict(charts["Yield by hour"])["wide"]
+    hours = charts["Yield by hour"]
     assert [bar.name for bar in hours.bars][-1] == "15", "half past five from UTC"
     assert hours.bars[-1].text == "▼75"
     assert (hours.bars[-1].tone, hours.bars[-2].title) == ("fail", "14: no boards closed")
-    assert hours.goal_y is not None
-    assert hours.bars[-1].y > hours.goal_y
-    assert dict(charts["Yield by shift"])["narrow"].bars[-1].title == "late: 75.0 % of 4 boards passed"
+    assert (hours.bars[-1].value, hours.goal) == (0.75, 0.8)
+    assert charts["Yield by shift"].bars[-1].title == "late: 75.0 % of 4 boards passed"
     without = dict(yield_charts(counter, PlantTime(), None, NOW_S))
     assert list(without) == ["Yield by hour"]
-    assert dict(without["Yield by hour"])["wide"].bars[-1].tone == "accent"
+    assert without["Yield by hour"].bars[-1].tone == "accent"
 
 
 def test_the_last_board_has_its_worst_finding_and_what_fails_now_has_names(web: Web, site: Site) -> None:
@@ -106,9 +105,9 @@ def test_the_last_board_has_its_worst_finding_and_what_fails_now_has_names(web: 
     web.add_image(2, 2, "fail", defect="D207", image_path="images/2026-11-25/000000/2.png")
     last = last_board(site.database)
     assert last is not None
-    assert (last.board.serial, last.verdict, [row.inspection_id for row in last.findings]) == ("S2", "fail", [2, 1])
-    assert last.shown is not None
-    assert list(last.missing) == [{"component": "R0402", "count": 1}]
+    assert (last["board"].serial, last["verdict"], last["shown"].inspection_id) == ("S2", "fail", 2)
+    assert [row.inspection_id for row in last["findings"]] == [2, 1]
+    assert last["missing"] == [{"component": "R0402", "count": 1}]
     defects, positions = fails_now(site.database, site.rules, utc_text(NOW_S - 3600))
     assert (defects, positions) == ([("bridge (D207)", 1)], [("U1 on mainboard-a", 1)])
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -95,12 +94,9 @@ def a_config(tmp_path: Path, **retention: Any) -> Config:
 
 def test_a_disk_says_when_it_is_full_at_todays_rate_unless_retention_keeps_up(tmp_path: Path) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
-    holdings_today = machine.DatabaseHoldings(
-        images_today=1000, since=f"{now - timedelta(hours=1):%Y-%m-%dT%H:%M:%S.000Z}", kept_bytes_today=3600_000_000,
-        kept_images=10, kept_bytes=10, oldest_image=None, oldest_result=None, results=2000,
-        pending=[], rules=[], experts=[],
-    )  # fmt: skip
-    files = machine.FileSizes(database_bytes=2_000_000, wal_bytes=0, journal_bytes=0, quarantine_bytes=None)
+    since = f"{now - timedelta(hours=1):%Y-%m-%dT%H:%M:%S.000Z}"
+    holdings_today = {"images_today": 1000, "since": since, "kept_bytes_today": 3600_000_000, "results": 2000}
+    files = {"database_bytes": 2_000_000}
     config = a_config(tmp_path)
     rates = machine.growth(config, files, holdings_today, now)
     assert rates == {"images": pytest.approx(1_000_000), "database": pytest.approx(1000 * 1000 / 3600)}
@@ -110,7 +106,7 @@ def test_a_disk_says_when_it_is_full_at_todays_rate_unless_retention_keeps_up(tm
     limited = a_config(tmp_path, images_for="30d", results_for="1y")
     for settings_, holdings, because in (
         (limited, holdings_today, "nothing on it grows, or retention keeps up"),
-        (config, replace(holdings_today, since=None), "no image came today"),
+        (config, holdings_today | {"since": None}, "no image came today"),
         (config, None, "no image came today"),
     ):
         (disk,) = machine.disk_uses(settings_, files, holdings, now)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from daemon.dashboard.pages.teach import href
+from daemon.dashboard.pages.experts import teach_href as href
 from daemon.storage.decided_pictures import learned_files
 from tests.daemon.dashboard.pages.test_experts_page import HOSTILE, write_catalog
 from tests.daemon.dashboard.web import AT, EVIL, STATUS, Web, a_picture, answering_control

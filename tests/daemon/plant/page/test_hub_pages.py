@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import insert, text
 
 from daemon.consumers.plant import tables
-from daemon.plant.page.questions import line_state
+from daemon.plant.page.app import line_state
 from tests.daemon.dashboard.browser import HOSTILE_SERIAL, Pages
 from tests.daemon.dashboard.web import EVIL, SQL, a_picture
 from tests.daemon.plant.page.conftest import ShownHub, a_hub

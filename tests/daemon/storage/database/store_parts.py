@@ -11,7 +11,7 @@ from typing import Any
 from daemon.line.serving import Serving
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.store import Store, open_store
+from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.journal import Journal
 from experts.spec import Detection, digest_of
@@ -155,7 +155,7 @@ class Line:
         """Stop without saying goodbye, and start again `down_s` later."""
         self.store.close()
         self.clock.pass_s(down_s)
-        self.store = open_store(self.url, clock=self.clock.clock)
+        self.store = Store(self.url, clock=self.clock.clock)
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Ask, or change, the database as another program does."""
@@ -176,7 +176,7 @@ class Line:
 
 def a_line(folder: Path, rules: Routes | None = None, **options: Any) -> Line:
     clock = MovingClock()
-    store = open_store(f"sqlite:///{folder}/inspection.db", clock=clock.clock, **options)
+    store = Store(f"sqlite:///{folder}/inspection.db", clock=clock.clock, **options)
     return Line(folder, clock, a_serving(rules or some_rules()), store)
 
 

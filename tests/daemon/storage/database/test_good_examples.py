@@ -7,7 +7,7 @@ import pytest
 
 from daemon.storage.database.prune import images_to_prune, oldest_kept
 from daemon.storage.database.rows import ImageCopy
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
 
 
@@ -55,7 +55,7 @@ def test_each_component_has_its_own_and_a_restart_forgets_none(tmp_path: Path) -
     line.store.drop_examples()
     assert kept(line) == [2, 3, 4, 5]
     line.store.close()
-    line.store = open_store(line.url, clock=line.clock.clock, good_examples=2)
+    line.store = Store(line.url, clock=line.clock.clock, good_examples=2)
     passes(line, 1)
     assert line.store.drop_examples() == ["images/2.png"]
     assert kept(line) == [3, 4, 5, 6]
@@ -117,7 +117,7 @@ def test_a_share_of_all_passes_is_kept_by_the_bytes_of_the_image_and_outlives_th
     assert len(set(kept(line)) - sampled - fails) == 2, "the examples"
     # After a restart some of them are among the newest, and no newer example drives them out.
     line.store.close()
-    line.store = open_store(line.url, clock=line.clock.clock, good_examples=5, sample=0.2)
+    line.store = Store(line.url, clock=line.clock.clock, good_examples=5, sample=0.2)
     line.clock.pass_s(61.0)
     passes(line, 6)
     assert line.store.drop_examples() != []

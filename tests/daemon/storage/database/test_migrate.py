@@ -24,7 +24,7 @@ from daemon.storage.database.connections import StoreError, open_for_writing
 from daemon.storage.database.generations import accept_texts
 from daemon.storage.database.migrate import Step, migrate
 from daemon.storage.database.reviews import ReviewDecision
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import copy_database
 from tests import ROOT
 from tests.daemon.storage.database.migrate_again import NEXT
@@ -120,7 +120,7 @@ def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it
     old: Path, newer: None
 ) -> None:
     before = all_rows(old)
-    store = open_store(f"sqlite:///{old}")
+    store = Store(f"sqlite:///{old}")
     recovery = store.recover()
     assert [image.image_id for image in recovery.pending] == ["waits"]
     (message, *_) = store.write([an_outcome(recovery.pending[0].inspection_id)]).published
@@ -175,7 +175,7 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     monkeypatch.undo()
     before = old.read_bytes()
     version = r"schema 0\.2\.0; this one knows up to 0\.1\.0\): install CoServe 0\.2\.0 or newer again, or put back"
-    for copy in (f"{old}.before-0.2.0, as docs/upgrading.md says", r"the copy that it made, inspection\.db\.before-0"):
+    for copy in (f"{old}.before-0.2.0, as docs/service.md says", r"the copy that it made, inspection\.db\.before-0"):
         with pytest.raises(StoreError, match=f"{version} {copy}"):
             migrated(old)
         for path in copies_of(old):
@@ -191,19 +191,19 @@ def test_a_database_from_before_the_first_release_says_to_start_with_a_new_one(o
     with pytest.raises(StoreError, match=r"from before 0\.1\.0, which cannot be upgraded: start with a new one"):
         migrated(old)
     assert old.read_bytes() == before
-    assert "## Starting over" in (ROOT / "docs" / "retention.md").read_text(encoding="utf-8")
+    assert "## Starting over" in (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "inspection.db")) as connection, connection:
         connection.execute("CREATE TABLE recipes_of_my_grandmother (id INTEGER)")
     with pytest.raises(StoreError, match="tables of another program"):
-        open_store(f"sqlite:///{tmp_path}/inspection.db")
+        Store(f"sqlite:///{tmp_path}/inspection.db")
 
 
 def the_way_back() -> str:
-    """The commands of docs/upgrading.md, "Going back"."""
-    text = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    """The commands of docs/service.md, "Going back"."""
+    text = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```sh\n(.*?)```", text.partition("## Going back")[2].partition("\n## ")[0], re.DOTALL)
     return textwrap.dedent(block)
 
@@ -216,18 +216,18 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     old: Path, newer: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = all_rows(old)
-    store = open_store(f"sqlite:///{old}")
+    store = Store(f"sqlite:///{old}")
     (waits,) = store.recover().pending
     store.write([an_outcome(waits.inspection_id)])
     store.close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/upgrading"):
-        open_store(f"sqlite:///{old}")
+    with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/service"):
+        Store(f"sqlite:///{old}")
     commands = the_way_back().replace("/var/lib/coserve", str(old.parent))
     subprocess.run(["bash", "-euc", commands], check=True)
     assert all_rows(old) == before
     assert stat.S_IMODE(old.stat().st_mode) == 0o640
-    store = open_store(f"sqlite:///{old}")
+    store = Store(f"sqlite:///{old}")
     assert store.recover().pending == [waits]
     store.close()
     assert ask(old.parent / "newer" / "inspection.db", "SELECT count(*) FROM pending WHERE task = 'judge'") == [(0,)]

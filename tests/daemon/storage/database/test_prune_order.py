@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.storage.database.prune import KeptImage, excess_bytes, images_to_prune, rank
+from daemon.storage.database.prune import KeptImage, images_to_prune, rank
 
 
 def a_kept_image(inspection_id=1, verdict="pass", size_bytes=100, **fields):
@@ -31,13 +31,6 @@ def test_no_more_images_go_than_the_excess_needs():
     images = [a_kept_image(n) for n in range(1, 6)]
     assert ids(images_to_prune(images, excess=101)) == [1, 2]
     assert images_to_prune(images, excess=0) == []
-
-
-def test_a_limit_that_is_not_set_asks_for_nothing():
-    assert excess_bytes(kept=500, max_kept=None, free=0, min_free=None) == 0
-    assert excess_bytes(kept=500, max_kept=400, free=None, min_free=None) == 100
-    assert excess_bytes(kept=500, max_kept=None, free=100, min_free=350) == 250
-    assert excess_bytes(kept=500, max_kept=450, free=100, min_free=350) == 250
 
 
 @given(

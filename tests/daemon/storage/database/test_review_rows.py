@@ -4,6 +4,7 @@ import sqlite3
 from concurrent.futures import Future
 from contextlib import closing
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
@@ -230,12 +231,12 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
             connection.exec_driver_sql(f"PRAGMA max_page_count = {most}")
 
     request = {"inspection_id": kit.image(), "verdict": "pass", "reviewer": "E" * 128, "note": "n" * 128}
-    writer = SimpleNamespace(run=run)
+    writer: Any = SimpleNamespace(run=run, publish=list)
     pages(1)  # SQLite takes it for the pages there are
 
     def fill() -> None:
         for _ in range(200):
-            newest = write_review(writer, dict(request), list)["review_id"]
+            newest = write_review(writer, dict(request))["review_id"]
             request.update(newest=newest, verdict="unknown" if request["verdict"] == "pass" else "pass")
 
     with pytest.raises(ControlError, match="full: try again") as refused:
@@ -243,8 +244,8 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
     assert refused.value.code == "not_stored"
     before = kit.history(request["inspection_id"])
     pages(100_000)
-    written = write_review(writer, dict(request), list)
-    assert write_review(writer, dict(request), list) == written
+    written = write_review(writer, dict(request))
+    assert write_review(writer, dict(request)) == written
     assert [review.review_id for review in kit.history(request["inspection_id"])[len(before) :]] == [
         written["review_id"]
     ]

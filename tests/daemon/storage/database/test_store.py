@@ -14,7 +14,7 @@ from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pix
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import boards
-from daemon.storage.database.store import open_store
+from daemon.storage.database.store import Store
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
 from tests.editions import next_edition
 
@@ -200,13 +200,13 @@ def test_a_reader_cannot_write_and_works_beside_the_writer_and_after_it(tmp_path
 
 def test_a_database_in_memory_is_refused():
     with pytest.raises(StoreError, match="expected a file"):
-        open_store("sqlite://")
+        Store("sqlite://")
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "inspection.db").write_bytes(b"this is a letter, not a database" * 100)
     with pytest.raises(StoreError, match="not a database"):
-        open_store(f"sqlite:///{tmp_path}/inspection.db")
+        Store(f"sqlite:///{tmp_path}/inspection.db")
 
 
 def test_a_verdict_that_becomes_durable_after_its_deadline_is_unknown(line):

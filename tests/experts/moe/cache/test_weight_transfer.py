@@ -33,7 +33,7 @@ def a_device(folder: Path, seed: int, *, slots: int = 5, ram_experts: int = 3):
 
 @pytest.mark.parametrize("seed", range(25))
 def test_every_kernel_reads_its_own_expert_whatever_the_streams_do(tmp_path: Path, seed: int):
-    cache, _, streams, tier = a_device(tmp_path, seed, ram_experts=2 + seed % 4)
+    cache, _, streams, _ = a_device(tmp_path, seed, ram_experts=2 + seed % 4)
     draw = random.Random(seed)
     read: list[tuple[int, int]] = []
     for _ in range(12):
@@ -49,7 +49,6 @@ def test_every_kernel_reads_its_own_expert_whatever_the_streams_do(tmp_path: Pat
     cache.quiesce()
     streams.finish()
     cache.check()
-    tier.ledger.check()
     assert read
     assert all(expected == actual for expected, actual in read)
     cache.close()
@@ -61,7 +60,7 @@ def test_what_is_in_host_memory_is_not_read_from_the_file_again(tmp_path: Path):
         for _ in cache.serve(0, [expert], ahead=False):
             pass
     assert [key.expert for key in shelf.order] == [0, 1, 2, 3]
-    assert tier.ledger.used_bytes == 4 * EXPERT_BYTES
+    assert tier.used_bytes == 4 * EXPERT_BYTES
     cache.close()
 
 
@@ -71,7 +70,7 @@ def test_host_memory_takes_the_expert_used_longest_ago_for_the_next(tmp_path: Pa
         for _ in cache.serve(0, [expert], ahead=False):
             pass
     assert [key.expert for key in shelf.order] == [0, 1, 2]
-    assert tier.ledger.used_bytes == tier.ledger.budget_bytes == 2 * EXPERT_BYTES
+    assert tier.used_bytes == 2 * EXPERT_BYTES
     cache.close()
 
 
@@ -81,8 +80,7 @@ def test_a_read_that_fails_leaves_no_page_that_counts_as_read(tmp_path: Path):
     shelf.file.write_bytes(whole[:100])
     with pytest.raises(ModelError, match=r"0\.1 cannot be read"):
         list(cache.serve(0, [1], ahead=False))
-    tier.ledger.check()
-    assert tier.ledger.used_bytes == 0
+    assert tier.used_bytes == 0
     shelf.file.write_bytes(whole)
     assert [expert for expert, _ in cache.serve(0, [1], ahead=False)] == [1]
     cache.close()

@@ -14,7 +14,7 @@ from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.brownout.united import DistillRecipe, UnitedExperts, load_united
-from experts.moe.policy.brownout import Salc, SalcRule, groups_in_order
+from experts.moe.policy.brownout import LatencyController, SalcRule, groups_in_order
 from experts.moe.trace import save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.accesses import Accesses
@@ -124,7 +124,8 @@ def test_prefill_and_decode_have_thresholds_of_their_own(tiny: Path):
 
 def test_the_threshold_follows_the_observed_latencies(tiny: Path):
     now = 0.0
-    salc = Salc(SalcRule(slo_s=0.2, interval_s=1.0), SalcRule(slo_s=0.1, interval_s=1.0))
+    slos = {"prefill": 0.2, "decode": 0.1}
+    salc = {phase: LatencyController(SalcRule(slo_s=slo_s, interval_s=1.0)) for phase, slo_s in slos.items()}
     mode = a_mode(tiny, salc=salc, clock=lambda: now)
     runtime = a_runtime(tiny, mode)
     runtime.model(**prompts())

@@ -14,7 +14,7 @@ from experts.moe.modes.emoe.fitting import (
     provenance,
     save_predictor,
 )
-from experts.moe.modes.emoe.mode import Emoe, load_knowledge
+from experts.moe.modes.emoe.mode import Emoe, EmoeOptions, load_knowledge
 from experts.moe.modes.emoe.sensitivity import (
     WrongRouting,
     measure,
@@ -74,7 +74,7 @@ def run_prompt(runtime, task, number, tokens=12):
 
 
 def emoe(folder, **options):
-    return Emoe(load_knowledge(PreparedFiles(folder)), **options)
+    return Emoe(load_knowledge(PreparedFiles(folder)), EmoeOptions(**options))
 
 
 def resident(runtime):

@@ -11,7 +11,7 @@ import torch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.swapmoe.mode import SwapMoe, expert_norms, importance
+from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
 from experts.moe.modes.swapmoe.planner import (
     MemoryPlan,
     Preparation,
@@ -52,7 +52,7 @@ def test_with_all_experts_the_answer_is_the_unmodified_models_also_after_failed_
 
 def test_only_resident_experts_compute_and_nothing_is_waited_for(checkpoint: Path):
     carried_out: list[tuple[ForwardStep, Routing]] = []
-    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1)) as runtime:
+    with serving(checkpoint, LAYERS * 4, SwapMoe(options=SwapMoeOptions(period=1))) as runtime:
 
         def watch(step: ForwardStep, _gate: Routing, done: Routing) -> None:
             assert set(done.distinct_experts()) <= set(runtime.cache.resident(done.layer))
@@ -73,7 +73,9 @@ def test_only_resident_experts_compute_and_nothing_is_waited_for(checkpoint: Pat
 def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
     """The importance of absent experts is seen because it is taken before masking."""
     demand = torch.zeros(LAYERS, EXPERTS)
-    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1, prior_tokens=0, window=1e6)) as runtime:
+    with serving(
+        checkpoint, LAYERS * 4, SwapMoe(options=SwapMoeOptions(period=1, prior_tokens=0, window=1e6))
+    ) as runtime:
         runtime.observers.append(lambda _s, gate, _d: demand[gate.layer].add_(importance(gate, torch.ones(EXPERTS))))
         norms = expert_norms(runtime.store)
         for seed in range(4):
@@ -86,7 +88,7 @@ def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
 
 def test_slow_loads_delay_swaps_and_no_step(checkpoint: Path):
     arrives = threading.Event()
-    with serving(checkpoint, LAYERS * 4, SwapMoe(period=1)) as runtime:
+    with serving(checkpoint, LAYERS * 4, SwapMoe(options=SwapMoeOptions(period=1))) as runtime:
         transfer: Any = runtime.cache._transfer
         fill = transfer.fill
         transfer.fill = lambda *arguments: arrives.wait(60) and fill(*arguments)

@@ -1,5 +1,6 @@
 """Prepared files belong to exactly one checkpoint, and traces come back as they were written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from safetensors.torch import save_file
 from experts.moe.errors import ModelError
 from experts.moe.trace import (
     Trace,
-    join_traces,
     load_popularity,
     load_trace,
     popularity,
@@ -91,15 +91,9 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path):
     assert back.token[back.span(1)].tolist() == [3, 4, 5]
 
 
-def test_joined_traces_keep_their_tasks():
-    both = join_traces([a_trace((0, 1)), a_trace((2, 3, 3), task="python"), a_trace((1,), prompts=1)])
-    assert both.tasks == ("licence", "python")
-    assert both.start.tolist() == [0, 2, 4, 7, 10, 11]
-    assert both.token_tasks().tolist() == [0] * 4 + [1] * 6 + [0]
-
-
 def test_popularity_is_the_share_of_a_layers_tokens(tmp_path: Path):
-    trace = join_traces([a_trace((0, 0, 0, 1), prompts=1), a_trace((2,), task="python", prompts=1)])
+    of_prompts = {"start": torch.tensor([0, 4, 5]), "task": torch.tensor([0, 1]), "tasks": ("licence", "python")}
+    trace = replace(a_trace((0, 0, 0, 1, 2), prompts=1), **of_prompts)
     assert popularity(trace).tolist() == [pytest.approx([0.6, 0.2, 0.2, 0.0])]
     assert popularity_by_task(trace)[:, 0].tolist() == [pytest.approx([0.75, 0.25, 0, 0]), pytest.approx([0, 0, 1, 0])]
     prepared = PreparedFiles(a_checkpoint(tmp_path))
