@@ -86,7 +86,7 @@ class ProfileFile(_Section):
     made: datetime
     machine: MachineIdentity
     devices: Annotated[dict[Annotated[str, Field(pattern=DEVICE_NAME)], DeviceEntry], Field(min_length=1)]
-    usage: dict[ExpertId, Annotated[float, Field(ge=0, le=1)]] = {}
+    usage: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
 
 
 @dataclass(frozen=True, slots=True)
