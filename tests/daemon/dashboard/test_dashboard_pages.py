@@ -210,9 +210,9 @@ def test_a_board_of_very_many_images_is_shown_in_parts(tmp_path: Path) -> None:
         """
         WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 200000)
         INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,
-            completed_at, image_bytes, status, verdict, late, rules_version, image_sha256, latency_ms, seq)
+            completed_at, image_bytes, status, verdict, late, rules_version, image_sha256, latency_ms, seq, edition)
         SELECT i, source, 'i' || i, 1, component, 'R' || i, accepted_at, completed_at, 100, 'done',
-            CASE WHEN i = 199999 THEN 'fail' ELSE 'pass' END, 0, rules_version, '00', 12.5, i FROM n, inspections
+            CASE WHEN i = 199999 THEN 'fail' ELSE 'pass' END, 0, rules_version, '00', 12.5, i, 1 FROM n, inspections
         """
     )
 

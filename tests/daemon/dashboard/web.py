@@ -47,11 +47,11 @@ _CACHED_S = 0.6
 _ESTABLISHED = "01"  # in /proc/net/tcp
 _BOARD = {
     "board_type": "mainboard-a", "attempt": 1, "lot": "L1", "station": "AOI-1", "first_seen_at": AT,
-    "expected": 2, "inspected": 2, "rules_version": RULES_VERSION,
+    "expected": 2, "inspected": 2, "rules_version": RULES_VERSION, "edition": 1,
 }  # fmt: skip
 _IMAGE = {
     "source": "cam", "component": "R0402", "accepted_at": AT, "image_bytes": 100, "late": 0, "latency_ms": 12.5,
-    "rules_version": RULES_VERSION,
+    "rules_version": RULES_VERSION, "edition": 1,
 }  # fmt: skip
 _STAGE = {
     "expert": "R0402", "expert_version": "abcdefabcdef", "label": "ok", "confidence": 0.9,

@@ -48,14 +48,14 @@ class ResultsDatabase:
         with closing(sqlite3.connect(self.file)) as database, database:
             database.executemany(
                 "INSERT INTO boards (board_id, board_type, serial, attempt, first_seen_at, completed_at, expected,"
-                " inspected, verdict, reason, rules_version, seq) VALUES (?, ?, ?, 1, ?, ?, 2, 2, 'pass', 'complete',"
-                " '0123456789ab', ?)",
+                " inspected, verdict, reason, rules_version, seq, edition) VALUES (?, ?, ?, 1, ?, ?, 2, 2, 'pass',"
+                " 'complete', '0123456789ab', ?, 1)",
                 rows,
             )
             database.executemany(
                 "INSERT INTO inspections (source, image_id, board_id, component, designator, accepted_at, completed_at,"
-                " image_bytes, status, verdict, rules_version, image_sha256, latency_ms, seq)"
-                " VALUES ('cam', ?, ?, 'P', ?, ?, ?, 10, 'done', 'pass', '0123456789ab', '', 5.0, ?)",
+                " image_bytes, status, verdict, rules_version, image_sha256, latency_ms, seq, edition)"
+                " VALUES ('cam', ?, ?, 'P', ?, ?, ?, 10, 'done', 'pass', '0123456789ab', '', 5.0, ?, 1)",
                 images,
             )
             database.execute("UPDATE stream_position SET last_seq = ?", (seq + 3 * boards,))

@@ -162,6 +162,10 @@ class Line:
         self.serving.put_in_force(served, self.clock.now())
         return served.number
 
+    def end_editions(self, numbers: list[int]) -> None:
+        self.drive._call(lambda: self.drive._end_editions(numbers))
+        self.turn()
+
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Send a control message; return its answer or raise ControlError."""
         answer: Future[dict[str, Any]] = self.drive.ask_later(kind, fields)

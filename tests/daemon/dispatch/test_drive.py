@@ -8,8 +8,8 @@ import pytest
 
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec, identified
-from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, routes, says
+from experts.spec import ExpertId, ExpertSpec
+from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, says
 
 
 @pytest.mark.parametrize(
@@ -124,47 +124,6 @@ def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
     )
 
 
-def test_no_batch_starts_on_old_weights_after_a_reload():
-    line = a_line(budgets={"cpu": 100}, executors=("cpu", "cpu"), load_s=0.0)
-    line.accept(*(an_image(n, "B") for n in range(40)))
-    line.run(until_s=0.12)
-    line.drive.reload_later({**a_catalog(), ExpertId("B"): identified(a_spec("B", sha256="f" * 64))}, routes())
-    line.run()
-    assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
-    versions = [line.outcomes[n].stages[0].expert_version[0] for n in range(40)]
-    assert versions == sorted(versions)
-    assert {"0", "f"} == set(versions)
-
-
-def test_each_answer_names_the_settings_that_gave_it_though_a_reload_comes_during_the_batch():
-    line = a_line(budgets={"cpu": 100}, load_s=0.0)
-    before, after = a_spec("B"), identified(replace(a_spec("B"), temperature=2.0))
-    line.accept(*(an_image(n, "B") for n in range(40)))
-    line.run(until_s=0.12)
-    assert 0 < len(line.outcomes) < 40
-    judged_before = len(line.outcomes)
-    line.drive.reload_later({**a_catalog(), ExpertId("B"): after}, routes())
-    line.run()
-    stages = [line.outcomes[n].stages[0] for n in range(40)]
-    settings = [stage.expert_settings for stage in stages]
-    assert settings.count(before.settings_digest) > judged_before  # a batch was under way
-    assert set(settings) == {before.settings_digest, after.settings_digest}
-    assert {stage.settings for stage in stages} == {before.settings, after.settings}
-
-
-def test_a_pin_goes_over_to_new_weights_of_its_expert():
-    line = a_line(budgets={"cpu": 30})
-    line.run()
-    line.ask("pin", expert="B")
-    new = identified(a_spec("B", sha256="f" * 64))
-    line.drive.reload_later({**a_catalog(), ExpertId("B"): new}, routes())
-    line.run()
-    pinned = [row["expert"] for row in line.ask("experts")["experts"] if row["pinned"]]
-    assert pinned == ["B"]
-    assert new.expert in line.pools["cpu"].resident()
-    assert "B" not in line.pools["cpu"].resident()
-
-
 @pytest.mark.parametrize(
     ("kind", "fields", "code"),
     [
@@ -246,13 +205,3 @@ def test_one_batch_holds_the_images_of_a_family_and_each_answer_is_its_heads():
     assert {stage.expert_version for stage in first.values()} == {"a" * 12}
     assert [stage.expert for stage in line.outcomes[1].stages] == ["A2", "yolo-shape"]
     assert {str(switch.loaded) for switch in line.switches} & {"A1", "A2", "B"} == set()
-
-
-def test_images_of_heads_that_move_to_another_backbone_are_judged_there():
-    line = a_line(catalog=FAMILY, load_s=5.0)
-    line.accept(*a_mix(12))
-    line.turn()
-    line.drive.reload_later(on_backbone(a_catalog(), "line@2", "A1", "A2", "B", "C"), routes())
-    line.run()
-    assert {outcome.verdict for outcome in line.outcomes.values()} == {"pass"}
-    assert len(line.outcomes) == 12

@@ -10,7 +10,7 @@ from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
-from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, routes, says
+from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, says
 
 
 def record(path: Path, policy: str) -> None:
@@ -29,7 +29,7 @@ def record(path: Path, policy: str) -> None:
     line.run(until_s=0.35)
     pinned = line.drive.ask_later("pin", {"expert": "A2"})
     refused = line.drive.ask_later("limits", {"expert_memory": {"cuda:0": 1, "cpu": 1}})
-    line.drive.reload_later({name: spec for name, spec in a_catalog().items() if name != "A1"}, routes())
+    line.put_in_force({name: spec for name, spec in a_catalog().items() if name != "A1"})
     line.run()
     assert pinned.done()
     with pytest.raises(ControlError):

@@ -55,11 +55,12 @@ class Answers:
         board = number if board is None else board
         database.execute(
             "INSERT OR IGNORE INTO boards (board_id, board_type, serial, attempt, first_seen_at, expected, inspected,"
-            " rules_version) VALUES (?, 'board', ?, 1, ?, 1, 1, 'r')", (board, f"S{board}", at))  # fmt: skip
+            " rules_version, edition) VALUES (?, 'board', ?, 1, ?, 1, 1, 'r', 1)",
+            (board, f"S{board}", at))  # fmt: skip
         database.execute(
             "INSERT INTO inspections (inspection_id, source, image_id, board_id, component, designator, accepted_at,"
-            " completed_at, image_bytes, status, verdict, rules_version, image_sha256)"
-            " VALUES (?, 'cam', ?, ?, 'R0402', ?, ?, ?, 1, 'done', ?, 'r', '0')",
+            " completed_at, image_bytes, status, verdict, rules_version, image_sha256, edition)"
+            " VALUES (?, 'cam', ?, ?, 'R0402', ?, ?, ?, 1, 'done', ?, 'r', '0', 1)",
             (number, f"i{number}", board, f"R{number}", at, at, verdict))  # fmt: skip
         database.execute(
             "INSERT INTO stages VALUES (?, 0, ?, ?, ?, ?, 'cpu', 'cpu/0', 1, 1, 0, 0, 0, ?)",

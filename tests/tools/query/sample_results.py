@@ -157,6 +157,8 @@ class _Month:
     def write(self, database: sqlite3.Connection) -> None:
         for table, rows in self.rows.items():
             names = list(metadata.tables[table].columns.keys())[: len(rows[0])]
+            if "edition" in metadata.tables[table].columns:
+                names, rows = [*names, "edition"], [(*row, 1) for row in rows]  # noqa: PLW2901
             marks = ", ".join("?" * len(names))
             database.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", rows)  # noqa: S608
         self.rows.clear()

@@ -101,7 +101,7 @@ def test_a_board_is_named_by_its_serial(line: Path) -> None:
             "UPDATE boards SET verdict = 'fail', completed_at = '2026-11-21', reason = 'complete', seq = 9"
         )
         database.execute("UPDATE stream_position SET last_seq = 9")
-        columns = "board_type, attempt, first_seen_at, expected, inspected, rules_version, verdict"
+        columns = "board_type, attempt, first_seen_at, expected, inspected, rules_version, verdict, edition"
         add = f"INSERT INTO boards (board_id, serial, {columns}) SELECT ?, ?, {columns} FROM boards WHERE board_id = 1"  # noqa: S608
         database.execute(add, (7, "1"))
         database.execute(add, (8, "42"))

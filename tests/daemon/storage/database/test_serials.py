@@ -41,9 +41,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
         database.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 11000) INSERT INTO boards"
-            " (board_id, board_type, serial, attempt, lot, first_seen_at, expected, verdict, rules_version)"
+            " (board_id, board_type, serial, attempt, lot, first_seen_at, expected, verdict, rules_version,"
+            " edition)"
             " SELECT i, 'type-' || (i % 5), printf('SN-%07d', i), 1, 'L' || (i % 7), '2026', 1,"
-            " CASE WHEN i % 50 = 0 THEN 'fail' ELSE 'pass' END, '0' FROM n"
+            " CASE WHEN i % 50 = 0 THEN 'fail' ELSE 'pass' END, '0', 1 FROM n"
         )
         database.execute("ANALYZE")
     return line.folder / "inspection.db"
