@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +69,16 @@ def a_catalog(*names: str, weights_bytes: int = 10) -> dict[ExpertId, ExpertSpec
     names = names or ("A1", "A2", "B", "C", "yolo-solder", "yolo-shape")
     specs = [a_spec(name, weights_bytes, task="detect" if name.startswith("yolo") else "classify") for name in names]
     return {spec.expert: spec for spec in specs}
+
+
+def on_backbone(catalog: Mapping[ExpertId, ExpertSpec], backbone: str, *names: str) -> dict[ExpertId, ExpertSpec]:
+    """Return the catalog with some of its experts as heads of a backbone."""
+    resident = replace(a_spec(backbone, weights_bytes=10, sha256=backbone[-1] * 64), classes=())
+    heads = {
+        ExpertId(name): replace(catalog[ExpertId(name)], weights_bytes=1, sha256="a" * 64, backbone=resident)
+        for name in names
+    }
+    return {**catalog, **heads}
 
 
 def an_image(

@@ -1,14 +1,12 @@
 """The drive over simulated devices: chains, deadlines, failures, reload, control. Nothing waits, nothing is random."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, says
 
 
@@ -180,16 +178,6 @@ def test_status_names_executors_counts_images_and_lists_memory_that_they_share_o
     (pool,) = status["pools"]
     assert (pool["pool"], pool["device"], pool["executors"]) == ("cpu", "cpu", ["cpu/0", "cpu/1"])
     assert (pool["budget_bytes"], pool["used_bytes"]) == (30, status["executors"][0]["used_bytes"])
-
-
-def on_backbone(catalog: Mapping[ExpertId, ExpertSpec], backbone: str, *names: str) -> dict[ExpertId, ExpertSpec]:
-    """Return the catalog with some of its experts as heads of a backbone."""
-    resident = replace(a_spec(backbone, weights_bytes=10, sha256=backbone[-1] * 64), classes=())
-    heads = {
-        ExpertId(name): replace(catalog[ExpertId(name)], weights_bytes=1, sha256="a" * 64, backbone=resident)
-        for name in names
-    }
-    return {**catalog, **heads}
 
 
 FAMILY = on_backbone(a_catalog(), "line@1", "A1", "A2", "B")
