@@ -187,25 +187,45 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     _list("Queues", _ask(config, "queues")["queues"], as_json)
 
 
-def reload(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
-    """Read rules and catalog again; with a mistake in them the old ones stay in force and the mistake is printed.
+def reload(
+    config: ConfigOption = DEFAULT_CONFIG,
+    now: Annotated[bool, typer.Option("--now", help="End the editions before it at once: their boards too.")] = False,
+    note: Note = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put rules and catalog in force as the next edition; with a mistake in them it is printed, and nothing changes.
 
-    What has changed in coserve.yaml is named: it needs a restart.
+    Boards that have begun are judged to their end by the edition in which they began, for ten minutes at least. What
+    has changed in coserve.yaml is named: it needs a restart. Without a daemon it is in force from the next start on.
 
     Example: coserve reload --config demo/coserve.yaml
     """
+    from dataclasses import replace
+
+    from daemon.line.making import make_edition, working_files
+    from experts.editions.folder import EditionFolder
+    from experts.versions import current_user
+    from tools.experts.line import open_line
     from tools.terminal.open_line import must_be_its_configuration
 
-    before = _ask(config, "status")["rules_version"]
+    line = open_line(config)
     must_be_its_configuration(config)
-    answer = _change(config, "reload", note, timeout_s=60.0)
-    _say(answer, as_json, f"rules {answer.get('rules_version')} are in force")
+    if EditionFolder(line.config.catalog).may_write():
+        draft = replace(working_files(line.config, note), ends_earlier=now)
+        made = make_edition(line.config, current_user(), lambda _: draft, line)
+        answer = made.adopted or {"edition": made.edition.number, "note": "no daemon runs: from the next start on"}
+        is_new = made.is_new
+    else:
+        answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
+    _say(answer, as_json, f"edition {answer['edition']} is in force{'' if is_new else ': nothing has changed'}")
     if as_json:
         return
+    if "note" in answer:
+        console.print(answer["note"])
     for change in answer.get("changed_experts", ()):
         name = f"{change['expert']} {change['version']} with settings {change['settings']}"
         console.print(f"{name if change['version'] else change['expert']}: {change['what']}")
-    if note is not None and before == answer.get("rules_version") and not answer.get("changed_experts"):
+    if note is not None and not is_new:
         console.print("rules and experts are as before: without a change the note is not kept")
     if experts := answer.get("without_weights"):
         names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from daemon.config.settings import Config
+from daemon.errors import ConfigError
 from daemon.line.devices import complete, memory_problems
 from daemon.line.line import load_routes, weights_folders
 from daemon.line.profile import this_machine
+from daemon.line.served import Served
 from daemon.line.shared_devices import images_config
 from daemon.storage.database.connections import sqlite_path
 from daemon.wire.control import ControlError, ask
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
+from experts.editions.edition import EditionError
 from experts.versions import Expert, Versions, VersionsError
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 _ASK_S = 3.0
+#: Weights may have to reach other PCs first.
+_ADOPT_S = 60.0
 _Answer = TypeVar("_Answer")
 
 
@@ -83,6 +88,38 @@ class ExpertsLine:
         known = self.problems(present)
         problems = self.problems({**present, **entries}, elsewhere=True, rules=rules)
         return [problem for problem in problems if problem not in known]
+
+    # The line as the maker of an edition sees it (daemon/line/making.py)
+
+    def highest(self) -> int | None:
+        """Return the highest edition that a row names, 0 without a database; None if this user may not read it."""
+        from sqlalchemy import func, select
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from daemon.storage.database.schema import editions
+
+        try:
+            query = select(func.max(editions.c.edition))
+            return self.in_database(lambda connection: connection.execute(query).scalar()) or 0
+        except SQLAlchemyError:
+            return None
+
+    def check(self, served: Served) -> None:
+        self._ask_about(served.number, only_check=True)
+
+    def adopt(self, number: int) -> dict[str, Any] | None:
+        return self._ask_about(number)
+
+    def _ask_about(self, number: int, **fields: bool) -> dict[str, Any] | None:
+        try:
+            return self.ask("adopt", _ADOPT_S, edition=number, **fields)
+        except ControlError as error:
+            if error.code in ("bad_rules", "bad_edition"):
+                raise ConfigError(error.reason.splitlines()) from None
+            raise EditionError(
+                f"edition {number} is in force in the folder, but the daemon does not judge by it yet ({error.reason}):"
+                " coserve reload"
+            ) from None
 
     def ask(self, kind: str, timeout_s: float = _ASK_S, **fields: Any) -> dict[str, Any] | None:
         """Return the daemon's answer, None if none runs. Raises ControlError if it refuses."""

@@ -1,8 +1,9 @@
 """Simulated time: the daemon's own drive and scheduler on simulated channels and processors. Exact, repeatable."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from daemon.dispatch.drive import Drive
@@ -19,11 +20,16 @@ from daemon.dispatch.simulated import (
     SimulatedProcessor,
 )
 from daemon.dispatch.trace import Makeup
+from daemon.line.served import Served
+from daemon.line.serving import Serving
 from daemon.policy.actions import Load
 from daemon.policy.presets import Tuning
 from daemon.policy.request import RAM, ExpertFacts, Request, RequestId
 from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
+from experts.catalog import Catalog
+from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
+from routing_rules.routes import Routes
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Nothing hangs here.
@@ -72,8 +78,8 @@ class StuckError(RuntimeError):
 class _TaskChains(Chains):
     """Each image follows the chain that its task names, as there is no network to answer."""
 
-    def __init__(self, images: tuple[Image, ...], clock: SimulatedClock, course: TaskOutcome) -> None:
-        super().__init__(lambda _version: None, clock.now, clock.now)
+    def __init__(self, images: tuple[Image, ...], serving: Serving, clock: SimulatedClock, course: TaskOutcome) -> None:
+        super().__init__(serving, clock.now, clock.now)
         self._task, self._time, self._course = images, clock, course
         self._under_way: dict[RequestId, tuple[Accepted, int]] = {}
         self._last_request = 0
@@ -87,6 +93,12 @@ class _TaskChains(Chains):
 
     def head(self, request_id: RequestId) -> None:
         """Return None: a task's experts are what slots hold."""
+
+    def of_ended_editions(self, requests: Iterable[Request]) -> list[Request]:  # noqa: ARG002  one edition
+        return []
+
+    def has_experts(self, request: Request) -> bool:  # noqa: ARG002  it has
+        return True
 
     def admit(self, accepted: Accepted) -> Request:
         return self._next(accepted, 0)
@@ -170,7 +182,8 @@ class Simulation:
         self._prefilled, self._keep_spans = prefilled, keep_spans
         self._clock = clock = SimulatedClock()
         self.outcome = TaskOutcome(policy, len(task.images))
-        self._chains = _TaskChains(task.images, clock, self.outcome)
+        serving = _serving_of(task)
+        self._chains = _TaskChains(task.images, serving, clock, self.outcome)
         self._left = len(task.images)
         self._facts = {facts.pool: facts for facts in machine.pools}
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
@@ -192,7 +205,7 @@ class Simulation:
         self._drive = Drive(
             Makeup(task.experts, machine.pools, machine.executors, policy, tuning or Tuning(), machine.matrix),
             self._chains,
-            {facts.expert: _spec_of(facts) for facts in task.experts},
+            serving,
             [
                 SimulatedExecutor(
                     facts,
@@ -227,7 +240,7 @@ class Simulation:
             while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
                 number, _ = arrivals.popleft()
                 key = JournalKey(0, number, 0)
-                due.append(Accepted(number, "task", str(number), "", "", clock.now(), None, "", key, Pixels()))
+                due.append(Accepted(number, "task", str(number), "", "", clock.now(), None, 1, key, Pixels()))
             if due:
                 self._drive.accept(due)
             # Most steps of a network leave nothing to decide. Without one, published figures need a turn at each step.
@@ -258,6 +271,8 @@ class Simulation:
     def switched(self, switch: ExpertSwitch) -> None: ...
 
     def sampled(self, sample: QueueSample) -> None: ...
+
+    def editions_ended(self, numbers: list[int]) -> None: ...
 
     def bad_image(self, image: Accepted, reason: str) -> None: ...
 
@@ -319,6 +334,13 @@ def simulate(
 ) -> TaskOutcome:
     """Raises StuckError."""
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
+
+
+def _serving_of(task: Task) -> Serving:
+    """Return an edition of the task's experts; their chains are the task's, so it has no rules."""
+    edition = Edition(number=1, created_at=datetime.fromtimestamp(0, UTC), who="", why="reload", rules="", experts={})
+    routes = Routes("", "", {}, {}, (), None, (), {}, {})
+    return Serving(Served(edition, routes, Catalog({facts.expert: _spec_of(facts) for facts in task.experts}, {})))
 
 
 def _spec_of(facts: ExpertFacts) -> ExpertSpec:

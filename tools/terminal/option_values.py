@@ -88,11 +88,12 @@ def _refusals() -> tuple[type[Exception], ...]:
     from daemon.storage.database.connections import StoreError
     from daemon.wire.control import ControlError
     from daemon.wire.keys import KeyFileError
+    from experts.editions.edition import EditionError
     from experts.errors import ExpertError
     from experts.versions import VersionsError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
-    return CommandError, ExpertError, VersionsError, *of_daemon
+    return CommandError, EditionError, ExpertError, VersionsError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:

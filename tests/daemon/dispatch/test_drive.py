@@ -7,7 +7,7 @@ import pytest
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId
-from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, says
+from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, on_backbone, says
 
 
 @pytest.mark.parametrize(
