@@ -132,7 +132,8 @@ def camera(
     Example: coserve camera demo/coserve.yaml --render 5 --rate 50
     """
     options = _LineOptions(config, source, lot, state, server_key, client_key, save, as_json)
-    given = {f"--{name.replace('_', '-')}" for name, value in ctx.params.items() if value not in (None, False)}
+    values = {f"--{name.replace('_', '-')}": value for name, value in ctx.params.items()}
+    given = {name for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     mode = _mode(given | ({"FOLDER"} if folder else set()))
     if mode == "--render":
         # From the clock: a picture that was sent before would count as a repetition of that part.
