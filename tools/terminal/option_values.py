@@ -89,10 +89,11 @@ def _refusals() -> tuple[type[Exception], ...]:
     from daemon.wire.control import ControlError
     from daemon.wire.keys import KeyFileError
     from experts.errors import ExpertError
+    from experts.moe.errors import ModelError
     from experts.versions import VersionsError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
-    return CommandError, ExpertError, VersionsError, *of_daemon
+    return CommandError, ExpertError, ModelError, VersionsError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:
