@@ -266,7 +266,7 @@ def _choose(
     every: int | None,
     interval: float | None,
 ) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
-    """Return what chooses pictures, and their serials; OSError if a file of serials cannot be read."""
+    """Return the trigger and the serials; OSError if a file of serials cannot be read."""
     from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
 
     lines = None

@@ -40,7 +40,7 @@ def hub_database(value: str, scheme: str = "postgresql") -> str:
     if address is None:
         raise ValueError(
             "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql: the"
-            " hub needs PostgreSQL; in a password all but letters and digits is percent-encoded"
+            " hub needs PostgreSQL; percent-encode all but letters and digits in a password"
         )
     return f"{scheme}://{address[1]}"
 

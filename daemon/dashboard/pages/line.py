@@ -69,7 +69,7 @@ def router(site: Site) -> APIRouter:
 
 
 class _LinePage:
-    """What the live parts show."""
+    """Values for the live parts."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
