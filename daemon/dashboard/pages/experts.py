@@ -234,7 +234,10 @@ class ExpertOverview:
         return failed or self.catalog()[1]
 
     def _find_drifted(self) -> list[str]:
-        return [row["expert"] for row in sorted(self.listing()[0], key=SORTS["drift"]) if row["health"] == "drifted"]
+        catalog, _ = self.catalog()
+        histograms: VersionHistograms = ask_or({}, self.confidences, "Drift", []) if catalog.confidences else {}
+        rows = [_row(_without_daemon(catalog, name), catalog, {}, histograms, {}) for name in catalog]
+        return [row["expert"] for row in sorted(rows, key=SORTS["drift"]) if row["health"] == "drifted"]
 
 
 def _confidences(database: Database) -> VersionHistograms:
