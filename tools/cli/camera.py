@@ -466,8 +466,8 @@ def export_dataset(
     from tools.dataset.stored import read_pictures
     from tools.dataset.write import write_dataset
     from tools.query.formats import clean_up_on_signals
-    from tools.query.package.write import need_room
     from tools.query.rows import RowFilters
+    from tools.terminal.new_files import need_room
     from tools.terminal.open_line import opened
 
     equal = {"lot": lot, "serial": serial, "board_type": board_type, "component": component, "expert": expert}

@@ -115,7 +115,7 @@ class Spool:
         return [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
 
     def _check_source(self, numbers: list[int], source: str) -> None:
-        """SpoolError if the oldest entry that can be read names another source: all are of one."""
+        """Raise SpoolError if the oldest readable entry names another source; all entries have the same."""
         owner = next((name for number in numbers if (name := self._source_of(number))), source)
         if owner != source:
             raise SpoolError(
