@@ -1,8 +1,8 @@
 """The folder in which a camera's images wait while the daemon is away: one file for each image, with a checksum.
 
 Names are numbers that count up, so that the order of the images needs no clock. A damaged entry is moved aside under
-its name, never dropped. A spool belongs to one process at a time, and always to one source: an id identifies an image
-only together with its source.
+its name, never dropped. A spool belongs to one process at a time, and its images to one source: an id identifies an
+image only together with its source.
 """
 
 import contextlib
