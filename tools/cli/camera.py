@@ -239,7 +239,10 @@ class _LineOptions:
             Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
         ):
             task = bar.add_task(f"publishing to {endpoint}", total=total)
-            on_progress: Callable[[PublishAccount], None] = lambda now: bar.update(task, completed=now.answered)  # noqa: E731
+
+            def on_progress(account: PublishAccount) -> None:
+                bar.update(task, completed=account.answered)
+
             account = publish_images(publisher, images, rate=rate, progress=on_progress)
         for refusal in account.refusals:
             _say(refusal)

@@ -124,11 +124,11 @@ def plan(
 
     planner = Planner(checkpoint, budget, PlanProfile())
     plan = planner.run(configurations)
-    measured = {"even split": planner.even, "planned": plan.counts}
+    splits = {"even split": planner.even, "planned": plan.counts}
+    measured = {name: planner.measured(counts, plan.period) for name, counts in splits.items()}
     rows = [
-        (name, " ".join(map(str, counts)), f"{of.loss:.4f}", f"{of.loads:.2f}")
-        for name, counts in measured.items()
-        for of in (planner.measured(counts, plan.period),)
+        (name, " ".join(map(str, each.counts)), f"{each.loss:.4f}", f"{each.loads:.2f}")
+        for name, each in measured.items()
     ]
     title = f"{checkpoint}, {plan.budget_bytes} bytes, an update cycle of {plan.period} steps"
     print_table(title, ("plan", "virtual experts of each layer", "nats per token", "loads per step"), rows)

@@ -131,8 +131,10 @@ def _contents(pool: Mapping[str, Any]) -> list[tuple[str, int, str, str, str | N
         contents.append((kind, expert["bytes"], f"{sign}{expert['expert']}", title, expert["expert"]))
     held = pool["used_bytes"] - sum(expert["bytes"] for expert in pool["experts"])
     free = pool["budget_bytes"] - pool["used_bytes"]
-    others = (("held", held, "held", f"{size_text(held)} held by a load that hangs", None),
-              ("free", free, f"free {size_text(free)}", f"{size_text(free)} free", None))  # fmt: skip
+    others = (
+        ("held", held, "held", f"{size_text(held)} held by a load that hangs", None),
+        ("free", free, f"free {size_text(free)}", f"{size_text(free)} free", None),
+    )
     return contents + [one for one in others if one[1] > 0]
 
 

@@ -320,12 +320,10 @@ def _loads(site: Site) -> dict[str, Any]:
         name = site.plant.text(minute, "time")[:5]
         return Bar(name, count, str(count or ""), f"{name}: {count}" if count else "", "accent")
 
-    devices = [
-        (device, sum(counts.values()), BarChart([bar(minute, counts.get(minute[:16], 0)) for minute in minutes],
-                                                most=max(counts.values())))
-        for device, counts in sorted(loads.items())
-    ]  # fmt: skip
-    return {"devices": devices}
+    def chart(counts: Mapping[str, int]) -> BarChart:
+        return BarChart([bar(minute, counts.get(minute[:16], 0)) for minute in minutes], most=max(counts.values()))
+
+    return {"devices": [(device, sum(counts.values()), chart(counts)) for device, counts in sorted(loads.items())]}
 
 
 def _confidence_chart(

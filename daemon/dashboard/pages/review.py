@@ -353,8 +353,11 @@ class ReviewOffers:
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
         with self._lock:
-            shown = {image: (other, at_s) for image, (other, at_s) in self._shown.items()
-                     if other != seat and now_s - at_s < _SHOWN_S}  # fmt: skip
+            shown = {
+                image: (other, at_s)
+                for image, (other, at_s) in self._shown.items()
+                if other != seat and now_s - at_s < _SHOWN_S
+            }
             free = [image for image in waiting if image not in held]
             # Stable: else the order of `waiting`.
             free.sort(key=lambda image: (2, places[image]) if image in places else (int(image in shown), 0))
