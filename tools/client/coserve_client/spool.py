@@ -130,7 +130,7 @@ class Spool:
 
 
 def _locked(path: Path) -> io.FileIO:
-    """Return a file with an exclusive lock that ends with its process, and with the process number in it."""
+    """Open a file, lock it until this process ends, and write the process number into it."""
     lock = path.open("a+b", buffering=0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
