@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from pydantic import Json
+from pydantic import AfterValidator, Json
 from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
@@ -76,6 +76,11 @@ SeenReview = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
 #: The images that a reviewer skipped, the longest ago first: the browser remembers at most 200 (static/review.js).
 SkippedIds = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
 Question = Select[*tuple[Any, ...]]
+
+
+def _finite(boxes: Any) -> Any:
+    json.dumps(boxes, allow_nan=False)  # ValueError: control could not be asked with it
+    return boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +211,7 @@ class _ReviewPage:
         verdict: Annotated[str, Form()],
         defect: Annotated[str, Form()] = "",
         note: Annotated[str, Form()] = "",
-        boxes: Annotated[Json[Any], Form()] = None,
+        boxes: Annotated[Json[Any], AfterValidator(_finite), Form()] = None,
         newest: SeenReview = "",
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
