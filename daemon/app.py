@@ -95,7 +95,7 @@ _LAST_BATCHES_S = 2.0
 
 @contextmanager
 def _start_errors() -> Iterator[None]:
-    """StartError if the operating system or the database refuses."""
+    """Raise StartError if the operating system or the database refuses."""
     try:
         yield
     except StoreError as error:
@@ -204,7 +204,7 @@ class App:
         self._reader = ResultsReader(config.database)
         self._serving = Serving(served or self._first_edition(config))
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
-        # A thread of its own copies accepted images that decoding found bad out of the journal.
+        # Copies accepted images that could not be decoded out of the journal, on a thread of its own.
         self._bad_images: Worker[tuple[Accepted, str]] = Worker(
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
         )
@@ -315,7 +315,7 @@ class App:
             self._gate.is_allowed if self._gate else None,
             self._handles["intake"],
         )
-        #: Bound here and served by a process: clients wait for a restart of it instead of being refused.
+        #: Bound here, served by a child process: while it restarts, clients wait instead of being refused.
         self._http: socket.socket | None = None
         self._access = Access(self._gate, (self._intake.rebind, self._results.rebind), self._reload_token)
 

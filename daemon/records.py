@@ -165,7 +165,7 @@ class TextRequest:
 
     @property
     def image_id(self) -> str:
-        """The `id` that an answer repeats, as an image's."""
+        """Return the `id` that answers repeat, under the name that it has for images."""
         return self.request_id
 
     @property

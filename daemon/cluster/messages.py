@@ -97,7 +97,8 @@ def order_of(body: bytes, order_bytes: int, folder: Path) -> tuple[BatchOrder, d
     # Each head once: a batch's images are judged together if their heads are one object.
     heads = {image.head: image.head and _cached_in(folder, image.head) for image in order.images}
     images = tuple(replace(image, head=heads[image.head]) for image in order.images)
-    payloads = {key: body[order_bytes + key.offset :][: key.length] for key in (image.key for image in images)}
+    keys = [image.key for image in images]
+    payloads = {key: body[order_bytes + key.offset : order_bytes + key.offset + key.length] for key in keys}
     return replace(order, spec=_cached_in(folder, order.spec), images=images), payloads
 
 

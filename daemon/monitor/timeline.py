@@ -29,7 +29,7 @@ class WorkTimeline:
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
-        # Without a lock: `append` and `list` of a deque are each one step under the interpreter's.
+        # No lock of their own: under the interpreter's, `append` and `list` of a deque are each one step.
         self.batches: deque[BatchDone] = deque(maxlen=_BATCHES)
         self.loads: deque[ExpertSwitch] = deque(maxlen=_LOADS)
         self.samples: deque[QueueSample] = deque(maxlen=_SAMPLES)

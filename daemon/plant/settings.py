@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from daemon.config.addresses import absolute_file, http_endpoint
 from daemon.config.settings import PlantClock
-from daemon.consumers.plant.settings import hub_database, line_name
+from daemon.consumers.plant.settings import ONE_HOST, hub_database, line_name
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Seconds
@@ -58,7 +58,7 @@ class LineKey(_Section):
 class HubSettings(_Section):
     """A hub, resolved: paths absolute. `lines` are the lines that may send pictures."""
 
-    database: Annotated[str, AfterValidator(partial(hub_database, scheme="postgresql+psycopg"))]
+    database: Annotated[str, AfterValidator(partial(hub_database, scheme="postgresql+psycopg", hosts=ONE_HOST))]
     password: Path | None = None
     http: Annotated[str, AfterValidator(http_endpoint)] = "http://127.0.0.1:9480"
     http_token: Path | None = None

@@ -154,7 +154,7 @@ class Operator:
         return Unload(pool, experts)
 
     def _starved_by(self, change: Callable[[], None], undo: Callable[[], None]) -> list[ExpertId]:
-        """Make a change, or undo it again if experts would fit nowhere any more: then return these."""
+        """Make a change; undo it and return the experts that it would leave no room for, if there are any."""
         before = self._starving()
         change()
         self._residency.room_changed()

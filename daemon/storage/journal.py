@@ -353,7 +353,7 @@ class JournalThread:
         self._queue.put(image)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, which raises nothing, between two groups, as a proof that this thread runs."""
+        """Call `callback`, which must not raise, between two groups: a proof that this thread runs."""
         self._queue.put(callback)
 
     def settled(self) -> None:

@@ -365,6 +365,7 @@ class RetentionThread:
     def _run_task(self, task: Callable[[Store], T]) -> T:
         done = self._writer.run(task)
         while not wait([done], _WRITER_S).done:
+            self._try(self._watch_files)  # the writer may wait for a file that is gone
             if not self._writer.is_alive:
                 raise CancelledError
         return done.result()

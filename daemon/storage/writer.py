@@ -273,7 +273,10 @@ class Writer:
         while self._changes:
             change = self._changes[0]
             try:
-                self._store.keep_rules(change) if isinstance(change, Routes) else self._store.note_changes(change)
+                if isinstance(change, Routes):
+                    self._store.keep_rules(change)
+                else:
+                    self._store.note_changes(change)
             except Exception as error:
                 if _may_pass(error):
                     raise

@@ -37,7 +37,7 @@ Stamp = tuple[int, int]  # size and modification time: with another stamp it is 
 class DroppedFile:
     """An image file in the folder, since a scan first saw it with this stamp. `name` is its path within the folder.
 
-    `content` is there while its images have no answers, `unanswered` of them.
+    `content` is kept until all of its images are answered; `unanswered` counts the rest.
     """
 
     path: Path

@@ -132,7 +132,8 @@ def camera(
     Example: coserve camera demo/coserve.yaml --render 5 --rate 50
     """
     options = _LineOptions(config, source, lot, state, server_key, client_key, save, as_json)
-    given = {f"--{name.replace('_', '-')}" for name, value in ctx.params.items() if value not in (None, False)}
+    values = {f"--{name.replace('_', '-')}": value for name, value in ctx.params.items()}
+    given = {name for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     mode = _mode(given | ({"FOLDER"} if folder else set()))
     if mode == "--render":
         # From the clock: a picture that was sent before would count as a repetition of that part.
@@ -238,7 +239,10 @@ class _LineOptions:
             Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
         ):
             task = bar.add_task(f"publishing to {endpoint}", total=total)
-            on_progress: Callable[[PublishAccount], None] = lambda now: bar.update(task, completed=now.answered)  # noqa: E731
+
+            def on_progress(account: PublishAccount) -> None:
+                bar.update(task, completed=account.answered)
+
             account = publish_images(publisher, images, rate=rate, progress=on_progress)
         for refusal in account.refusals:
             _say(refusal)
@@ -265,7 +269,7 @@ def _choose(
     every: int | None,
     interval: float | None,
 ) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
-    """Return what chooses pictures, and their serials; OSError if a file of serials cannot be read."""
+    """Return the trigger and the serials; OSError if a file of serials cannot be read."""
     from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
 
     lines = None
@@ -465,8 +469,8 @@ def export_dataset(
     from tools.dataset.stored import read_pictures
     from tools.dataset.write import write_dataset
     from tools.query.formats import clean_up_on_signals
-    from tools.query.package.write import need_room
     from tools.query.rows import RowFilters
+    from tools.terminal.new_files import need_room
     from tools.terminal.open_line import opened
 
     equal = {"lot": lot, "serial": serial, "board_type": board_type, "component": component, "expert": expert}

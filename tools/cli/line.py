@@ -387,7 +387,7 @@ def worker(
 ) -> None:
     """Lend this PC's devices to a line on another PC: join its cluster, and stay until SIGTERM or Ctrl-C.
 
-    Example: coserve worker --name pc2 --address 10.0.0.1:6379 --token /etc/coserve/keys/ray_token
+    Example: coserve worker --name pc2 --address 10.0.0.1:6379 --token /etc/coserve/ray_token
     """
     from daemon.cluster.joining import WorkerSettings, join_command
     from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME

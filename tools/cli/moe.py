@@ -4,39 +4,20 @@ Each command imports torch and transformers when it runs, not when `coserve` sta
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from daemon.errors import MissingExtraError
-from experts.moe.errors import ModelError
 from experts.moe.modes import MODES
 from tools.terminal.console import AsJson, fail, print_json, print_table
 from tools.terminal.option_values import Commands, must_be_one_of
 
-_EXTRA = {"tokenizers", "transformers"}
 _FITTED = [name for name, entry in MODES.items() if entry.fit]
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")]
 Traced = Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint's folder with its traces.")]
 
-
-class _Group(Commands):
-    """End with one sentence if a checkpoint is wrong or the extra `moe` is not installed."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ModelError as error:
-            fail(str(error), status=1)
-        except ModuleNotFoundError as missing:
-            package = (missing.name or "").partition(".")[0]
-            if package not in _EXTRA:
-                raise
-            fail(str(MissingExtraError(package, "a language model", "moe")), status=2)
-
-
-moe_app = typer.Typer(cls=_Group, no_args_is_help=True, help="Language models whose experts stay on disk.")
+moe_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Language models whose experts stay on disk.")
 
 
 @moe_app.command("import")
@@ -143,11 +124,11 @@ def plan(
 
     planner = Planner(checkpoint, budget, PlanProfile())
     plan = planner.run(configurations)
-    measured = {"even split": planner.even, "planned": plan.counts}
+    splits = {"even split": planner.even, "planned": plan.counts}
+    measured = {name: planner.measured(counts, plan.period) for name, counts in splits.items()}
     rows = [
-        (name, " ".join(map(str, counts)), f"{of.loss:.4f}", f"{of.loads:.2f}")
-        for name, counts in measured.items()
-        for of in (planner.measured(counts, plan.period),)
+        (name, " ".join(map(str, each.counts)), f"{each.loss:.4f}", f"{each.loads:.2f}")
+        for name, each in measured.items()
     ]
     title = f"{checkpoint}, {plan.budget_bytes} bytes, an update cycle of {plan.period} steps"
     print_table(title, ("plan", "virtual experts of each layer", "nats per token", "loads per step"), rows)

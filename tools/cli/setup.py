@@ -67,10 +67,10 @@ def init(
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
     from routing_rules.load import read_yaml_text
-    from tools.setup.line_files import answers_of, rules_text, write_line
+    from tools.setup.line_files import collect_answers, rules_text, write_line
 
     try:
-        answers = answers_of(board, images, data, memory, dashboard, keep, is_silent=yes or as_json)
+        answers = collect_answers(board, images, data, memory, dashboard, keep, is_silent=yes or as_json)
         routes = compile_rules(read_yaml_text(rules_text(answers.boards), "rules.yaml", refuse_hidden=True))
         written_files = write_line(folder, answers)
     except RulesError as error:

@@ -106,7 +106,7 @@ def _path(folder: Path, number: int) -> Path:
 
 
 def _save(stream: IO[bytes], samples: list[Sample]) -> None:
-    # Boxes in single precision: trainings have always read them so.
+    # In single precision, as trainings have always read boxes.
     marks = [[(mark.label, np.array(mark.box, np.float32).tolist()) for mark in sample.marks] for sample in samples]
     rows = [(each.component, each.truth, len(each.pixels), own) for each, own in zip(samples, marks, strict=True)]
     np.savez(stream, rows=json.dumps(rows), pixels=np.concatenate([sample.pixels.ravel() for sample in samples]))

@@ -51,7 +51,7 @@ def _start(stack: ExitStack, folder: Path, port: int) -> dict[Path, Publisher]:
     hub["lines"] = {name: {"key": _make_line(folder, name)} for name in DEFECT_RATES}
     config, log = _write(folder / "plant.yaml", hub), folder / "hub.log"
     stack.enter_context(Service(config, log, command=("tools", "plant", "run"), ready="coserve plant: ready"))
-    console.print(f"hub: {hub['http']}/ (lines side by side; Boards, Defects, Events)")
+    console.print(f"hub: {hub['http']}/ (lines side by side; Boards, Defects)")
     cameras: dict[Path, Publisher] = {}
     for number, (name, rate) in enumerate(DEFECT_RATES.items(), 1):
         http = f"http://127.0.0.1:{port + number}"

@@ -13,7 +13,7 @@ from tools.moe.text import TRAIN, load_text
 
 
 def fit_predictors(model: Path, modes: Iterable[str]) -> None:
-    """Raises ModelError if traces or text are missing."""
+    """Train the predictors of `modes`. Raises ModelError if traces or text are missing."""
     prepared = PreparedFiles(model)
 
     def training_windows(length: int, count: int) -> Mapping[str, torch.Tensor]:

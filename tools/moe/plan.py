@@ -133,8 +133,6 @@ class Planner:
 
     def _prepare(self) -> Preparation:
         """Measure the norms of all experts, and Eq. 2 on the profile with every expert taking part."""
-        from experts.moe.model.runtime import MoeRuntime
-
         with closing(MoeRuntime.open(self._prepared.checkpoint, OnDemand(), self.budget_bytes)) as runtime:
             with console.status("norms of all experts"):
                 norms = expert_norms(runtime.store)

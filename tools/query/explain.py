@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
+from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import count_text, printable
@@ -47,8 +48,7 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
         size, size_note = _picture_size(settings, engine, record) if rules.places_boxes(record) else (None, None)
     retraced = retrace(record, rules, size, is_size_known=size_note is None)
     today, plant = CatalogVersions.of(settings.catalog), settings.plant.clock()
-    words = _in_words(record, retraced, today, size_note)
-    lines = [printable(plant_time(plant, line) or "") for line in words]
+    lines = [printable(line) for line in _in_words(_by_plants_clock(record, plant), retraced, today, size_note)]
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})
     else:
@@ -128,6 +128,21 @@ def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
 
 
 # The same in words, section by section
+
+
+def _by_plants_clock(record: InspectionRecord, plant: PlantTime) -> InspectionRecord:
+    def shown(row: Row) -> Row:  # not the whole text: a serial may look like a time
+        return {name: plant_time(plant, value) if f"_{name}".endswith("_at") else value for name, value in row.items()}
+
+    return replace(
+        record,
+        inspection=shown(record.inspection),
+        board=shown(record.board),
+        rules=record.rules and shown(record.rules),
+        run=record.run and shown(record.run),
+        reviews=[shown(review) for review in record.reviews],
+        versions={key: shown(row) for key, row in record.versions.items()},
+    )
 
 
 def _in_words(

@@ -71,7 +71,7 @@ def write_parquet(path: Path, names: Sequence[str], types: Sequence[ColumnType],
 def clean_up_on_signals(handle: Callable[..., Any] | None = None) -> None:
     """End the command on SIGTERM or with its terminal as on Ctrl-C: delete unfinished files, stop what it started.
 
-    Without `handle` it says which signal it was, with status 1.
+    Without `handle` the command names the signal and exits with status 1.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup

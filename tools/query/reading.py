@@ -301,12 +301,19 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
 
 def _find_by_place(connection: Connection, inspection: InspectionName) -> list[int]:
     serial, designator, board_type, attempt = inspection
-    attempts = _attempts(connection, serial, board_type)
-    board_ids = [row["board_id"] for row in attempts if attempt in (None, row["attempt"])]
-    image = inspections.c
-    on_boards = image.board_id.in_(board_ids), image.designator == designator
-    newest = select(image.inspection_id).join(boards).order_by(boards.c.attempt.desc(), image.inspection_id.desc())
-    return list(connection.execute(newest.where(*on_boards)).scalars())
+    number, chosen = inspections.c.inspection_id, {boards.c.board_type: board_type, boards.c.attempt: attempt}
+    query = (
+        select(number, boards.c.board_type)
+        .join(boards, boards.c.board_id == inspections.c.board_id)
+        .where(has_serial(serial), inspections.c.designator == designator)
+        .where(*(column == value for column, value in chosen.items() if value is not None))
+        .order_by(boards.c.attempt.desc(), number.desc())
+    )
+    rows = connection.execute(query).all()
+    types = sorted({row.board_type for row in rows})
+    if len(types) > 1:
+        raise UnknownInspectionError(f"several board types have the serial {serial}: add --type {' or '.join(types)}")
+    return [row.inspection_id for row in rows]
 
 
 def similar_pictures(engine: Engine, inspection: Row) -> list[str]:

@@ -53,6 +53,7 @@ class _RejudgeRun:
     def __init__(self, routes: Routes, catalog: Catalog, folder: Path, on_progress: Callable[[], None]) -> None:
         self._routes, self._catalog, self._folder, self._on_progress = routes, catalog, folder, on_progress
         self._waiting: dict[str, deque[_Waiting]] = {}
+        self._pool: SlotPool | None = None
         self.finished: dict[int, Row] = {}
 
     def begin(self, image: Row) -> None:
@@ -66,11 +67,16 @@ class _RejudgeRun:
             queue, spec = self._waiting.pop(expert), self._catalog.get(ExpertId(expert))
             if spec is None:
                 raise ExpertError(ExpertId(expert), "is not in the catalog")
-            pool = SlotPool("cpu", spec.resident.weights_bytes)
-            pool.load(spec.resident)
+            slot = self._slot(spec.resident)
             while queue:
-                batch = [queue.popleft() for _ in range(min(_BATCH, len(queue)))]
-                self._judge_batch(pool.slot(spec.resident.expert), spec, batch)
+                self._judge_batch(slot, spec, [queue.popleft() for _ in range(min(_BATCH, len(queue)))])
+
+    def _slot(self, spec: ExpertSpec) -> Slot:
+        """Load a network in place of the one before, unless that is it: heads share their backbone."""
+        if self._pool is None or spec.expert not in self._pool.resident():
+            self._pool = SlotPool("cpu", spec.weights_bytes)
+            self._pool.load(spec)
+        return self._pool.slot(spec.expert)
 
     def _judge_batch(self, slot: Slot, spec: ExpertSpec, batch: Sequence[_Waiting]) -> None:
         ready: list[tuple[_Waiting, Prepared]] = []

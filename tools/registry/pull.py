@@ -60,10 +60,10 @@ class PullOptions:
 
 
 def pull(line: ExpertsLine, source: Source, name: str, options: PullOptions = PullOptions()) -> Pulled | str:
-    """Put a release in force; return the one in force if it is the `newest`. ReleaseError, VersionsError.
+    """Put a release in force; with `newest`, return the name of the one in force if the line has had the newest.
 
-    After an error the line keeps what it had. It is one too if a revoked key signed the release in force and none is
-    newer.
+    Raises ReleaseError or VersionsError, and the line keeps what it had; also if a revoked key signed the release in
+    force and none replaces it.
     """
     with line.versions.changing():
         releases = LineReleases(line)  # `changing` has undone what a killed pull left half replaced

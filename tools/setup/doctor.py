@@ -140,7 +140,7 @@ def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
 
 
 def configuration(machine: Machine) -> Iterator[Finding]:
-    """Find what `coserve check` finds, except for damage within weights files, which takes long to read."""
+    """Find what `coserve check` finds, except damage inside weights files: reading them takes long."""
     path = machine.path
     if path is None:
         remedy = f"{as_typed('init')}, or name its coserve.yaml"

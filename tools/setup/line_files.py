@@ -220,7 +220,7 @@ def ask(text: str, proposal: str, parse: Callable[[str], Answer], option: str | 
         fail(f"nobody can answer here: {way}", status=2)
 
 
-def answers_of(
+def collect_answers(
     board: Sequence[str] | None,
     images: Path | None,
     data: Path | None,
@@ -230,7 +230,7 @@ def answers_of(
     *,
     is_silent: bool,
 ) -> Answers:
-    """Return all answers, by options or asked for. Raises AnswerError."""
+    """Return all answers, from options or by asking. Raises AnswerError."""
     ask_for = partial(ask, is_silent=is_silent)
     if images is not None:
         boards = boards_in(images)

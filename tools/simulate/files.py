@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -164,7 +165,7 @@ def _read(path: Path, model: type[M]) -> M:
         return model.model_validate(document)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (zlib.error, gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FileError(f"{path}: expected JSON, or JSON in gzip: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]

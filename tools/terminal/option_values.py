@@ -26,7 +26,7 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, of the plant unless it ends in an offset), 09:28, today, "
 _MOMENTS += "yesterday, or 2h ago"
 _UTC = PlantTime()
-#: Extras by packages of theirs that commands import when they run.
+#: The extra that brings each package that commands import when they run.
 _EXTRAS = {"boto3": "plant", "psycopg": "plant", "tokenizers": "moe", "transformers": "moe"}
 _AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -90,10 +90,11 @@ def _refusals() -> tuple[type[Exception], ...]:
     from daemon.wire.keys import KeyFileError
     from experts.editions.edition import EditionError
     from experts.errors import ExpertError
+    from experts.moe.errors import ModelError
     from experts.versions import VersionsError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
-    return CommandError, EditionError, ExpertError, VersionsError, *of_daemon
+    return CommandError, EditionError, ExpertError, ModelError, VersionsError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:

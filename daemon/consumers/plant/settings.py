@@ -15,9 +15,9 @@ from daemon.wire.sockets import is_open_host
 
 #: A line's name at the hub: in URLs, tables and files.
 LINE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-_DATABASE = re.compile(
-    r"postgresql(?:\+psycopg)?://((?:[^@/]+@)?(?:[^@/:?\[\]]*|\[[^@/\]]*\])(?::\d{1,5})?/[^@/?]+(?:\?[^@]*)?)"
-)
+_DATABASE = r"postgresql(?:\+psycopg)?://((?:[^@/]+@)?{hosts}/[^@/?]+(?:\?[^@]*)?)"
+#: Hosts and ports as libpq reads them, which may be several; and one as SQLAlchemy does.
+_HOSTS, ONE_HOST = r"[^@/?]*", r"(?:[^@/:?\[\]]*|\[[^@/\]]*\])(?::\d{1,5})?"
 #: libpq's settings, in s (`tcp_user_timeout` in ms): each side notices within some 15 s that the other is cut off.
 TIMEOUTS = {
     "connect_timeout": 10,
@@ -34,13 +34,13 @@ def line_name(value: str) -> str:
     return value
 
 
-def hub_database(value: str, scheme: str = "postgresql") -> str:
+def hub_database(value: str, scheme: str = "postgresql", hosts: str = _HOSTS) -> str:
     """Check the address of a hub's database. Errors do not repeat it, for it may hold a password."""
-    address = _DATABASE.fullmatch(value)
+    address = re.fullmatch(_DATABASE.format(hosts=hosts), value)
     if address is None:
         raise ValueError(
             "expected postgresql://USER@HOST:PORT/DATABASE, or postgresql://USER@/DATABASE?host=/run/postgresql: the"
-            " hub needs PostgreSQL; in a password all but letters and digits is percent-encoded"
+            " hub needs PostgreSQL; percent-encode all but letters and digits in a password"
         )
     return f"{scheme}://{address[1]}"
 

@@ -50,7 +50,7 @@ class BarChart:
         return name, text
 
     def _pixels(self, letters: int) -> float:
-        """Return the width of the chart if each bar has room for so many letters."""
+        """Return the width of a chart whose bars each have room for that many letters."""
         return letters * _LETTER * len(self.bars)
 
 
@@ -66,7 +66,7 @@ class Series:
 
 # Memory
 
-#: The part of a row that an expert of typical size gets, so that its name can be read, and the most rows.
+#: The share of a row that a typical expert takes, wide enough for its name; and the most rows.
 _TYPICAL_PART, _MAX_ROWS = 0.11, 18
 #: A pool with few experts gets fewer rows: most of them would be empty.
 _SPARE_ROWS = 3
@@ -131,16 +131,18 @@ def _contents(pool: Mapping[str, Any]) -> list[tuple[str, int, str, str, str | N
         contents.append((kind, expert["bytes"], f"{sign}{expert['expert']}", title, expert["expert"]))
     held = pool["used_bytes"] - sum(expert["bytes"] for expert in pool["experts"])
     free = pool["budget_bytes"] - pool["used_bytes"]
-    others = (("held", held, "held", f"{size_text(held)} held by a load that hangs", None),
-              ("free", free, f"free {size_text(free)}", f"{size_text(free)} free", None))  # fmt: skip
+    others = (
+        ("held", held, "held", f"{size_text(held)} held by a load that hangs", None),
+        ("free", free, f"free {size_text(free)}", f"{size_text(free)} free", None),
+    )
     return contents + [one for one in others if one[1] > 0]
 
 
 # Time
 
 _TONES = 6
-#: Pixels on a desktop. Bars of one expert that are no farther apart become one; shorter ones one with others beside
-#: them, up to a width.
+#: Pixels on a desktop. Bars of one expert merge across the first gap; short bars merge with any neighbour across the
+#: second, up to the last width.
 _MAX_GAP, _SHORT, _SHORT_GAP, _MAX_MERGED = 2.0, 14.0, 6.0, 42.0
 #: An expert with this share of a merged bar's time gives it its colour.
 _DOMINANT = 0.6

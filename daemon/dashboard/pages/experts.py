@@ -234,7 +234,10 @@ class ExpertOverview:
         return failed or self.catalog()[1]
 
     def _find_drifted(self) -> list[str]:
-        return [row["expert"] for row in sorted(self.listing()[0], key=SORTS["drift"]) if row["health"] == "drifted"]
+        catalog, _ = self.catalog()
+        histograms: VersionHistograms = ask_or({}, self.confidences, "Drift", []) if catalog.confidences else {}
+        rows = [_row(_without_daemon(catalog, name), catalog, {}, histograms, {}) for name in catalog]
+        return [row["expert"] for row in sorted(rows, key=SORTS["drift"]) if row["health"] == "drifted"]
 
 
 def _confidences(database: Database) -> VersionHistograms:
@@ -317,12 +320,10 @@ def _loads(site: Site) -> dict[str, Any]:
         name = site.plant.text(minute, "time")[:5]
         return Bar(name, count, str(count or ""), f"{name}: {count}" if count else "", "accent")
 
-    devices = [
-        (device, sum(counts.values()), BarChart([bar(minute, counts.get(minute[:16], 0)) for minute in minutes],
-                                                most=max(counts.values())))
-        for device, counts in sorted(loads.items())
-    ]  # fmt: skip
-    return {"devices": devices}
+    def chart(counts: Mapping[str, int]) -> BarChart:
+        return BarChart([bar(minute, counts.get(minute[:16], 0)) for minute in minutes], most=max(counts.values()))
+
+    return {"devices": [(device, sum(counts.values()), chart(counts)) for device, counts in sorted(loads.items())]}
 
 
 def _confidence_chart(

@@ -69,7 +69,7 @@ def router(site: Site) -> APIRouter:
 
 
 class _LinePage:
-    """What the live parts show."""
+    """Values for the live parts."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -190,7 +190,7 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _camera_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of images that are rejected, and of none where boards usually come."""
+    """Warn of rejected images, and of none when boards usually come."""
     for row in status.get("rejected", ())[:_MAX_NAMES]:
         count = counted(row["images"], "image")
         source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")

@@ -130,7 +130,7 @@ def _charts(site: Site) -> dict[str, Any]:
 
 
 class _Machine:
-    """What the line is and holds now. Costly answers are cached."""
+    """The line's state and contents now. Costly answers are cached."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from pydantic import Json
+from pydantic import AfterValidator, Json
 from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
@@ -76,6 +76,11 @@ SeenReview = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
 #: The images that a reviewer skipped, the longest ago first: the browser remembers at most 200 (static/review.js).
 SkippedIds = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
 Question = Select[*tuple[Any, ...]]
+
+
+def _finite(boxes: Any) -> Any:
+    json.dumps(boxes, allow_nan=False)  # ValueError: control could not be asked with it
+    return boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +211,7 @@ class _ReviewPage:
         verdict: Annotated[str, Form()],
         defect: Annotated[str, Form()] = "",
         note: Annotated[str, Form()] = "",
-        boxes: Annotated[Json[Any], Form()] = None,
+        boxes: Annotated[Json[Any], AfterValidator(_finite), Form()] = None,
         newest: SeenReview = "",
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
@@ -273,7 +278,7 @@ class _ReviewPage:
     def _codes(self) -> list[tuple[str, str]]:
         """Return (code, name): the rules' codes in their order, then those that people and the line have used."""
         table, images = reviews.c, inspections.c
-        # In the order of first use: so a code keeps its number.
+        # In the order of first use, so that a code keeps its number.
         of_people = select(table.defect).where(table.defect.is_not(None)).group_by(table.defect)
         of_people = of_people.order_by(func.min(table.review_id))
         newest = select(images.defect).where(images.verdict == "fail", images.image_path.is_not(None))
@@ -353,10 +358,13 @@ class ReviewOffers:
         now_s = time.monotonic()
         places = {image: place for place, image in enumerate(skipped)}
         with self._lock:
-            shown = {image: (other, at_s) for image, (other, at_s) in self._shown.items()
-                     if other != seat and now_s - at_s < _SHOWN_S}  # fmt: skip
+            shown = {
+                image: (other, at_s)
+                for image, (other, at_s) in self._shown.items()
+                if other != seat and now_s - at_s < _SHOWN_S
+            }
             free = [image for image in waiting if image not in held]
-            # Stable: else the order of `waiting`.
+            # The sort is stable: ties keep the order of `waiting`.
             free.sort(key=lambda image: (2, places[image]) if image in places else (int(image in shown), 0))
             chosen = free[:count]
             self._shown = dict.fromkeys((*held, *chosen), (seat, now_s)) | shown

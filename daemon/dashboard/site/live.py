@@ -77,11 +77,11 @@ class LiveTopics:
                     topic.text, topic.due_s = None, 0.0
                 elif time.monotonic() >= topic.due_s:
                     await self._poll(name, topic, limiter)
-            if not self._listeners:
+            if self._listeners or any(topic.text is not None for topic in self._topics.values()):
+                await asyncio.sleep(POLL_S / 2)
+            else:
                 self._wake.clear()
                 await self._wake.wait()
-            else:
-                await asyncio.sleep(POLL_S / 2)
 
     def close(self) -> None:
         for listener in self._listeners:

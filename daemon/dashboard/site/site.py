@@ -107,7 +107,7 @@ class PageShell:
     def add_part(
         self, name: str, template: str, context: Callable[[], Mapping[str, Any]], problem: str, every_s: float = POLL_S
     ) -> None:
-        """Add a live part, `part(name)` in a page. Where `context` fails, `problem` and why take its place."""
+        """Add a live part, `part(name)` in a page. If `context` fails, it shows `problem` and the reason."""
 
         def make() -> str:
             try:

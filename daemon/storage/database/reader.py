@@ -45,7 +45,7 @@ class ResultsReader:
         self._engine.dispose()
 
     def find(self, source: str, image_id: str) -> KnownImage | None:
-        """Find an accepted image: asked for each that arrives, so on a connection of its own and by the driver itself.
+        """Find an accepted image. Every arrival asks, so it has its own connection, without SQLAlchemy.
 
         The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
         """

@@ -481,6 +481,6 @@ FINAL_BOARDS = table(
     *(column(name, Text) for name in ("verdict", "decided_by", "decided_at", "verdict_by_line")),
 )
 
-#: The clock and `last_seq` every few minutes of the last day in which a daemon ran (pruning.py, RunningAges).
+#: The clock and `last_seq` every few minutes of the last day in which a daemon ran (retention.py, RunningAges).
 _age_columns = Column("running_s", Integer, primary_key=True), *_columns(REAL, "wall_s"), *_columns(Integer, "seq")
 age_marks = Table("age_marks", metadata, *_age_columns)

@@ -42,7 +42,7 @@ T = TypeVar("T")
 #: Monotonic seconds of a time limit, board type, serial, attempt.
 TimeLimit = tuple[float, str, str, int]
 
-#: Rows of one INSERT, few numbers so that few statements are prepared; no table has so many columns that 64 rows come
+#: Rows of one INSERT: few sizes, so that few statements are prepared; no table has so many columns that 64 rows come
 #: near SQLite's 32,766 values. Up to 15 take at most two statements, each of which costs as much as ten rows.
 _PART_SIZES = (64, 32, 16, *range(8, 0, -1))
 _NUMBERS = select(stream_position.c.last_seq, stream_position.c.last_inspection_id, stream_position.c.last_board_id)

@@ -46,7 +46,7 @@ class _SlotLayout:
 
     @cached_property
     def packing(self) -> Packing | None:
-        """How experts are packed; None if they are stored as they are in a slot."""
+        """Return how experts are packed; None if they are stored as they are in a slot."""
         return None if self.storage == "exact" else Packing.of(self.arch, 8 if self.storage == "int8" else 4)
 
     @property

@@ -1,8 +1,8 @@
 """The folder in which a camera's images wait while the daemon is away: one file for each image, with a checksum.
 
 Names are numbers that count up, so that the order of the images needs no clock. A damaged entry is moved aside under
-its name, never dropped. A spool belongs to one process at a time, and always to one source: an id identifies an image
-only together with its source.
+its name, never dropped. A spool belongs to one process at a time, and its images to one source: an id identifies an
+image only together with its source.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class Spool:
         return [int(match[1]) for name in names if (match := _ENTRY.fullmatch(name))]
 
     def _check_source(self, numbers: list[int], source: str) -> None:
-        """SpoolError if the oldest entry that can be read names another source: all are of one."""
+        """Raise SpoolError if the oldest readable entry names another source; all entries have the same."""
         owner = next((name for number in numbers if (name := self._source_of(number))), source)
         if owner != source:
             raise SpoolError(
@@ -130,7 +130,7 @@ class Spool:
 
 
 def _locked(path: Path) -> io.FileIO:
-    """Return a file with an exclusive lock that ends with its process, and with the process number in it."""
+    """Open a file, lock it until this process ends, and write the process number into it."""
     lock = path.open("a+b", buffering=0)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -140,6 +140,8 @@ def test_codes_are_those_of_the_rules_first_then_what_was_named_before(web: Web)
 
 
 def test_without_a_daemon_a_decision_is_not_stored_and_says_so(web: Web) -> None:
+    endless = web.post("/review/items/1", "verdict=fail&boxes=[1e400]", Origin=web.origin, Cookie=EVA)
+    assert endless.status == 422
     answer = web.post("/review/items/1", "verdict=pass&newest=", Origin=web.origin, Cookie=EVA)
     assert (answer.status, answer.json["code"]) == (503, "no_daemon")
     assert "coserve run" in answer.json["reason"]
