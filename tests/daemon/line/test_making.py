@@ -14,7 +14,7 @@ from daemon.line.making import Draft, Made, make_edition, working_files
 from daemon.line.served import Served, stored
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder, entries_of
-from tests.experts.editions.test_editions import dies_at
+from tests.experts.editions.test_edition_folder import dies_at
 from tests.lines import a_line
 
 
