@@ -38,6 +38,7 @@ from daemon.line.making import make_edition, working_files
 from daemon.line.served import Served, stored
 from daemon.line.serving import Serving
 from daemon.line.shared_devices import images_config
+from daemon.line.working import WorkingFiles
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.metrics import Gauges, Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
@@ -181,7 +182,9 @@ class App:
         )
         self._children = Children()
         self._deliveries = Deliveries(config, self._path)
-        self._alarms = Alarms(self._serving, self._reader, config.alarms if config.consumers else None)
+        self._files = WorkingFiles(config, self._serving)
+        file = config.alarms if config.consumers else None
+        self._alarms = Alarms(self._serving, self._reader, file, self._files.poll)
         self._make_sockets(config)
         self._make_operations(config)
         self._metrics.registry.register(Gauges(self.operations.facts))
@@ -353,6 +356,7 @@ class App:
             timeline=self._timeline,
             rejections=self._rejections,
             alarms=self._alarms,
+            files=self._files,
             probe=self.probe,
             children=self._children,
             deliveries=self._deliveries,
@@ -392,6 +396,7 @@ class App:
             self._writer.rules_in_force(self._serving.current.routes)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._serving.current.catalog)
+            self._files.poll()
             self._bad_images.start()
             self._alarms.start(self._recovery.last_seq)
             self._retention.start()
