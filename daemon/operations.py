@@ -475,6 +475,9 @@ class Operations:
     def highest(self) -> int | None:
         return self._or_none(self.reader.highest_edition)
 
+    def digest(self, number: int) -> str | None:
+        return self._or_none(lambda: self.reader.edition_digest(number))
+
     def check(self, served: Served) -> None:
         """Raises ConfigError if an expert fits no device beside what is pinned now."""
         if problems := self.drive.misfits(served):
@@ -487,6 +490,11 @@ class Operations:
         """
         folder = EditionFolder(self.config.catalog)
         edition = folder.read(number)
+        if self.digest(number) not in (None, edition.sha256):
+            raise EditionError(
+                f"{folder.file(number)} is another edition than the one that boards were judged by as number {number}:"
+                " coserve reload makes one with a number of its own"
+            )
         served, before = stored(edition, folder), self.serving.current
         changed = changed_experts(before.catalog, served.catalog)
         self.prefetch(before.catalog, served.catalog)

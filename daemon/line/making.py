@@ -40,6 +40,10 @@ class RunningLine(Protocol):
         """Return the highest number that a row names, 0 for none; None if neither daemon nor database tells."""
         ...
 
+    def digest(self, number: int) -> str | None:
+        """Return the sha256 of the edition that rows mean by a number; None if no row names it."""
+        ...
+
     def check(self, served: Served) -> None:
         """Raises ConfigError if the daemon cannot judge by it beside what it has pinned and its budgets."""
         ...
@@ -90,7 +94,9 @@ def make_edition(
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
         lacking = _enter(folder, draft)
-        if before is not None and before.has_content_of(edition) and not (draft.ends_earlier or anew):
+        is_another = before is not None and running.digest(before.number) not in (None, before.sha256)
+        must_differ = anew or is_another or draft.ends_earlier
+        if before is not None and before.has_content_of(edition) and not must_differ:
             return Made(before, before, lacking, running.adopt(before.number))
         writer.add(edition)
         try:
@@ -110,6 +116,12 @@ def working_files(config: Config, note: str | None, *, now: bool = False) -> Dra
     routes, catalog = load_rules_and_catalog(config, quiet_s=QUIET_S)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
     return Draft(routes.text, experts, "reload", note, ends_earlier=now)
+
+
+def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
+    """Return the content of an edition once more."""
+    placed = {name: folder.in_place(entry).moved_from(folder.root) for name, entry in edition.experts.items()}
+    return Draft(edition.rules, placed, why, note)
 
 
 def _in_force(folder: EditionFolder, *, may_be_damaged: bool) -> Edition | None:
