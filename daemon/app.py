@@ -248,11 +248,8 @@ class App:
         if served is not None and digest in (None, served.edition.sha256):
             return served
         if not folder.may_write():
-            why = (
-                "no edition is in force yet"
-                if served is None
-                else f"{folder.file(served.number)} is not from this line"
-            )
+            file = folder.file(served.number) if served is not None else None
+            why = f"{file} is another than this line's" if file else "no edition is in force yet"
             raise StartError(f"{why}, and only {folder.root.owner()} may make one: coserve reload as that user")
 
         def build(before: Edition | None) -> Draft:
