@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Break:
-    """`promise` begins a row of docs/reliability.md or docs/security.md; `find` stands once in `file`.
+    """`promise` begins the text of a test's mark; `find` stands once in `file`.
 
     `tests` are test ids below tests/.
     """
@@ -670,7 +670,7 @@ BREAKS = (
     Break(
         "A new version is at the PCs",
         "daemon/operations.py",
-        "            self.prefetch(self.catalogs.current, catalog)\n",
+        "        self.prefetch(before.catalog, served.catalog)\n",
         "",
         ("contract/test_cluster_live.py",),
     ),
