@@ -23,7 +23,7 @@ class PositionError(Exception):
 
 
 class Mark(NamedTuple):
-    """A delivered message: `seq` and its `at`, which no other message of that `seq` has."""
+    """A delivered message. `at` tells it from a message with the same `seq` in another history."""
 
     seq: int
     at: str
@@ -60,7 +60,7 @@ class DeliveryPosition:
 
 
 def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
-    """Keep fewer marks the older they are: of each power of two of the distance from the newest, the oldest one."""
+    """Keep the oldest mark for each power-of-two distance from the newest."""
     newest = marks[-1].seq
     oldest: dict[int, Mark] = {}
     for mark in reversed(marks):

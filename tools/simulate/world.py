@@ -184,7 +184,6 @@ def with_heads(task: Task, pattern: str) -> Task:
 
 
 def with_deadlines(task: Task, seconds: float) -> Task:
-    """Return the task with a deadline for each image, `seconds` after its arrival."""
     return replace(task, images=tuple(replace(image, deadline_s=image.arrived_s + seconds) for image in task.images))
 
 
