@@ -312,7 +312,7 @@ def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> N
     console.print("\nNext:")
     if not has_experts:
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
-    console.print(f"  coserve check {path}\n  coserve reload --config {path}")
+    console.print(f"  coserve check {path}")
     if is_trial:
         console.print("  this was a trial under a prefix: systemd was not called")
     elif runs:
