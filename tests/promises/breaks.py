@@ -94,7 +94,11 @@ BREAKS = (
         (_POWER,),
     ),
     Break(
-        _FOLDERS, "experts/durable.py", "        yield part\n        os.fsync(fd)\n", "        yield part\n", (_POWER,)
+        _FOLDERS,
+        "experts/durable.py",
+        "        os.fsync(fd)\n        if not os.path.samestat",
+        "        if not os.path.samestat",
+        (_POWER,),
     ),
     Break(
         "A repeated image is a `duplicate`",
