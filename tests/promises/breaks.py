@@ -644,6 +644,20 @@ BREAKS = (
         ("daemon/consumers/plant/test_plant_consumer.py",),
     ),
     Break(
+        "A replaced edition serves ten minutes",
+        "daemon/line/served.py",
+        "_SERVES_S = 600.0",
+        "_SERVES_S = 0.0",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
+        "Ten changes in a row under load",
+        "daemon/line/serving.py",
+        "if number not in gone}",
+        "}",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
         "a release",
         "daemon/registry/manifest.py",
         "if is_signed_by(signed.data, signature, key):",
