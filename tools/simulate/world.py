@@ -159,9 +159,9 @@ def _pools(host: str, pc: HostSection, rules: Preset) -> tuple[list[PoolFacts], 
 
 
 def with_heads(task: Task, pattern: str) -> Task:
-    """Return the task as if the experts whose names match were heads of one backbone per architecture.
+    """Turn the matching experts into heads of one backbone per architecture.
 
-    Raises ValueError if none matches, or if one that matches goes on to another.
+    Raises ValueError if none matches, or if a matching expert is followed by another one.
     """
     matching = [facts for facts in task.experts if fnmatchcase(facts.expert, pattern)]
     if not matching:
