@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Break:
-    """`promise` begins a row of docs/reliability.md or docs/security.md; `find` stands once in `file`.
+    """`promise` begins the text of a test's mark; `find` stands once in `file`.
 
     `tests` are test ids below tests/.
     """
@@ -94,7 +94,11 @@ BREAKS = (
         (_POWER,),
     ),
     Break(
-        _FOLDERS, "experts/durable.py", "        yield part\n        os.fsync(fd)\n", "        yield part\n", (_POWER,)
+        _FOLDERS,
+        "experts/durable.py",
+        "        os.fsync(fd)\n        if not os.path.samestat",
+        "        if not os.path.samestat",
+        (_POWER,),
     ),
     Break(
         "A repeated image is a `duplicate`",
@@ -640,6 +644,20 @@ BREAKS = (
         ("daemon/consumers/plant/test_plant_consumer.py",),
     ),
     Break(
+        "A replaced edition serves ten minutes",
+        "daemon/line/served.py",
+        "_SERVES_S = 600.0",
+        "_SERVES_S = 0.0",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
+        "Ten changes in a row under load",
+        "daemon/line/serving.py",
+        "if number not in gone}",
+        "}",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
         "a release",
         "daemon/registry/manifest.py",
         "if is_signed_by(signed.data, signature, key):",
@@ -670,7 +688,7 @@ BREAKS = (
     Break(
         "A new version is at the PCs",
         "daemon/operations.py",
-        "            self.prefetch(self.catalogs.current, catalog)\n",
+        "        self.prefetch(before.catalog, served.catalog)\n",
         "",
         ("contract/test_cluster_live.py",),
     ),
