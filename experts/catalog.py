@@ -115,6 +115,11 @@ class CatalogEntry(BaseModel):
             return f"head on a {self.architecture} ({Path(self.backbone.file).stem})"
         return self.architecture if self.classes else f"{self.architecture} as backbone"
 
+    @property
+    def weights(self) -> set[str]:
+        """Return the sha256 of its weights, and of its backbone's."""
+        return {self.sha256} | ({self.backbone.sha256} if self.backbone is not None else set())
+
     def moved_from(self, root: Path) -> "CatalogEntry":
         """Return this entry of the catalog in `root` with absolute paths, for a catalog elsewhere."""
         return self.with_files(lambda file, _: str((root / file).resolve()))

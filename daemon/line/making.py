@@ -82,7 +82,8 @@ def make_edition(
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
         lacking = _enter(folder, draft)
-        if before is not None and before.has_content_of(edition) and not draft.ends_earlier:
+        is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
+        if before is not None and is_same and not draft.ends_earlier:
             return Made(before, before, lacking, running.adopt(before.number))
         writer.add(edition)
         try:

@@ -120,6 +120,14 @@ def weights_of(version: str) -> str:
     return version.partition("+")[0]
 
 
+def candidate_weights(folder: EditionFolder) -> set[str]:
+    """Return the sha256 of weights that candidates and shadows need. Raises EditionError."""
+    candidates = read_candidates(folder.catalog)
+    in_shadow = {weights_of(shadow.version) for shadow in candidates.shadows.values()}
+    weights = {sha256 for sha256 in folder.weights.all() if sha256[:12] in in_shadow}
+    return weights.union(*(candidate.entry.weights for candidate in candidates.candidates))
+
+
 def experts_of(folder: EditionFolder) -> dict[str, Expert]:
     """Return the experts in force in the catalog's order, then those of candidates. Raises EditionError, OSError."""
     in_force, candidates = folder.in_force(), read_candidates(folder.catalog)
