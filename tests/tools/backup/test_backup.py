@@ -31,6 +31,7 @@ from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.contract.client import Line
+from tests.editions import a_serving, first_edition
 from tests.lines import a_jpeg
 from tests.simulated import a_service
 from tests.small_disk import small_disk
@@ -50,12 +51,13 @@ CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expe
 
 
 def a_folder(folder: Path, config: str = CONFIG) -> Path:
-    """A line's files; nothing runs there."""
+    """A line with edition 1 in force; nothing runs there."""
     (folder / "experts").mkdir(parents=True)
     shutil.copy(EXPERTS / "catalog.yaml", folder / "experts")
     shutil.copy(EXPERTS / "R0402.safetensors", folder / "experts")
     (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
     (folder / "coserve.yaml").write_text(config, encoding="utf-8")
+    first_edition(folder / "coserve.yaml")
     return folder / "coserve.yaml"
 
 
@@ -63,7 +65,7 @@ class Writing:
     """A store and a journal of small segments, as a busy daemon's writer uses them."""
 
     def __init__(self, folder: Path) -> None:
-        self.routes = compile_rules(RULES, "rules.yaml", None)
+        self.serving = a_serving(compile_rules(RULES, "rules.yaml", None))
         self.journal = Journal(folder / "journal", segment_bytes=4096)
         self.store: Store = Store(f"sqlite:///{folder}/inspection.db")
         self.count = 0
@@ -71,7 +73,8 @@ class Writing:
     def accept(self, images: int = 1) -> list[Accepted]:
         arrivals = [self._arrival() for _ in range(images)]
         keys = self.journal.append([arrival.payload for arrival in arrivals])
-        return self.store.accept(list(zip(arrivals, keys, strict=True)), self.routes)
+        accepted = self.store.accept(list(zip(arrivals, keys, strict=True)), self.serving)
+        return [image for image in accepted if isinstance(image, Accepted)]
 
     def _arrival(self) -> Arrival:
         self.count += 1
@@ -240,8 +243,13 @@ def test_a_line_whose_files_lie_together_is_restored_as_it_is(tmp_path: Path, wr
     archive = backed_up(tmp_path / "line")
     restored = unpack(archive, tmp_path / "restored")
     assert (restored.last_seq, restored.waiting) == (0, 3)
-    for name in ("coserve.yaml", "rules.yaml", "experts/catalog.yaml", "experts/R0402.safetensors"):
-        assert (tmp_path / "restored" / name).read_bytes() == (tmp_path / "line" / name).read_bytes()
+    line, new = tmp_path / "line", tmp_path / "restored"
+    catalog = (new / "experts/catalog.yaml").read_text(encoding="utf-8")
+    assert catalog.startswith("# Written from edition 2; comments are not kept.")
+    files = {path.relative_to(new) for path in new.rglob("*") if path.is_file()}
+    assert files >= {path.relative_to(line) for path in (line / "experts").glob("weights/*/*")}
+    for name in ("coserve.yaml", "rules.yaml", "experts/editions/000001.json"):
+        assert (new / name).read_bytes() == (line / name).read_bytes()
     assert not list(tmp_path.glob(".*"))
     assert archive.stat().st_mode & 0o777 == 0o640
     subprocess.run(["sha256sum", "--quiet", "-c", SUMS], cwd=_untarred(archive, tmp_path), check=True)
@@ -255,13 +263,14 @@ def _untarred(archive: Path, folder: Path) -> Path:
 
 def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_path: Path):
     elsewhere = tmp_path / "var"
-    config = a_folder(
-        tmp_path / "etc",
+    config = a_folder(tmp_path / "etc")
+    shutil.move(tmp_path / "etc" / "experts", tmp_path / "experts")
+    config.write_text(
         f"database: sqlite:///{elsewhere}/results.db\njournal: {elsewhere}/journal\nimages: {elsewhere}/pictures\n"
         f"rules: {tmp_path}/etc/../etc/rules.yaml\ncatalog: {tmp_path}/experts/catalog.yaml\n"
         "devices: {cpu: {expert_memory: 250MB, profile: ../cpu.yaml}}\n",
+        encoding="utf-8",
     )
-    shutil.move(tmp_path / "etc" / "experts", tmp_path / "experts")
     catalog = tmp_path / "experts" / "catalog.yaml"
     weights = shutil.move(tmp_path / "experts" / "R0402.safetensors", tmp_path / "weights.safetensors")
     catalog.write_text(catalog.read_text().replace("R0402.safetensors", str(weights)), encoding="utf-8")
@@ -355,7 +364,7 @@ def test_a_flipped_bit_in_any_member_is_refused_by_name(tmp_path: Path, writing:
         archive.write_bytes(bad)
         with pytest.raises(BackupError) as caught:
             unpack(archive, tmp_path / "restored")
-        if member.name != SUMS:
+        if member.name not in (HEAD, SUMS):
             assert member.name in str(caught.value)
         assert not (tmp_path / "restored").exists()
     archive.write_bytes(good)
@@ -471,7 +480,8 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
     heads = [b"[" * 60_000, b"[]", b"null", b"1" * 5000, b" " * 2**20, b'{"coserve_backup": 1e400}', b"\xff"]
-    right = {"coserve_backup": 1, "coserve": "0", "made": "", "schema": None, "last_seq": 0, "waiting": 0}
+    right: dict[str, Any] = {"coserve_backup": 2, "coserve": "0", "made": "", "schema": None}
+    right |= {"last_seq": 0, "waiting": 0, "highest_edition": 1}
     wrong: list[Any] = [[], {}, "x", 1.5, None]
     heads += [json.dumps({**right, key: value}).encode() for key in right for value in wrong]
     heads += [json.dumps({key: right[key] for key in right if key != left}).encode() for left in right]
@@ -488,8 +498,8 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 2), ("schema", "99.0.0")])
-def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
+@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 1), ("coserve_backup", 3), ("schema", "99.0.0")])
+def test_a_backup_of_another_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
     newer = tmp_path / "newer.tar"
