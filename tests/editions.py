@@ -43,8 +43,8 @@ class NoDaemon:
     def adopt(self, number: int) -> None: ...
 
 
-def first_edition(path: Path) -> Edition:
-    """Put the files of a line in force, as its first start or `coserve reload` does, without a wait for editors."""
+def files_in_force(path: Path) -> Edition:
+    """Put the files of a line in force, as a first start or `coserve reload` does, without a wait for editors."""
     config = load_config(path, {})
     routes, catalog = load_rules_and_catalog(config)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}

@@ -31,7 +31,7 @@ from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.contract.client import Line
-from tests.editions import a_serving, first_edition
+from tests.editions import a_serving, files_in_force
 from tests.lines import a_jpeg
 from tests.simulated import a_service
 from tests.small_disk import small_disk
@@ -57,7 +57,7 @@ def a_folder(folder: Path, config: str = CONFIG) -> Path:
     shutil.copy(EXPERTS / "R0402.safetensors", folder / "experts")
     (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
     (folder / "coserve.yaml").write_text(config, encoding="utf-8")
-    first_edition(folder / "coserve.yaml")
+    files_in_force(folder / "coserve.yaml")
     return folder / "coserve.yaml"
 
 
