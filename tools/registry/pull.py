@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
-from daemon.line.making import Draft, make_edition, working_files
+from daemon.line.making import Draft, draft_of, make_edition, working_files
 from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, StoredFile, decode, refusal, signer_of
 from daemon.registry.store import check_free_space, fetch_file
@@ -202,8 +202,7 @@ def _rules(source: Source, file: StoredFile) -> str:
 def _base(config: Config, folder: EditionFolder, before: Edition | None) -> Draft:
     """Return what a release is merged into: the edition in force; before the first one, the files that there are."""
     if before is not None:
-        experts = {each: folder.in_place(entry).moved_from(folder.root) for each, entry in before.experts.items()}
-        return Draft(before.rules, experts, "pull")
+        return draft_of(before, folder, "pull")
     if config.catalog.exists():
         return working_files(config, None)
     return Draft(config.rules.read_text(encoding="utf-8-sig") if config.rules.exists() else "", {}, "pull")

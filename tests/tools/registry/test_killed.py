@@ -18,7 +18,7 @@ from daemon.registry.store import Store
 from experts.editions.folder import EditionFolder
 from experts.weights import file_sha256
 from tests.editions import files_in_force
-from tests.experts.editions.test_editions import dies_at
+from tests.experts.editions.test_edition_folder import dies_at
 from tests.faults.powercut import Disk, Unsynced
 from tests.faults.shim import read_log, shim_environment
 from tests.one_edition import content_of, seen_by
