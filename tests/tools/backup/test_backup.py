@@ -27,6 +27,7 @@ from daemon.config.settings import load_config
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
 from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
+from experts.editions.folder import EditionFolder
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests import ROOT
@@ -288,6 +289,50 @@ def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_pa
         entries["R0402"]["sha256"]
     }
     assert (tmp_path / "restored" / "coserve.yaml.before-backup").read_bytes() == config.read_bytes()
+
+
+def test_a_backup_has_every_edition_and_the_weights_that_are_needed_again(tmp_path: Path, writing: Writing):
+    """Of editions 1 to 5, each with weights of its own: 1 has an open board, 3 and 4 stood before 5."""
+    experts = tmp_path / "line" / "experts"
+    store = EditionFolder(experts / "catalog.yaml").weights
+    writing.accept()
+    by_edition = [*store.all()]
+    for number in range(2, 6):
+        with_other_weights(experts, number)
+        files_in_force(tmp_path / "line" / "coserve.yaml")
+        by_edition += store.all().keys() - {*by_edition}
+    (experts / "releases" / "manifests" / "line").mkdir(parents=True)
+    (experts / "releases" / "manifests" / "line" / "1.json").write_text("{}")
+    (experts / "editions" / "000009.json").write_text("of a promotion that was killed")
+    archive = backed_up(tmp_path / "line")
+    backed = {name for name in names(archive) if name.startswith("experts/")}
+    kept = {by_edition[at] for at in (0, 2, 3, 4)}
+    assert {Path(name).stem for name in backed if "/weights/" in name} == kept
+    assert {name for name in backed if "/editions/" in name} == {
+        "experts/editions/current",
+        *(f"experts/editions/00000{number}.json" for number in range(1, 6)),
+    }
+    assert "experts/releases/manifests/line/1.json" in backed
+    restored = EditionFolder(unpack(archive, tmp_path / "restored").config.parent / "experts" / "catalog.yaml")
+    edition = restored.in_force()
+    assert edition is not None
+    assert (edition.number, edition.parent, edition.why, edition.note) == (10, 5, "restore", "line.tar")
+    assert {*restored.weights.all()} == kept
+    store.remove(by_edition[4])
+    report = write_backup(tmp_path / "line" / "coserve.yaml", archive)
+    assert f"{by_edition[4]}.safetensors: this weights file does not exist" in str(report.warnings)
+    shutil.rmtree(experts / "editions")
+    with pytest.raises(BackupError, match="no edition is in force on this line yet: coserve reload"):
+        write_backup(tmp_path / "line" / "coserve.yaml", archive)
+
+
+def with_other_weights(experts: Path, number: int) -> None:
+    weights, catalog = experts / "R0402.safetensors", experts / "catalog.yaml"
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([number]))
+    document = yaml.safe_load(catalog.read_text(encoding="utf-8"))
+    for entry in document["experts"].values():
+        entry["sha256"] = file_sha256(weights)
+    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
 
 
 def test_what_the_environment_says_is_in_the_restored_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

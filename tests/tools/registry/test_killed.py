@@ -10,19 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from daemon.config.settings import load_config
 from daemon.registry.signing import make_signing_pair, read_signing_key
 from daemon.registry.store import Store
 from experts.editions.folder import EditionFolder
-from experts.weights import file_sha256
 from tests.editions import files_in_force
 from tests.experts.editions.test_edition_folder import dies_at
 from tests.faults.powercut import Disk, Unsynced
 from tests.faults.shim import read_log, shim_environment
 from tests.one_edition import content_of, seen_by
-from tests.tools.backup.test_backup import CONFIG, RULES, a_folder
+from tests.tools.backup.test_backup import CONFIG, RULES, a_folder, with_other_weights
 from tools.backup import restore
 from tools.backup.archive import write_backup
 from tools.experts.line import open_line
@@ -39,12 +37,7 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str,
     make_signing_pair(tmp_path / "keys", "anna")
     line = a_folder(tmp_path / "line", CONFIG + f"plant: {{signers: [{tmp_path}/keys/anna.sign]}}\n")
     other = a_folder(tmp_path / "other")
-    weights, catalog = (other.parent / "experts" / name for name in ("R0402.safetensors", "catalog.yaml"))
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    document = yaml.safe_load(catalog.read_text(encoding="utf-8"))
-    document["experts"]["R0402"]["sha256"] = file_sha256(weights)
-    del document["experts"]["0402"]
-    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with_other_weights(other.parent / "experts", 2)
     (other.parent / "rules.yaml").write_text(RULES + "# new\n", encoding="utf-8")
     released = files_in_force(other)
     key = read_signing_key(tmp_path / "keys" / "anna.sign_secret")
