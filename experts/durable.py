@@ -33,11 +33,11 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         raise FileExistsError(errno.EEXIST, "is not a file, and is never replaced: name another", str(path))
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else 0o600)
     try:
-        if mode is not None:
-            os.fchmod(fd, mode)
         yield part
+        if mode is not None:
+            os.fchmod(fd, mode)  # now: one without the right to write could not be filled
         os.fsync(fd)
         if not os.path.samestat(os.fstat(fd), part.stat()):
             raise FileExistsError(f"another process writes {path} at the same time: try again")  # noqa: TRY301

@@ -145,6 +145,8 @@ class Store:
 def fetch_file(pieces: _Pieces, sha256: str, size_bytes: int, place: Path, mode: int | None = None) -> None:
     """Fetch a file whose folder exists, durably, going on where an earlier try stopped. ReleaseError if it differs."""
     part = place.with_name(place.name + _PART)
+    if part.exists() and not os.access(part, os.W_OK):
+        part.unlink()  # another user's, whose pull was cut off
     with part.open("ab") as target:
         if target.tell() > size_bytes:
             target.truncate(0)
