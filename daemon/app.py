@@ -79,7 +79,7 @@ from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
-from experts.versions import current_user
+from experts.people import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel

@@ -14,7 +14,6 @@ from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
 from daemon.line.served import Served, compiled
-from daemon.units import size_text
 from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition, EditionError, FromRelease, Why
 from experts.editions.folder import EditionFolder, entries_of, without_files
@@ -22,7 +21,10 @@ from experts.editions.folder import EditionFolder, entries_of, without_files
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the next edition is to hold; the files of `experts` are absolute."""
+    """What the next edition is to hold; the files of `experts` are absolute.
+
+    `is_edited`: it is what people wrote into the working files, which stay as they are.
+    """
 
     rules: str
     experts: Mapping[str, CatalogEntry]
@@ -30,6 +32,7 @@ class Draft:
     note: str | None = None
     release: FromRelease | None = None
     ends_earlier: bool = False
+    is_edited: bool = False
 
 
 class RunningLine(Protocol):
@@ -68,31 +71,37 @@ def make_edition(
     """Put in force what `build` makes of the edition in force. Raises EditionError, ConfigError, OSError.
 
     Where nothing differs, weights that were missing enter, and the daemon adopts the edition in force once more. With
-    `discard` edits of the working files that were never loaded are given up.
+    `discard` edits of the working files that were never loaded are given up. `build` gets None before the first
+    edition, and where the one in force is damaged: that can be mended by a reload, or a rollback to another.
     """
     folder = EditionFolder(config.catalog)
     with folder.changing() as writer:
         writer.settle(config.rules)
-        before = folder.in_force()
+        try:
+            before = folder.in_force()
+        except EditionError:
+            before = None
         draft = build(before)
-        if draft.why != "reload":
+        if not draft.is_edited:
             _require_no_edits(config, before, discard=discard)
         edition = _edition_of(draft, who, before, _next_number(folder, running))
         served = compiled(edition, draft.experts, folder.root)
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
-        lacking = _enter(folder, draft)
+        lacking = folder.enter(draft.experts)
+        if not draft.is_edited:
+            _require_weights(lacking, edition, before)
         if before is not None and before.has_content_of(edition) and not draft.ends_earlier:
             return Made(before, before, lacking, running.adopt(before.number))
         writer.add(edition)
         try:
             running.check(served)
         except BaseException:
-            writer.withdraw(edition)
+            writer.remove(edition.number)
             raise
-        writer.point(edition, rewrites=draft.why != "reload")
+        writer.point(edition, rewrites=not draft.is_edited)
         adopted = running.adopt(edition.number)
-        if draft.why != "reload":
+        if not draft.is_edited:
             writer.write_files(edition, config.rules)
         return Made(edition, before, lacking, adopted)
 
@@ -101,7 +110,7 @@ def working_files(config: Config, note: str | None) -> Draft:
     """Read what people edit, when no file is being written. Raises ConfigError with every mistake."""
     routes, catalog = load_rules_and_catalog(config, quiet_s=QUIET_S)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
-    return Draft(routes.text, experts, "reload", note)
+    return Draft(routes.text, experts, "reload", note, is_edited=True)
 
 
 def unloaded_edits(config: Config, in_force: Edition) -> list[Path]:
@@ -148,17 +157,9 @@ def _edition_of(draft: Draft, who: str, before: Edition | None, number: int) -> 
     )
 
 
-def _enter(folder: EditionFolder, draft: Draft) -> dict[str, str]:
-    """Take the weights in. An expert without its own is no reason to refuse a reload: it alone fails."""
-    files = {entry.sha256: Path(entry.file) for entry in draft.experts.values()}
-    files |= {e.backbone.sha256: Path(e.backbone.file) for e in draft.experts.values() if e.backbone is not None}
-    needed, free = folder.weights.lacking_bytes(files), folder.weights.free_bytes()
-    if needed > free:
-        raise EditionError(
-            f"{folder.weights.folder}: {size_text(needed)} of weights do not fit in the {size_text(free)} that are"
-            " free: make room, or delete old versions with coserve experts prune"
-        )
-    lacking = folder.weights.enter(files)
-    if lacking and draft.why != "reload":
-        raise EditionError("\n".join(lacking.values()))
-    return lacking
+def _require_weights(lacking: Mapping[str, str], edition: Edition, before: Edition | None) -> None:
+    """Refuse an expert that is new or changed without its weights; others may have lost theirs."""
+    changed = [e for name, e in edition.experts.items() if before is None or before.experts.get(name) != e]
+    needed = set[str]().union(*(entry.weights for entry in changed))
+    if problems := [why for sha256, why in lacking.items() if sha256 in needed]:
+        raise EditionError("\n".join(problems))

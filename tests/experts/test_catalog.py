@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from experts.catalog_edit import add_to_catalog, read
 from pydantic import ValidationError
 
 from experts.catalog import UNREADABLE, CatalogEntry, CatalogFile, resolve, write_catalog
-from experts.catalog_edit import add_to_catalog, read
 from experts.spec import ExpertSpec, identified, name_of
 from tests.experts.samples import an_expert_file
 

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
+from experts.versions import VERSIONS_FILE, Versions
 from pydantic import BaseModel
 
 from daemon.config.settings import is_setting, load_config, read_settings
@@ -14,7 +15,6 @@ from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import sqlite_path
 from experts.catalog import CatalogFile
-from experts.versions import VERSIONS_FILE, Versions
 from routing_rules.load import Document, KeyPath, read_yaml, validate
 from tools.terminal.console import CommandError
 

@@ -20,7 +20,7 @@ from daemon.storage.database.migrate import known_schemas
 from daemon.storage.database.upkeep import room_problem
 from daemon.units import utc_text
 from experts.durable import replace_durably, sync
-from experts.versions import current_user
+from experts.people import current_user
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES

@@ -12,7 +12,7 @@ from daemon.registry.signing import PublicKey, key_id, read_public_key
 from daemon.registry.store import Store, locked
 from daemon.wire.keys import KeyFileError
 from experts.durable import make_folders, replace_text
-from experts.versions import current_user, now
+from experts.people import current_user, now
 from tools.experts.line import ExpertsLine
 
 

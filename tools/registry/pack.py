@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleasedExpert, ReleaseError, SignedManifest, StoredFile
 from daemon.registry.signing import SecretKey, signature_of
-from experts.versions import current_user
+from experts.people import current_user
 from experts.weights import file_sha256
 from tools.experts.line import ExpertsLine, entries_in_force
 

@@ -19,7 +19,7 @@ from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, dec
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry
 from experts.durable import replace_text, switching
-from experts.versions import current_user
+from experts.people import current_user
 from experts.weights import file_sha256
 from tools.experts.change import entry_problems
 from tools.experts.line import ExpertsLine

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from experts.versions import Versions
 
 from daemon.records import Accepted, JournalKey, Pixels
 from daemon.shadow.shadows import ShadowImage
 from daemon.storage.journal import Journal
-from experts.versions import Versions
 from routing_rules.routes import ClassifierStep, Judgement
 from tests.contract.client import Line
 from tests.contract.test_families_live import LABELS, put_heads, write_heads

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from experts.catalog_edit import read
 
 from experts.catalog import CatalogEntry, CatalogFile
-from experts.catalog_edit import read
 from experts.durable import replace_text
 from experts.editions.edition import Edition, EditionError, decode
 from experts.editions.folder import EditionFolder, EditionsBusyError, entries_of

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from experts.catalog_edit import add_to_catalog
 
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
-from experts.catalog_edit import add_to_catalog
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision import heads

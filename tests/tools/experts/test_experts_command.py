@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from experts.catalog_edit import read
 
 from daemon.wire.control import ControlError, ControlServer
 from experts.catalog import CatalogFile
-from experts.catalog_edit import read
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.tools.run_commands import coserve
