@@ -598,8 +598,8 @@ def test_a_time_limit_closes_and_late_images_fill_the_gap_of_that_attempt(line: 
 def test_status_has_the_documented_fields(line: Line) -> None:
     status = line.status()
     assert set(status) == {"type"} | keys(
-        "version uptime_s state accepted completed backlog images_per_s policy rules_version expert_switches last_seq"
-        " last_error last_error_at line epoch executors pools"
+        "version uptime_s state accepted completed backlog images_per_s policy rules_version edition expert_switches"
+        " last_seq last_error last_error_at line epoch executors pools"
     )
     assert (status["type"], status["state"], status["policy"]) == ("ok", "ready", "coserve-plus")
     (executor,) = status["executors"]

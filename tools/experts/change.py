@@ -5,14 +5,14 @@ A version that the line cannot use is refused: missing labels, too little memory
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from daemon.line.making import Draft, Made, make_edition
+from daemon.line.making import Draft, Made, draft_of, make_edition
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogError, CatalogFile, read_catalog, resolve
 from experts.editions.candidates import Shadow, read_candidates, write_candidates
@@ -109,8 +109,8 @@ def switch(
         _must_have_none(entry_problems(name, entry, line.folder.root))
         if before.shadow is not None and before.shadow.version == version:
             shadow = describe_shadow(line, name)
-        experts = {**line.folder.placed(in_force), name: entry.moved_from(line.folder.root)}
-        return Draft(in_force.rules, experts, "promote" if requested is not None else "rollback", note)
+        draft = draft_of(in_force, line.folder, "promote" if requested is not None else "rollback", note)
+        return replace(draft, experts={**draft.experts, name: entry.moved_from(line.folder.root)})
 
     made = make_edition(line.config, current_user(), build, line, discard=discard)
     heard = made.adopted is not None
@@ -131,9 +131,9 @@ def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discar
                 f"edition {number} cannot come back: the weights of {', '.join(gone)} were deleted"
                 " (coserve experts prune); put them in once more, or name another edition"
             )
-        return Draft(edition.rules, folder.placed(edition), "rollback", note)
+        return draft_of(edition, folder, "rollback", note)
 
-    return make_edition(line.config, current_user(), build, line, discard=discard)
+    return make_edition(line.config, current_user(), build, line, discard=discard, anew=True)
 
 
 def list_editions(line: ExpertsLine) -> list[dict[str, Any]]:
@@ -184,6 +184,8 @@ def prune(line: ExpertsLine, keep: int, note: str | None = None) -> list[dict[st
     candidates and shadows.
     """
     folder = line.folder
+    if folder.current() is None:
+        return []
     with folder.changing() as writer:
         experts, candidates = experts_of(folder), read_candidates(folder.catalog)
         named, kept = _needed_editions(line, keep)

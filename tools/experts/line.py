@@ -28,7 +28,7 @@ from tools.terminal.console import exit_on, fail
 from tools.terminal.open_line import reading, settings_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Executable
 
 _ASK_S = 3.0
 #: Weights may have to reach other PCs first.
@@ -118,33 +118,35 @@ class ExpertsLine:
         from sqlalchemy import func, select
         from sqlalchemy.exc import SQLAlchemyError
 
-        from daemon.storage.database.connections import open_for_reading
         from daemon.storage.database.schema import editions
 
-        engine = None
         try:
-            if not sqlite_path(self.config.database).exists():
-                return 0
-            engine = open_for_reading(self.config.database)
-            with engine.connect() as connection:
-                return connection.execute(select(func.max(editions.c.edition))).scalar() or 0
+            return self._scalar(select(func.max(editions.c.edition))) or 0
         except (SQLAlchemyError, OSError):
             return None
-        finally:
-            if engine is not None:
-                engine.dispose()
 
-    def named_editions(self) -> tuple[set[int], set[int]]:
-        """Return the editions that stored boards name, and those of attempts that are still open."""
+    def digest(self, number: int) -> str | None:
         from sqlalchemy import select
+        from sqlalchemy.exc import SQLAlchemyError
 
-        from daemon.storage.database.schema import boards
+        from daemon.storage.database.schema import editions
 
-        query = select(boards.c.edition).distinct()
-        ask = self.in_database
-        named = ask(lambda connection: set(connection.scalars(query)))
-        is_open = ask(lambda connection: set(connection.scalars(query.where(boards.c.completed_at.is_(None)))))
-        return named or set(), is_open or set()
+        with suppress(SQLAlchemyError, OSError):
+            return self._scalar(select(editions.c.sha256).where(editions.c.edition == number))
+        return None
+
+    def _scalar(self, query: "Executable") -> Any:
+        """Return the first value of the first row, None without a database. Raises SQLAlchemyError, OSError."""
+        from daemon.storage.database.connections import open_for_reading
+
+        if not sqlite_path(self.config.database).exists():
+            return None
+        engine = open_for_reading(self.config.database)
+        try:
+            with engine.connect() as connection:
+                return connection.execute(query).scalar()
+        finally:
+            engine.dispose()
 
     def check(self, served: Served) -> None:
         self._ask_about(served.number, only_check=True)
@@ -171,6 +173,18 @@ class ExpertsLine:
             if error.code == "no_daemon":
                 return None
             raise
+
+    def named_editions(self) -> tuple[set[int], set[int]]:
+        """Return the editions that stored boards name, and those of attempts that are still open."""
+        from sqlalchemy import select
+
+        from daemon.storage.database.schema import boards
+
+        query = select(boards.c.edition).distinct()
+        is_open = query.where(boards.c.completed_at.is_(None))
+        questions = (lambda connection, each=each: set(connection.scalars(each)) for each in (query, is_open))
+        named, needed = (self.in_database(question) or set[int]() for question in questions)
+        return named, needed
 
     def record_versions(self) -> None:
         """Have a running daemon record what was done to versions in `changes`; otherwise its next start does."""

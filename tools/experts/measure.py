@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from daemon.line.making import Draft, make_edition
+from daemon.line.making import Draft, draft_of, make_edition
 from experts.catalog import Confidences, add_expert, read_catalog
 from experts.drift import histograms
 from experts.editions.edition import Edition, EditionError
@@ -43,9 +44,9 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path, *, discard: boo
         entry = before.experts.get(name)
         if entry is None or line.folder.in_place(entry) != in_force:
             raise EditionError(f"{name} was changed while it was measured: measure it again")
-        experts = line.folder.placed(before)
-        experts[name] = experts[name].model_copy(update={"confidences": dict(confidences)})
-        return Draft(before.rules, experts, "reload", "measure")
+        draft = draft_of(before, line.folder, "reload", "measure")
+        measured = draft.experts[name].model_copy(update={"confidences": dict(confidences)})
+        return replace(draft, experts={**draft.experts, name: measured})
 
     make_edition(line.config, current_user(), build, line, discard=discard)
     counts = {label: list(values) for label, values in confidences.items()}

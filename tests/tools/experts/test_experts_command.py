@@ -177,7 +177,7 @@ def editions(line: Line) -> Any:
     return json.loads(coserve("rollback", "--config", line.config, "--json").stdout)
 
 
-@pytest.mark.promise("Versions of experts", "A whole edition comes back, rules and experts, while its weights are there")
+@pytest.mark.promise("Versions of experts", "A whole edition comes back, while its weights are there")
 def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Line, version_folders: tuple[Path, Path]):
     rules, first = line.folder / "rules.yaml", entry(line).sha256
     coserve("reload", "--config", line.config)
