@@ -1,15 +1,11 @@
 """Files that outlive a power cut. Here because `experts` imports nothing of the daemon, which uses it too."""
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-#: Beside the catalog while several files of a line are replaced: their old texts.
-_SWITCH = ".switch.json"
 
 
 def sync(path: Path) -> None:
@@ -60,36 +56,6 @@ def replace_text(path: Path, text: str, like: Path | None = None) -> None:
     """Replace a file durably; the new one has the mode of the old one, or of `like`, not that of the umask."""
     model = path if path.exists() else like
     replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
-
-
-@contextmanager
-def switching(catalog: Path, old: Mapping[Path, str]) -> Iterator[None]:
-    """Replace files of a line together: until the block ends, and after a crash in it, the texts `old` are in force.
-
-    An error in the block is like a crash: the next change restores the old texts.
-    """
-    switch = catalog.with_name(_SWITCH)
-    replace_text(switch, json.dumps({str(file.absolute()): text for file, text in old.items()}), like=catalog)
-    yield
-    switch.unlink()
-    sync(switch.parent)
-
-
-def texts_before_switch(catalog: Path) -> dict[str, str]:
-    """Return the texts in force by file if a switch has begun and not ended; else nothing. Raises OSError."""
-    switch = catalog.with_name(_SWITCH)
-    try:
-        return dict(json.loads(switch.read_bytes()))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError):
-        raise OSError(errno.EIO, "is damaged: delete it, and pull the release again", str(switch)) from None
-
-
-def end_cut_off_switch(catalog: Path) -> None:
-    for file, text in texts_before_switch(catalog).items():
-        replace_text(Path(file), text)
-    catalog.with_name(_SWITCH).unlink(missing_ok=True)
 
 
 def make_folders(folder: Path, root: Path) -> None:

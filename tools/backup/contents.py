@@ -14,7 +14,7 @@ from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import sqlite_path
 from experts.editions.folder import EditionFolder
-from experts.editions.history import candidate_weights
+from experts.editions.history import experts_of, past, waiting_weights
 from routing_rules.load import Document, KeyPath
 from tools.terminal.console import CommandError
 
@@ -133,9 +133,10 @@ class Contents:
             if file.is_file():
                 self._add_beside(folder, file)
         in_force = folder.read(current)
-        kept = {*numbers[-1 - _EARLIER : -1], *(number for number in numbers if named.get(number))}
-        earlier = set[str]().union(*(folder.read(number).weights for number in kept)) | candidate_weights(folder)
-        for sha256 in sorted(in_force.weights | earlier):
+        earlier = past(folder, in_force.parent or 0)[:_EARLIER]
+        earlier += [folder.read(number) for number in numbers if named.get(number)]
+        kept = waiting_weights(experts_of(folder).values()).union(*(edition.weights for edition in earlier))
+        for sha256 in sorted(in_force.weights | kept):
             file, may_be_gone = folder.weights.place(sha256), sha256 not in in_force.weights
             if file.is_file():
                 self._add_beside(folder, file, sha256=sha256, may_be_gone=may_be_gone)

@@ -11,7 +11,6 @@ from daemon.registry.store import Store, locked
 from daemon.wire.keys import KeyFileError
 from experts.durable import make_folders, replace_text
 from experts.editions.edition import Edition, EditionError, FromRelease
-from experts.editions.folder import EditionFolder
 from tools.experts.line import ExpertsLine
 
 #: Earlier editions that are asked for their release: each file names all experts.
@@ -21,7 +20,7 @@ _NEWEST = 100
 class LineReleases:
     def __init__(self, line: ExpertsLine) -> None:
         self.line = line
-        self.editions = EditionFolder(line.config.catalog)
+        self.editions = line.folder
         self.store = Store(self.editions.root / "releases")
 
     def pulling(self) -> AbstractContextManager[None]:
@@ -66,8 +65,12 @@ class LineReleases:
 
         A pull that was killed before it kept the manifest has left an edition that names it. Raises EditionError.
         """
-        kept = {number: manifest_sha256(self.store.manifest(name, number)) for number in self.store.numbers(name)}
-        return kept | {release.number: release.sha256 for release in self._taken(name)}
+        seen = {number: manifest_sha256(self.store.manifest(name, number)) for number in self.store.numbers(name)}
+        for release in self._taken(name):
+            if release.number in seen:
+                break  # those before it are kept too
+            seen[release.number] = release.sha256
+        return seen
 
     def _taken(self, name: str) -> Iterator[FromRelease]:
         edition: Edition | None = self.editions.in_force()

@@ -25,8 +25,10 @@ from daemon.units import utc_text
 from daemon.wire.control import ControlError
 from experts.catalog import Catalog
 from experts.drift import BINS, compare
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import Expert, experts_of
 from experts.spec import ExpertId, ExpertSpec
-from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes, uses
 
 #: How far back the page looks: images for rates and the hit rate, images for calls, loads for load times.
@@ -415,8 +417,8 @@ def rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
 
 def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
     try:
-        return Versions(site.config.catalog).read().get(name)
-    except (VersionsError, OSError) as error:
+        return experts_of(EditionFolder(site.config.catalog)).get(name)
+    except (EditionError, OSError) as error:
         problems.append(f"versions: {error}")
         return None
 
