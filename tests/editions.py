@@ -50,4 +50,6 @@ def files_in_force(path: Path) -> Edition:
     config = load_config(path, {})
     routes, catalog = load_rules_and_catalog(config)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
-    return make_edition(config, "ines", lambda _: Draft(routes.text, experts, "reload"), NoDaemon()).edition
+    return make_edition(
+        config, "ines", lambda _: Draft(routes.text, experts, "reload", keeps_files=True), NoDaemon()
+    ).edition
