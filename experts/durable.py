@@ -59,10 +59,18 @@ def replace_text(path: Path, text: str, like: Path | None = None) -> None:
 
 
 def make_folders(folder: Path, root: Path) -> None:
-    """Make `folder` and its parents below `root` durably, with the mode of `root` if that exists."""
+    """Make `folder` and its parents below `root` durably, with the mode of `root` and, by root, its owner."""
     missing = [path for path in (folder, *folder.parents) if path.is_relative_to(root) and not path.exists()]
     for path in reversed(missing):
         path.mkdir(parents=True, exist_ok=True)
         if path != root:
             shutil.copymode(root, path)
+            give_to_owner_of(root, path)
         sync(path.parent)
+
+
+def give_to_owner_of(folder: Path, path: Path) -> None:
+    """Let the folder's people go on where somebody with sudo began."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

@@ -39,6 +39,8 @@ def installed() -> Iterator[Path]:
             shipped = ROOT / "systemd" / f"coserve.{tool.removeprefix('systemd-')}"
             file = shutil.copy(shipped, root / f"{shipped.suffix[1:]}.conf")
             subprocess.run([tool, f"--root={root}", *words, file], check=True, capture_output=True)
+        for number in (1, 2):
+            make_edition(root, number)  # as root first: others may not be able to read the modules
         yield root
 
 
@@ -93,7 +95,6 @@ def make_edition(experts: Path, number: int) -> None:
 
 def test_members_of_a_group_of_their_own_make_editions_and_the_service_reads_them(installed: Path) -> None:
     """Anna is such a member, as are Ben and the user of coserve-pull.service; the daemon and Cleo are not."""
-    make_edition(installed, 1)  # as root first: the others may not be able to read the modules
     state, service = installed / "var/lib/coserve", group(installed, "coserve")
     experts, teachers, daemon = state / "experts", group(installed, "coserve-experts"), state.stat().st_uid
     for number, user in enumerate((ANNA, BEN), start=1):
@@ -115,6 +116,14 @@ def test_members_of_a_group_of_their_own_make_editions_and_the_service_reads_the
     assert may(daemon, [service], f"touch {state}/inspection.db")
     assert not may(ANNA, [service], f"touch {state}/inspection.db")
     assert EditionFolder(experts / "catalog.yaml").current() == 2
+
+
+def test_a_person_goes_on_in_a_folder_of_their_own_where_sudo_began(installed: Path) -> None:
+    own = installed / "own"
+    own.mkdir()
+    os.chown(own, CLEO, CLEO)
+    make_edition(own, 1)
+    assert as_user(CLEO, [CLEO], lambda: make_edition(own, 2))
 
 
 def test_the_service_is_no_member_of_the_group_that_changes_experts(installed: Path) -> None:

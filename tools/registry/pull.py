@@ -7,14 +7,13 @@ nothing, and the next one resumes. Then the edition in force, with the release's
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from daemon.config.settings import Config
 from daemon.errors import ConfigError
-from daemon.line.making import Draft, draft_of, make_edition, working_files
+from daemon.line.making import Draft, draft_of, make_edition
 from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, StoredFile, decode, refusal, signer_of
 from daemon.registry.store import check_free_space, fetch_file
@@ -24,7 +23,7 @@ from experts.editions.folder import EditionFolder
 from experts.people import current_user
 from experts.weights import file_sha256
 from tools.experts.change import entry_problems
-from tools.experts.line import ExpertsLine
+from tools.experts.line import ExpertsLine, put_first_in_force
 from tools.registry.line_releases import LineReleases, manifest_sha256
 
 
@@ -107,7 +106,7 @@ def _pull(
     rules = None if manifest.rules is None else _rules(source, manifest.rules)
 
     def build(before: Edition | None) -> Draft:
-        base = _base(line.config, folder, before)
+        base = Draft("", {}, "pull") if before is None else draft_of(before, folder, "pull")
         entries = {each: released.entry for each, released in manifest.experts.items()}
         placed = {each: folder.in_place(entry).moved_from(folder.root) for each, entry in entries.items()}
         present = {} if before is None else before.experts
@@ -115,16 +114,18 @@ def _pull(
         problems = [problem for each in new for problem in entry_problems(each, placed[each], Path("/"), forward=True)]
         if problems:
             raise ReleaseError(f"{manifest.release} has experts that cannot be used:\n" + "\n".join(problems))
-        return Draft(
-            base.rules if rules is None else rules,
-            {**base.experts, **placed},
-            "pull",
+        return replace(
+            base,
+            rules=base.rules if rules is None else rules,
+            experts={**base.experts, **placed},
             note=manifest.release,
             release=FromRelease(name=name, number=number, sha256=manifest_sha256(signed), signer=signer),
             ends_earlier=options.ends_earlier,
         )
 
     try:
+        if line.config.catalog.exists():
+            put_first_in_force(line)
         made = make_edition(line.config, current_user(), build, line, discard=options.discard)
     except ConfigError as error:
         raise ReleaseError(f"{manifest.release} does not fit this line:\n{error}") from None
@@ -197,12 +198,3 @@ def _rules(source: Source, file: StoredFile) -> str:
     except UnicodeDecodeError:
         pass
     raise ReleaseError("the release's rules are damaged: their bytes do not have their sha256, or are no text")
-
-
-def _base(config: Config, folder: EditionFolder, before: Edition | None) -> Draft:
-    """Return what a release is merged into: the edition in force; before the first one, the files that there are."""
-    if before is not None:
-        return draft_of(before, folder, "pull")
-    if config.catalog.exists():
-        return working_files(config, None)
-    return Draft(config.rules.read_text(encoding="utf-8-sig") if config.rules.exists() else "", {}, "pull")
