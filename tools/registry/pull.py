@@ -123,9 +123,9 @@ def _pull(
             ends_earlier=options.ends_earlier,
         )
 
+    if line.config.catalog.exists():
+        put_first_in_force(line)
     try:
-        if line.config.catalog.exists():
-            put_first_in_force(line)
         made = make_edition(line.config, current_user(), build, line, discard=options.discard)
     except ConfigError as error:
         raise ReleaseError(f"{manifest.release} does not fit this line:\n{error}") from None
