@@ -103,6 +103,23 @@ def test_a_release_carried_in_a_folder_makes_another_line_judge_as_the_first(pla
     assert "rules.yaml: edited, not in force: coserve reload first" in pull(places, status=1)
     assert "edition 3 is in force" in pull(places, "--discard")
     assert rules.read_text(encoding="utf-8") == RULES_2
+    assert "edition 4 is in force" in pull(places, "--now", "--within", 1)
+    edition = EditionFolder(load_config(places["b"], {}).catalog).in_force()
+    assert edition is not None
+    assert edition.ends_earlier
+    assert edition.release is not None
+    assert (edition.why, edition.release.name, edition.release.number) == ("pull", "line", 2)
+    coserve("check", places["b"])
+
+
+def test_a_new_line_without_rules_and_experts_takes_both_from_a_release(places: dict[str, Path]):
+    folder = places["b"].parent
+    shutil.rmtree(folder / "experts")
+    (folder / "rules.yaml").unlink()
+    push(places)
+    assert "2 experts changed, rules changed" in pull(places)
+    assert state_of(places["b"]) == state_of(places["a"])
+    assert (folder / "rules.yaml").read_text(encoding="utf-8") == RULES_2
     coserve("check", places["b"])
 
 

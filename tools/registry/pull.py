@@ -158,14 +158,12 @@ def accepted(
     manifest = decode(signed.data, what)
     if (manifest.name, manifest.number) != (name, number):
         raise ReleaseError(f"{what}: its manifest says {manifest.release}: the store was changed; see who did it")
-    seen, taken = releases.seen(name), releases.taken(name)
+    seen = releases.seen(name)
     if seen.get(number, manifest_sha256(signed)) != manifest_sha256(signed):
         other = "is another release than the one of this number that this line has had"
         raise ReleaseError(f"{what} {other}: each store counts for itself; push it there with another --name")
-    highest = max(seen, default=None)
-    if taken is not None and taken.number < number and number in seen:
-        highest = number  # forward again, after a return
-    if reason := refusal(manifest, highest, datetime.now(UTC), allow_older=options.allow_older):
+    highest, now = max(seen, default=None), datetime.now(UTC)
+    if reason := refusal(manifest, highest, now, allow_older=options.allow_older):
         raise ReleaseError(reason)
     return manifest, file.name
 
