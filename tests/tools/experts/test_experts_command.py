@@ -291,6 +291,29 @@ def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_
     assert entry(line).model_copy(update={"file": "P.safetensors"}) == read_catalog(catalog)["P"]
 
 
+def test_what_is_imported_over_an_expert_in_force_is_a_candidate_and_a_new_one_an_entry(tmp_path: Path, line: Line):
+    import torch
+
+    from experts.vision import frameworks
+
+    coserve("reload", "--config", line.config)
+    file, experts = tmp_path / "trained.pth", line.folder / "experts"
+    torch.save(frameworks.torchvision().models.resnet18(num_classes=2).state_dict(), file)
+    form = ("--architecture", "resnet18", "--classes", "ok,bad", "--input-size", "32", "--out", experts, "--json")
+    before = (experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()
+    done = json.loads(coserve("import", file, "--id", "P", *form).stdout)
+    states = {row["version"]: row["state"] for row in run(line, "show", "P")["versions"]}
+    assert states == {entry(line).sha256[:12]: "in force", done["candidate"]: "candidate"}
+    assert Path(done["file"]).is_relative_to(experts / "weights")
+    assert ((experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()) == before
+    assert not list(experts.glob(".new-*"))
+    assert json.loads(coserve("import", file, "--id", "N", *form).stdout)["candidate"] is None
+    assert [*read_catalog(experts / "catalog.yaml")] == ["P", "Q", "N"]
+    assert "N" not in [row["expert"] for row in run(line, "list")]
+    coserve("reload", "--config", line.config)
+    assert "N" in [row["expert"] for row in run(line, "list")]
+
+
 @pytest.mark.test_all
 def test_prune_keeps_what_is_in_force_what_one_goes_back_to_and_candidates(
     line: Line, version_folders: tuple[Path, Path]
