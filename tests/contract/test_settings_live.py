@@ -122,7 +122,7 @@ def _listed(line: Line, then: dict[str, Any], now: dict[str, Any]) -> None:
 def _explained(line: Line, then: str, now: str) -> None:
     """The settings are those of the answer, not today's; only where both are the same it is said."""
     words = coserve("explain", "S1", "P1", "--config", line.config).stdout
-    assert "in force today with other settings (then → today): temperature 1.0 → 1.3" in words
+    assert "with other settings (then → today): temperature 1.0 → 1.3" in words
     assert f"settings {then}: input_size 64, temperature 1.0" in words
     assert "with the same settings" not in words
     (stage,) = json.loads(coserve("explain", "S1", "P1", "--json", "--config", line.config).stdout)["stages"]

@@ -198,12 +198,21 @@ def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Li
         (4, "rollback", None, True),
     ]
     assert "in force" in coserve("rollback", "--config", line.config).stdout
-    for sha256 in (each for each in EditionFolder(line.folder / "experts" / "catalog.yaml").weights.all()):
-        if sha256.startswith(second):
-            weights(line, sha256).unlink()
+    folder = EditionFolder(line.folder / "experts" / "catalog.yaml")
+    next(weights(line, second).parent.glob(f"{second}*")).unlink()
     refused = coserve("rollback", "3", "--config", line.config, status=1).stderr
     assert "edition 3 cannot come back: the weights of P were deleted" in refused.replace("\n", " ")
     assert len(editions(line)) == 4
+    # One that is damaged is named by every command, and a way back.
+    folder.file(4).chmod(0o644)
+    folder.file(4).write_text("{")
+    assert "000004.json is cut off or damaged" in run(line, "list", status=2)
+    assert [row["number"] for row in editions(line)] == [1, 2, 3]
+    with folder.changing():
+        refused = coserve("rollback", "2", "--config", line.config, status=1).stderr
+    assert f"process {os.getpid()} makes an edition: try again" in refused.replace("\n", " ")
+    coserve("rollback", "2", "--config", line.config)
+    assert (folder.current(), rules.read_text()) == (5, text + "# another\n")
 
 
 def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tuple[Path, Path]):
