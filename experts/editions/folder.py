@@ -93,8 +93,10 @@ class EditionFolder:
 
         Raises EditionError, before anything is copied, if there is no room for them.
         """
-        files = {entry.sha256: Path(entry.file) for entry in entries.values()}
-        files |= {each.backbone.sha256: Path(each.backbone.file) for each in entries.values() if each.backbone}
+        files = {each.backbone.sha256: Path(each.backbone.file) for each in entries.values() if each.backbone}
+        for entry in entries.values():
+            if entry.sha256 not in files or Path(entry.file).is_file():  # several names may have the same weights
+                files[entry.sha256] = Path(entry.file)
         needed, free = self.weights.lacking_bytes(files), self.weights.free_bytes()
         if needed > free:
             raise EditionError(

@@ -198,12 +198,21 @@ def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Li
         (4, "rollback", None, True),
     ]
     assert "in force" in coserve("rollback", "--config", line.config).stdout
-    for sha256 in (each for each in EditionFolder(line.folder / "experts" / "catalog.yaml").weights.all()):
-        if sha256.startswith(second):
-            weights(line, sha256).unlink()
+    folder = EditionFolder(line.folder / "experts" / "catalog.yaml")
+    next(weights(line, second).parent.glob(f"{second}*")).unlink()
     refused = coserve("rollback", "3", "--config", line.config, status=1).stderr
     assert "edition 3 cannot come back: the weights of P were deleted" in refused.replace("\n", " ")
     assert len(editions(line)) == 4
+    # One that is damaged is named by every command, and a way back.
+    folder.file(4).chmod(0o644)
+    folder.file(4).write_text("{")
+    assert "000004.json is cut off or damaged" in run(line, "list", status=2)
+    assert [row["number"] for row in editions(line)] == [1, 2, 3]
+    with folder.changing():
+        refused = coserve("rollback", "2", "--config", line.config, status=1).stderr
+    assert f"process {os.getpid()} makes an edition: try again" in refused.replace("\n", " ")
+    coserve("rollback", "2", "--config", line.config)
+    assert (folder.current(), rules.read_text()) == (5, text + "# another\n")
 
 
 def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tuple[Path, Path]):
@@ -289,6 +298,29 @@ def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_
     run(line, "promote", "P", done["version"])
     catalog = version_folders[1] / "catalog.yaml"
     assert entry(line).model_copy(update={"file": "P.safetensors"}) == read_catalog(catalog)["P"]
+
+
+def test_what_is_imported_over_an_expert_in_force_is_a_candidate_and_a_new_one_an_entry(tmp_path: Path, line: Line):
+    import torch
+
+    from experts.vision import frameworks
+
+    coserve("reload", "--config", line.config)
+    file, experts = tmp_path / "trained.pth", line.folder / "experts"
+    torch.save(frameworks.torchvision().models.resnet18(num_classes=2).state_dict(), file)
+    form = ("--architecture", "resnet18", "--classes", "ok,bad", "--input-size", "32", "--out", experts, "--json")
+    before = (experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()
+    done = json.loads(coserve("import", file, "--id", "P", *form).stdout)
+    states = {row["version"]: row["state"] for row in run(line, "show", "P")["versions"]}
+    assert states == {entry(line).sha256[:12]: "in force", done["candidate"]: "candidate"}
+    assert Path(done["file"]).is_relative_to(experts / "weights")
+    assert ((experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()) == before
+    assert not list(experts.glob(".new-*"))
+    assert json.loads(coserve("import", file, "--id", "N", *form).stdout)["candidate"] is None
+    assert [*read_catalog(experts / "catalog.yaml")] == ["P", "Q", "N"]
+    assert "N" not in [row["expert"] for row in run(line, "list")]
+    coserve("reload", "--config", line.config)
+    assert "N" in [row["expert"] for row in run(line, "list")]
 
 
 @pytest.mark.test_all
