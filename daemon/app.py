@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
-from experts.versions import current_user
+from experts.people import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -255,7 +255,8 @@ class App:
         def build(before: Edition | None) -> Draft:
             if before is None:
                 return working_files(config, self._note)
-            return draft_of(before, folder, "reload", f"was {before.number} of another line, or of an older folder")
+            note = f"was {before.number} of another line, or of an older folder"
+            return replace(draft_of(before, folder, "reload", note), keeps_files=True)
 
         return stored(make_edition(config, current_user(), build, line).edition, folder)
 

@@ -20,8 +20,10 @@ from daemon.host.children import Children, ChildSpec
 from daemon.records import Accepted
 from daemon.shadow.comparison import add_answers, outcome_text
 from daemon.storage.writer import Writer
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import experts_of
 from experts.spec import Detection
-from experts.versions import Versions, VersionsError
 from routing_rules.routes import Judgement, Step, judge
 
 #: Interval at which images go to the process and answers come back: each turn takes the interpreter's lock once.
@@ -92,8 +94,8 @@ class Shadows:
     def read(self) -> None:
         """Read which versions are in shadow, at the start and after each change, and restart their process."""
         try:
-            experts = Versions(self._catalog).read()
-        except (VersionsError, OSError) as error:
+            experts = experts_of(EditionFolder(self._catalog))
+        except (EditionError, OSError) as error:
             self._log.warning("shadows_unreadable", problem=str(error))
             return
         versions = {name: expert.shadow.version for name, expert in experts.items() if expert.shadow is not None}
