@@ -19,7 +19,6 @@ from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive, facts_of
-from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import Devices
 from daemon.dispatch.trace import Makeup
@@ -271,7 +270,6 @@ class App:
         )
         return Drive(
             makeup,
-            Chains(self._serving, time.monotonic, time.time, self._shadows.offer),
             self._serving,
             [
                 devices.executor(
@@ -289,6 +287,7 @@ class App:
                 PoolLoader(each.pool, pools[each.pool], Channels() if each.is_remote else channels, pools)
                 for each in facts
             ],
+            on_answer=self._shadows.offer,
             usage=measured.usage,
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,

@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from daemon.dispatch.flow import MAX_LOSSES, Chains, ImageAnswer, ImageFlow
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
+from daemon.dispatch.chains import MAX_LOSSES, Chain, Chains
+from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, LoadEnd, Loader, LoadOrder
 from daemon.dispatch.running_work import ExecutorHealth, HungBatch, Running, RunningWork
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
@@ -29,6 +29,7 @@ from daemon.policy.request import ExpertFacts, PoolId, Request, device_of
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
 from experts.spec import ExpertId, ExpertSpec, name_of, resident_in
+from routing_rules.routes import Judgement, Step
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
 _AFTER_DEFECT_S = 0.5
@@ -96,10 +97,11 @@ class Drive:
     """Runs the scheduler over executors and loaders; `start` takes the receiver of its reports.
 
     `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
-    `chains` gives each image's next expert, `serving` the editions, `usage` their usage probabilities as counted in a
-    profile. `record` is the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far
-    longer than predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since
-    the database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    `serving` are the editions, `usage` the usage probabilities of their experts as counted in a profile; `on_answer`
+    is told of each answer that counts (chains.py). `record` is the file for a trace (trace.py). A batch or load that
+    takes longer than `hang_after_s`, and far longer than predicted, counts as hung: nothing else waits for it. Batch
+    numbers start above `last_batch_id`, since the database's views tell batches apart by number. `clock` is monotonic
+    seconds, `wall` seconds since the epoch.
     """
 
     _reports: DriveReports
@@ -107,11 +109,11 @@ class Drive:
     def __init__(  # noqa: PLR0913  app.py names each part it wires
         self,
         makeup: Makeup,
-        chains: Chains,
         serving: Serving,
         executors: Sequence[Executor],
         loaders: Sequence[Loader],
         *,
+        on_answer: Callable[[Accepted, int, Step, Judgement | None, Judgement], None] = lambda *_: None,
         usage: Mapping[str, float] | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
@@ -127,17 +129,18 @@ class Drive:
         self._serving = serving
         self._scheduler = RecordingScheduler(makeup, record) if record else makeup.scheduler()
         self._work = RunningWork(executors, loaders, hang_after_s, clock)
-        self._flow = ImageFlow(
+        self._chains = Chains(
             self._scheduler,
-            chains,
             serving,
+            on_answer=on_answer,
             on_outcome=self._finish,
             on_bad_image=self._refuse,
             hang_after_s=hang_after_s,
             clock=clock,
+            wall=wall,
         )
         self._health = ExecutorHealth(makeup.executors, self._scheduler)
-        self._control = SchedulerControl(self._scheduler, self._flow, self._health)
+        self._control = SchedulerControl(self._scheduler, self._chains, self._health)
         self._events = Events()
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._remote_pools = {facts.pool for facts in makeup.pools if facts.is_remote}
@@ -194,7 +197,7 @@ class Drive:
 
         def note() -> None:
             self._health.device_lost(device, reason, was_there=was_there)
-            self._flow.last_error = f"device {device}: {reason}"
+            self._chains.last_error = f"device {device}: {reason}"
             self._note_failures()
 
         self._call(note)
@@ -240,7 +243,7 @@ class Drive:
     @property
     def is_filling(self) -> bool:
         """True during the pools' initial fill, until the first verdict."""
-        return bool(self._filling) and self._flow.completed == 0
+        return bool(self._filling) and self._chains.completed == 0
 
     @property
     def has_events(self) -> bool:
@@ -248,16 +251,16 @@ class Drive:
 
     @property
     def images_under_way(self) -> int:
-        return self._flow.under_way
+        return self._chains.under_way
 
     @property
     def is_failing(self) -> bool:
         """True while something hangs or is out of service, an expert cannot be loaded, or images cannot be read."""
-        return self._failing or self._flow.parked > 0
+        return self._failing or self._chains.parked > 0
 
     @property
     def last_error(self) -> tuple[str | None, float]:
-        return self._flow.last_error, self._flow.last_error_at_s
+        return self._chains.last_error, self._chains.last_error_at_s
 
     # The drive thread
 
@@ -275,7 +278,7 @@ class Drive:
                 until_s = self.turn(timeout_s)
             except Exception as error:  # noqa: BLE001  a defect of ours must not end the line
                 self._log.exception("drive_defect")
-                self._flow.last_error = f"{type(error).__name__}: {error}"
+                self._chains.last_error = f"{type(error).__name__}: {error}"
                 until_s = self._clock() + _AFTER_DEFECT_S
                 time.sleep(_AFTER_DEFECT_S)
         self._events.refuse_the_rest()
@@ -292,9 +295,9 @@ class Drive:
                 except Exception as error:  # noqa: BLE001  the caller gets it
                     event.answer.set_exception(error)
             case None:
-                self._stopping = self._flow.is_stopping = True
+                self._stopping = self._chains.is_stopping = True
             case images if not self._stopping:
-                self._flow.admit(images)
+                self._chains.admit(images)
             case _:
                 pass
 
@@ -303,10 +306,10 @@ class Drive:
         if due := self._serving.due(now):
             self._end_editions(due)
         self._check_for_hangs(now)
-        wakes = [self._serving.next_end_s(), self._flow.retry_and_expire(now), self._health.next_try_s(now)]
+        wakes = [self._serving.next_end_s(), self._chains.retry_and_expire(now), self._health.next_try_s(now)]
         for pool in self._scheduler.pools_to_ask(self._work.loaders, now):
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
-                order = LoadOrder(change, self._flow.resident[change.expert]) if isinstance(change, Load) else change
+                order = LoadOrder(change, self._chains.resident[change.expert]) if isinstance(change, Load) else change
                 self._work.change(pool, order)
             wakes.append(change.until_s)
             if not self._work.is_loading(pool):
@@ -332,12 +335,12 @@ class Drive:
         queued, unloaded = queue_lengths(seen)
         waiting = sum(seen.queued.values())
         busy = {str(name): round(share, 4) for name, share in self._work.busy_shares().items()}
-        self._reports.sampled(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
+        self._reports.sampled(QueueSample(self._wall(), self._chains.under_way, waiting, unloaded, queued, busy))
 
     def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
-        images = tuple(self._flow.order_of(request) for request in run.batch)
-        order = BatchOrder(self._last_batch_id, self._flow.resident[run.expert], images)
+        images = tuple(_order_of(request, self._chains.of(request)) for request in run.batch)
+        order = BatchOrder(self._last_batch_id, self._chains.resident[run.expert], images)
         fresh = self._fresh_loads.pop((self._work.pool_of(run.executor), run.expert), None)
         load_ms = fresh.held_up_ms(run.batch) if fresh else 0.0
         predicted_s = self._scheduler.predicted_s(run.executor, run.expert, len(images))
@@ -350,13 +353,13 @@ class Drive:
                 "hung_load_ended", expert=name_of(load.expert), device=load.pool, error=end.error or "none"
             )
             self._scheduler.hung_load_ended(load)
-            self._flow.release(load.expert)
+            self._chains.release(load.expert)
             self._note_failures()
             return
         if end.error is not None:
-            self._flow.last_error = end.error
+            self._chains.last_error = end.error
             for request in self._scheduler.load_failed(load, end.error, now, end.is_device_error):
-                self._flow.end(request, "expert_failed")
+                self._chains.end(request, "expert_failed")
             if end.is_device_error:
                 self._health.load_failed(load.pool, end.error, now)
             self._note_failures()
@@ -364,7 +367,7 @@ class Drive:
         self._scheduler.load_done(load, end.load_ms / 1000.0)
         if self._failing:
             self._note_failures()
-            self._flow.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
+            self._chains.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
         self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
         self._switches += load.cause != "startup"
         self._reports.switched(_switch_of(end, self._wall()))
@@ -391,9 +394,9 @@ class Drive:
             if isinstance(result, Answered):
                 spec = image.head or running.order.spec
                 stage = _stage_of(request, result, spec, report, pool, running.load_ms)
-                self._flow.answered(ImageAnswer(request.request_id, result.answer, result.image_size, stage))
+                self._chains.answered(request, result.answer, result.image_size, stage)
             else:
-                self._flow.unanswered(
+                self._chains.unanswered(
                     request, result, is_device_error=report.device_error is not None, is_lost=report.is_lost
                 )
 
@@ -403,7 +406,7 @@ class Drive:
             if was_answered and self._health.batch_answered(report.executor):
                 self._note_failures()
             return
-        self._flow.last_error = f"executor {report.executor}: {report.device_error}"
+        self._chains.last_error = f"executor {report.executor}: {report.device_error}"
         if not report.is_lost:  # else `device_lost` follows
             self._health.batch_failed(report.executor, report.device_error, self._clock())
         self._note_failures()
@@ -417,8 +420,8 @@ class Drive:
         for hung in loads:  # resident experts continue, and the disk may recover
             load, expert, seconds = hung.load, name_of(hung.load.expert), round(hung.seconds, 1)
             self._log.error("load_hung", expert=expert, device=load.pool, seconds=seconds)
-            self._flow.last_error = f"the load of {expert} to {load.pool} did not end within {hung.seconds:.0f} s"
-            self._flow.park(self._scheduler.load_hung(load))
+            self._chains.last_error = f"the load of {expert} to {load.pool} did not end within {hung.seconds:.0f} s"
+            self._chains.park(self._scheduler.load_hung(load))
         if batches or loads:
             self._note_failures()
 
@@ -427,35 +430,35 @@ class Drive:
         run = hung.running.run
         expert = name_of(run.expert)
         is_remote = self._work.pool_of(run.executor) in self._remote_pools
-        images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
+        images, seconds = self._chains.names(run.batch), round(hung.seconds, 1)
         self._log.error("executor_hung", executor=run.executor, expert=expert, images=images, seconds=seconds)
         self._scheduler.batch_hung(run.executor)
         blamed = next((request for request in run.batch if request.request_id == hung.preparing), None)
         if blamed is not None:
-            self._flow.is_bad(blamed, f"its decoding did not end within {hung.seconds:.0f} s")
+            self._chains.is_bad(blamed, f"its decoding did not end within {hung.seconds:.0f} s")
         else:
             reason = f"a batch of {expert} on {run.executor} did not end within {hung.seconds:.0f} s"
-            self._flow.last_error = reason
+            self._chains.last_error = reason
             if not is_remote:  # else `device_lost` follows
                 self._health.batch_failed(run.executor, reason, now)
                 if self._health.hangs_again(run.expert):
                     self._log.error("expert_hangs", expert=expert, reason=reason)
                     why = f"{reason}, twice; replace the expert and reload"
-                    self._flow.end_all(self._scheduler.fail(run.expert, why))
+                    self._chains.end_all(self._scheduler.fail(run.expert, why))
         for request in run.batch:
             if request is not blamed:
-                self._flow.again(request, MAX_LOSSES if is_remote else 1)
+                self._chains.again(request, MAX_LOSSES if is_remote else 1)
 
     def _take_editions(self, newest: Served) -> None:
         pools = self._scheduler.snapshot().pools
         self._serving.know(newest)
         lost = self._scheduler.replace_facts(facts_of((newest, *self._serving.all()), self._usage))
-        self._flow.take_editions()
+        self._chains.take_editions()
         self._health.forget_hangs()
-        self._flow.end_all(lost)
+        self._chains.end_all(lost)
         self._note_failures()
         if not self._failing:
-            self._flow.last_error = None
+            self._chains.last_error = None
         self._pin_new_versions(newest, [(expert, pool.pool) for pool in pools for expert in pool.pinned])
 
     def _end_editions(self, numbers: list[int]) -> None:
@@ -470,11 +473,11 @@ class Drive:
         for expert, pool in pins:
             if expert not in newest and (name := name_of(expert)) in by_name:
                 try:
-                    if expert in self._flow.resident:
+                    if expert in self._chains.resident:
                         self._scheduler.unpin(expert, pool)
                     self._scheduler.pin(by_name[name], pool)
                 except OperationRefusedError as error:
-                    self._flow.last_error = f"{name} is not pinned any more: {error.reason}"
+                    self._chains.last_error = f"{name} is not pinned any more: {error.reason}"
 
     def _finish(self, outcome: Outcome) -> None:
         self._reports.finished(outcome)
@@ -498,19 +501,19 @@ class Drive:
             "policy": self._makeup.policy,
             "executors": executor_rows(facts, now, self._work.busy_shares(), self._health.out_of_service()),
             "expert_switches": self._switches,
-            "completed": self._flow.completed,
-            "under_way": self._flow.under_way,
+            "completed": self._chains.completed,
+            "under_way": self._chains.under_way,
             "failed": {name_of(expert): why for expert, why in now.failed.items()},
-            "last_error": self._flow.last_error,
+            "last_error": self._chains.last_error,
             "pools": pool_rows(facts, now),
             "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
-            "retries": self._flow.retries,
+            "retries": self._chains.retries,
         }
         return dict(self.last_status)
 
     def _memory(self) -> dict[str, Any]:
         facts = (executor.facts for executor in self._work.executors.values())
-        return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.resident)}
+        return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._chains.resident)}
 
 
 def facts_of(served: Iterable[Served], usage: Mapping[str, float] | None = None) -> tuple[ExpertFacts, ...]:
@@ -520,6 +523,10 @@ def facts_of(served: Iterable[Served], usage: Mapping[str, float] | None = None)
         of_edition = expert_facts(each.catalog.values(), each.routes, usage)
         facts = {one.expert: one if place == 0 else replace(one, usage=0.0) for one in of_edition} | facts
     return tuple(facts.values())
+
+
+def _order_of(request: Request, chain: Chain) -> ImageOrder:
+    return ImageOrder(request.request_id, chain.image.key, chain.image.pixels, chain.head)
 
 
 # Rows of the results

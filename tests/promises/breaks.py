@@ -119,8 +119,8 @@ BREAKS = (
     ),
     Break(
         "An image that was not judged is `unknown`",
-        "daemon/dispatch/flow.py",
-        "if image.deadline_s is not None and now > image.deadline_s:",
+        "daemon/dispatch/chains.py",
+        "if chain.deadline_s is not None and now > chain.deadline_s:",
         "if False:",
         ("daemon/dispatch/test_drive.py",),
     ),
@@ -327,9 +327,9 @@ BREAKS = (
     # What can break inside
     Break(
         "An image that poisons its batch",
-        "daemon/dispatch/flow.py",
-        "        if image.failures >= max_failures:\n            return None\n",
-        "        if image.failures >= max_failures:\n            pass\n",
+        "daemon/dispatch/chains.py",
+        "        if chain.failures >= max_failures:\n",
+        "        if False:\n",
         ("daemon/dispatch/test_drive_trouble.py", "daemon/dispatch/test_watchdog_of_executors.py"),
     ),
     Break(

@@ -1,13 +1,12 @@
 """Simulated time: the daemon's own drive and scheduler on simulated channels and processors. Exact, repeatable."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.flow import Chains, ImageAnswer
 from daemon.dispatch.orders import BatchOrder, LoadOrder
 from daemon.dispatch.simulated import (
     Route,
@@ -24,17 +23,18 @@ from daemon.line.served import Served
 from daemon.line.serving import Serving
 from daemon.policy.actions import Load
 from daemon.policy.presets import Tuning
-from daemon.policy.request import RAM, ExpertFacts, Request, RequestId
+from daemon.policy.request import RAM, ExpertFacts
 from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
 from experts.catalog import Catalog
 from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
-from routing_rules.routes import Routes
+from routing_rules.routes import DetectorStep, Judgement, Routes, Step
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Nothing hangs here.
 _NEVER_S = 1e12
 _ANSWER = Answer(None, None)
+_BOARD = "task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,72 +73,6 @@ class TaskOutcome:
 
 class StuckError(RuntimeError):
     """Images wait and nothing will ever happen: a defect of the policy."""
-
-
-class _TaskChains(Chains):
-    """Each image follows the chain that its task names, as there is no network to answer."""
-
-    def __init__(self, images: tuple[Image, ...], serving: Serving, clock: SimulatedClock, course: TaskOutcome) -> None:
-        super().__init__(serving, clock.now, clock.now)
-        self._task, self._time, self._course = images, clock, course
-        self._under_way: dict[RequestId, tuple[Accepted, int]] = {}
-        self._last_request = 0
-        self.queued: Counter[ExpertId] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def accepted(self, request_id: RequestId) -> Accepted:
-        return self._under_way[request_id][0]
-
-    def head(self, request_id: RequestId) -> None:
-        """Return None: a task's experts are what slots hold."""
-
-    def of_ended_editions(self, requests: Iterable[Request]) -> list[Request]:  # noqa: ARG002  one edition
-        return []
-
-    def has_experts(self, request: Request) -> bool:  # noqa: ARG002  it has
-        return True
-
-    def admit(self, accepted: Accepted) -> Request:
-        return self._next(accepted, 0)
-
-    def begun(self, order: BatchOrder) -> None:
-        """Count a batch that begins, and how long its images have waited for their first."""
-        self.queued[order.spec.expert] -= len(order.images)
-        for image in order.images:
-            accepted, step = self._under_way[image.request_id]
-            if step == 0:
-                self._course.waits_s.append(self._time.now() - accepted.accepted_wall_s)
-
-    def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
-        accepted, step = self._under_way.pop(answered.request_id)
-        image = self._image(accepted)
-        if step + 1 < len(image.chain):
-            return self._next(accepted, step + 1)
-        self._course.answered += 1
-        self._course.latencies_s.append(now - accepted.accepted_wall_s)
-        if image.deadline_s is not None and now > image.deadline_s:
-            self._course.late += 1
-        return Outcome(accepted.inspection_id, "pass", None, None, ())
-
-    def ended(self, request_id: RequestId, reason: str) -> Outcome:
-        accepted, step = self._under_way.pop(request_id)
-        if reason != "deadline":
-            raise StuckError(f"image {accepted.inspection_id} ended with {reason}")
-        self.queued[self._image(accepted).chain[step]] -= 1
-        self._course.expired += 1
-        return Outcome(accepted.inspection_id, "unknown", None, reason, ())
-
-    def _image(self, accepted: Accepted) -> Image:
-        return self._task[accepted.inspection_id]
-
-    def _next(self, accepted: Accepted, step: int) -> Request:
-        self._last_request += 1
-        request_id, image = RequestId(self._last_request), self._image(accepted)
-        self._under_way[request_id] = (accepted, step)
-        self.queued[image.chain[step]] += 1
-        return Request(request_id, image.chain[step], self._time.now(), image.deadline_s, step)
 
 
 class _LocalDisk:
@@ -182,9 +116,13 @@ class Simulation:
         self._prefilled, self._keep_spans = prefilled, keep_spans
         self._clock = clock = SimulatedClock()
         self.outcome = TaskOutcome(policy, len(task.images))
-        serving = _serving_of(task)
-        self._chains = _TaskChains(task.images, serving, clock, self.outcome)
+        #: The component of each chain of experts: the rules of the task know no other.
+        self._components = {image.chain: str(number) for number, image in enumerate(task.images)}
         self._left = len(task.images)
+        self._under_way: dict[int, Accepted] = {}
+        #: Requests by expert that have not begun, and how many experts each image has been queued for.
+        self._queued: Counter[ExpertId] = Counter()
+        self._asked: Counter[int] = Counter()
         self._facts = {facts.pool: facts for facts in machine.pools}
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
         self._channels: dict[TransferChannel, SimulatedChannel] = {}
@@ -204,8 +142,7 @@ class Simulation:
         processors = {name: SimulatedProcessor(clock, value) for name, value in machine.concurrency.items()}
         self._drive = Drive(
             Makeup(task.experts, machine.pools, machine.executors, policy, tuning or Tuning(), machine.matrix),
-            self._chains,
-            serving,
+            Serving(_served(task, self._components)),
             [
                 SimulatedExecutor(
                     facts,
@@ -220,6 +157,7 @@ class Simulation:
                 for facts in machine.executors
             ],
             [SimulatedLoader(name, pool, self._route, pools, self._note_load) for name, pool in pools.items()],
+            on_answer=self._answered,
             hang_after_s=_NEVER_S,
             clock=clock.now,
             wall=clock.now,
@@ -231,16 +169,14 @@ class Simulation:
         self._drive.start_devices(self)
         until_s = self._fill() if self._prefilled else None
         while self._left:
-            takes = arrivals and len(self._chains) < self._backlog
+            takes = arrivals and len(self._under_way) < self._backlog
             limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if takes else None) if at_s is not None]
             if not clock.step(min(limits, default=None)):
-                raise StuckError(f"{self._left} images wait for ever: {dict(+self._chains.queued)}")
+                raise StuckError(f"{self._left} images wait for ever: {dict(+self._queued)}")
             due: list[Accepted] = []
-            places = self._backlog - len(self._chains)
+            places = self._backlog - len(self._under_way)
             while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
-                number, _ = arrivals.popleft()
-                key = JournalKey(0, number, 0)
-                due.append(Accepted(number, "task", str(number), "", "", clock.now(), None, 1, key, Pixels()))
+                due.append(self._accepted(*arrivals.popleft()))
             if due:
                 self._drive.accept(due)
             # Most steps of a network leave nothing to decide. Without one, published figures need a turn at each step.
@@ -257,11 +193,50 @@ class Simulation:
             until_s = self._drive.turn()
         return until_s
 
+    def _accepted(self, number: int, image: Image) -> Accepted:
+        self._queue(number, image.chain[0])
+        deadline_ms = None if image.deadline_s is None else round((image.deadline_s - image.arrived_s) * 1000)
+        accepted = self._under_way[number] = Accepted(
+            inspection_id=number,
+            source="task",
+            image_id=str(number),
+            board_type=_BOARD,
+            component=self._components[image.chain],
+            accepted_wall_s=self._clock.now(),
+            deadline_ms=deadline_ms,
+            edition=1,
+            key=JournalKey(0, number, 0),
+            pixels=Pixels(),
+            accepted_s=image.arrived_s,
+        )
+        return accepted
+
+    def _queue(self, number: int, expert: str) -> None:
+        self._queued[ExpertId(expert)] += 1
+        self._asked[number] += 1
+
     # The drive's reports
 
-    def finished(self, outcome: Outcome) -> None:  # noqa: ARG002  the chains have counted it
+    def _answered(self, image: Accepted, _number: int, _step: Step, _before: object, judged: Judgement) -> None:
+        if judged.next is not None:
+            self._queue(image.inspection_id, judged.next.expert)
+
+    def finished(self, outcome: Outcome) -> None:
+        number, now = outcome.inspection_id, self._clock.now()
+        image, course, stages = self._images[number], self.outcome, len(outcome.stages)
+        accepted, asked = self._under_way.pop(number), self._asked.pop(number)
         self._left -= 1
-        self.outcome.makespan_s = self._clock.now()
+        course.makespan_s = now
+        if outcome.reason not in (None, "deadline"):
+            raise StuckError(f"image {number} ended with {outcome.reason}")
+        if stages == len(image.chain):
+            course.answered += 1
+            course.latencies_s.append(now - accepted.accepted_wall_s)
+            course.late += outcome.reason is not None
+            return
+        course.expired += 1
+        if asked > stages:
+            self._queued[image.chain[stages]] -= 1
 
     def batch_done(self, batch: BatchDone) -> None:
         if self._keep_spans:
@@ -279,14 +254,18 @@ class Simulation:
     # The devices'
 
     def _begun(self, order: BatchOrder, work_s: float, device: str) -> None:
-        self._chains.begun(order)
+        self._queued[order.spec.expert] -= len(order.images)
+        for image in order.images:
+            number = image.key.offset
+            if self._asked[number] == 1:
+                self.outcome.waits_s.append(self._clock.now() - self._under_way[number].accepted_wall_s)
         self.outcome.busy_s[device] = self.outcome.busy_s.get(device, 0.0) + work_s
 
     def _note_load(self, load: Load) -> None:
         if load.cause != "startup":
             self.outcome.loads += self._facts[load.pool].processor != "ram"
             self.outcome.disk_loads += load.source is None
-        self.outcome.wanted_evictions += sum(self._chains.queued[victim] > 0 for victim in load.evict)
+        self.outcome.wanted_evictions += sum(self._queued[victim] > 0 for victim in load.evict)
 
     def _note_transfer(self, channel: str, load: Load, begun_s: float) -> None:
         if self._keep_spans:
@@ -336,11 +315,18 @@ def simulate(
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
 
 
-def _serving_of(task: Task) -> Serving:
-    """Return an edition of the task's experts; their chains are the task's, so it has no rules."""
+def _served(task: Task, components: Mapping[tuple[ExpertId, ...], str]) -> Served:
+    """Return an edition of the task's experts whose rules lead each image along its chain, whatever is answered."""
+    steps: dict[str, Step] = {}
+    for chain, component in components.items():
+        step: Step | None = None
+        for expert in reversed(chain):
+            step = DetectorStep(expert, expert, otherwise=step)
+        if step is not None:
+            steps[component] = step
     edition = Edition(number=1, created_at=datetime.fromtimestamp(0, UTC), who="", why="reload", rules="", experts={})
-    routes = Routes("", "", {}, {}, (), None, (), {}, {})
-    return Serving(Served(edition, routes, Catalog({facts.expert: _spec_of(facts) for facts in task.experts}, {})))
+    routes = Routes("", "", {}, {_BOARD: steps}, (), None, (), {}, {})
+    return Served(edition, routes, Catalog({facts.expert: _spec_of(facts) for facts in task.experts}, {}))
 
 
 def _spec_of(facts: ExpertFacts) -> ExpertSpec:

@@ -11,7 +11,6 @@ import torch
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup
 from daemon.policy.paper.assign import partition
@@ -76,7 +75,6 @@ class LiveEngine:
         serving = a_serving(self._routes, {ExpertId(spec.name): spec for spec in self._specs.values()})
         self.drive = Drive(
             Makeup(facts, pool_facts, executor_facts, side.scheduler, Tuning(), costs),
-            Chains(serving, time.monotonic, time.time),
             serving,
             [
                 ExecutorThread(
@@ -102,7 +100,7 @@ class LiveEngine:
 
     def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    bad_image = batch_done = sampled = _ignore
+    bad_image = batch_done = sampled = editions_ended = _ignore
 
     def start(self) -> None:
         """Start, and wait for the initial fill, where the policy has one."""

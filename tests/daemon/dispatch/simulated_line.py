@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.flow import Chains
 from daemon.dispatch.orders import ImageOrder, Unanswered
 from daemon.dispatch.simulated import (
     AnswerOf,
@@ -217,7 +216,7 @@ def a_line(
     max_batch: int = 4,
     activation_bytes: int | None = None,
     matrix: Sequence[Performance] = (),
-    usage: Mapping[ExpertId, float] | None = None,
+    usage: Mapping[str, float] | None = None,
     wall: Callable[[float], float] = lambda now: 1000.0 + now,
 ) -> Line:
     clock = SimulatedClock()
@@ -245,7 +244,6 @@ def a_line(
             tuning or Tuning(),
             tuple(matrix),
         ),
-        Chains(serving, clock.now, lambda: wall(clock.now())),
         serving,
         list(simulated.values()),
         list(loaders.values()),

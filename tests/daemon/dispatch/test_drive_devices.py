@@ -1,7 +1,6 @@
 """The drive with real threads, a real slot pool, a real journal and experts with random weights."""
 
 import queue
-import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.trace import Makeup, replay
 from daemon.policy.paper.assign import partition
@@ -63,7 +61,6 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     serving = a_serving(routes, specs)
     drive = Drive(
         Makeup(expert_facts(specs.values(), routes, {}), facts, executors, policy, Tuning()),
-        Chains(serving, time.monotonic, time.time),
         serving,
         [ExecutorThread(each, pools[each.pool].slot, journal.read, infer_each) for each in executors],
         [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],

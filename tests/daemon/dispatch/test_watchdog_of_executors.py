@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.flow import Chains
 from daemon.dispatch.loader import PoolLoader
 from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
 from daemon.dispatch.running_work import Watch
@@ -281,7 +280,6 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
                 "coserve-plus",
                 Tuning(),
             ),
-            Chains(serving, self.now_s, time.time),
             serving,
             [
                 ExecutorThread(
