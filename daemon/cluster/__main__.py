@@ -138,7 +138,7 @@ class RelayedDevice:
         match head["do"]:
             case "run":
                 run = actor.run.options(concurrency_group="batches")
-                self._ask(actor, head, lambda: run.remote(head["executor"], head["order_bytes"], body))
+                self._ask(actor, head, lambda: run.remote(head["executor"], head["batch_bytes"], body))
             case "load":
                 load, spec = actor.load.options(concurrency_group="loads"), json.dumps(head["spec"])
                 self._ask(actor, head, lambda: load.remote(head["pool"], spec))

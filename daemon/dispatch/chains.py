@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from daemon.dispatch.orders import Unanswered
+from daemon.dispatch.pool import Fault
 from daemon.line.serving import Serving
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
@@ -167,19 +167,19 @@ class Chains:
         else:
             self._finish(Outcome(chain.image.inspection_id, judged.verdict, judged.defect, None, tuple(chain.stages)))
 
-    def unanswered(self, request: Request, result: Unanswered, *, is_device_error: bool, is_lost: bool = False) -> None:
+    def unanswered(self, request: Request, fault: Fault, *, is_device_error: bool, is_lost: bool) -> None:
         """End the image, or retry it if its device failed or its bytes could not be read this time."""
-        match result.fault:
+        match fault.kind:
             case "bad_image":
-                self.is_bad(request, result.detail)
+                self.is_bad(request, fault.detail)
             case "unreadable":
-                self.last_error = result.detail
+                self.last_error = fault.detail
                 if not self._park(self.of(request), reads_again=True):
-                    self.is_bad(request, result.detail)
+                    self.is_bad(request, fault.detail)
             case "expert_failed" if is_device_error:
                 self.again(request, MAX_LOSSES if is_lost else 1)
             case "expert_failed":
-                self.last_error = f"expert {name_of(request.expert)}: {result.detail}"
+                self.last_error = f"expert {name_of(request.expert)}: {fault.detail}"
                 self.end(request, "expert_failed")
 
     def again(self, request: Request, max_failures: int = 1) -> None:

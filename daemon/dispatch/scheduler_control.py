@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.dispatch.chains import Chains
-from daemon.dispatch.running_work import ExecutorHealth
+from daemon.dispatch.watch import ExecutorHealth
 from daemon.policy.actions import PoolSnapshot, Snapshot
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of

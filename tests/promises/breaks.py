@@ -112,7 +112,7 @@ BREAKS = (
     ),
     Break(
         "An image that was not judged is `unknown`",
-        "daemon/dispatch/executors.py",
+        "daemon/dispatch/pool.py",
         "return answer if answer.is_finite else",
         "return answer if True else",
         ("daemon/dispatch/test_executors.py::test_an_answer_that_is_not_a_number_is_no_answer",),
@@ -334,7 +334,7 @@ BREAKS = (
     ),
     Break(
         "Time in which the whole process stood still",
-        "daemon/dispatch/running_work.py",
+        "daemon/dispatch/watch.py",
         "min(now - self._checked_s, 2 * self.check_every_s)",
         "now - self._checked_s",
         (

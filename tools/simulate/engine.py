@@ -7,13 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.orders import BatchOrder, LoadOrder
+from daemon.dispatch.pool import Batch
 from daemon.dispatch.simulated import (
     Route,
     SimulatedChannel,
     SimulatedClock,
-    SimulatedExecutor,
-    SimulatedLoader,
+    SimulatedMemory,
     SimulatedNetwork,
     SimulatedPool,
     SimulatedProcessor,
@@ -138,25 +137,27 @@ class Simulation:
         self._network = network = machine.network and SimulatedNetwork(
             clock, machine.network.bytes_per_s, machine.network.latency_ms / 1000.0, self._note_transfer
         )
-        pools = {facts.pool: SimulatedPool(facts.budget_bytes) for facts in machine.pools}
+        memories = {facts.pool: SimulatedMemory(facts.budget_bytes) for facts in machine.pools}
         processors = {name: SimulatedProcessor(clock, value) for name, value in machine.concurrency.items()}
         self._drive = Drive(
             Makeup(task.experts, machine.pools, machine.executors, policy, tuning or Tuning(), machine.matrix),
             Serving(_served(task, self._components)),
             [
-                SimulatedExecutor(
-                    facts,
-                    pools[facts.pool],
+                SimulatedPool(
+                    facts.pool,
+                    memories[facts.pool],
                     clock,
+                    self._route,
                     lambda _spec, _image: _ANSWER,
-                    lambda spec, device=self._facts[facts.pool].device: self._costs[device, spec.architecture],
-                    processors[self._facts[facts.pool].device],
-                    lambda order, work_s, device=self._facts[facts.pool].device: self._begun(order, work_s, device),
-                    *([self._carry] if network and self._facts[facts.pool].host else []),
+                    sources=memories,
+                    costs=lambda spec, device=facts.device: self._costs[device, spec.architecture],
+                    processor=processors.get(facts.device),
+                    on_load=self._note_load,
+                    on_batch=lambda batch, work_s, device=facts.device: self._begun(batch, work_s, device),
+                    **({"carry": self._carry} if network and facts.host else {}),
                 )
-                for facts in machine.executors
+                for facts in machine.pools
             ],
-            [SimulatedLoader(name, pool, self._route, pools, self._note_load) for name, pool in pools.items()],
             on_answer=self._answered,
             hang_after_s=_NEVER_S,
             clock=clock.now,
@@ -253,12 +254,12 @@ class Simulation:
 
     # The devices'
 
-    def _begun(self, order: BatchOrder, work_s: float, device: str) -> None:
-        self._queued[order.spec.expert] -= len(order.images)
-        for image in order.images:
-            number = image.key.offset
-            if self._asked[number] == 1:
-                self.outcome.waits_s.append(self._clock.now() - self._under_way[number].accepted_wall_s)
+    def _begun(self, batch: Batch, work_s: float, device: str) -> None:
+        self._queued[batch.spec.expert] -= len(batch.images)
+        for image, request in zip(batch.images, batch.requests, strict=True):
+            if request.step == 0:
+                accepted = self._under_way[image.key.offset]
+                self.outcome.waits_s.append(self._clock.now() - accepted.accepted_wall_s)
         self.outcome.busy_s[device] = self.outcome.busy_s.get(device, 0.0) + work_s
 
     def _note_load(self, load: Load) -> None:
@@ -271,41 +272,35 @@ class Simulation:
         if self._keep_spans:
             self.outcome.spans.append(Span(channel, load.cause, load.expert, 0, begun_s, self._clock.now()))
 
-    def _route(self, order: LoadOrder) -> Route:
+    def _route(self, load: Load, spec: ExpertSpec) -> Route:
         """Return the channels that a load passes, in order; none for a fill that is over."""
-        load, device, host = order.load, self._facts[order.load.pool].device, self._facts[order.load.pool].host
-        was_there = (
-            not host or load.source is not None or self._disks[host].loads(load.expert, order.spec.weights_bytes)
-        )
+        machine, device, host = self._machine, self._facts[load.pool].device, self._facts[load.pool].host
+        was_there = not host or load.source is not None or self._disks[host].loads(load.expert, spec.weights_bytes)
         if self._prefilled and load.cause == "startup":
             return [(self._at_once, 0.0)]
-        if not was_there and self._network and self._machine.network:
-            # From the line's disk; behind it, the route is that of the worker's own disk.
-            self.outcome.network_loads += 1
-            from_line, *_ = self._machine.from_disk[RAM]
-            over_s = order.spec.weights_bytes / self._machine.network.bytes_per_s
-            own = [
-                (self._channel(each), self._seconds(order, device, each))
-                for each in self._machine.from_disk[device][1:]
-            ]
-            return [(self._channel(from_line), self._seconds(order, device, from_line)), (self._network, over_s), *own]
-        way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
-        return [(self._channel(channel), self._seconds(order, device, channel)) for channel in way]
+        way = machine.from_disk[device] if load.source is None else machine.from_ram[device]
+        if was_there or not self._network or not machine.network:
+            return [self._leg(load, spec, channel) for channel in way]
+        # From the line's disk; behind it, the route is that of the worker's own disk.
+        self.outcome.network_loads += 1
+        over_s = spec.weights_bytes / machine.network.bytes_per_s
+        first, *rest = (self._leg(load, spec, channel) for channel in (machine.from_disk[RAM][0], *way[1:]))
+        return [first, (self._network, over_s), *rest]
 
     def _carry(self, images: int, done: Callable[[], None]) -> None:
         if self._network and self._machine.network:
             self._network.send(images * self._machine.network.image_bytes, done)
 
-    def _channel(self, channel: TransferChannel) -> SimulatedChannel:
+    def _leg(self, load: Load, spec: ExpertSpec, channel: TransferChannel) -> tuple[SimulatedChannel, float]:
+        """Return a channel and the seconds for which it carries a load."""
         if channel not in self._channels:
             self._channels[channel] = SimulatedChannel(self._clock, channel.name, channel.fixed_s, self._note_transfer)
-        return self._channels[channel]
-
-    def _seconds(self, order: LoadOrder, device: str, channel: TransferChannel) -> float:
-        if self._machine.load_s is None:
-            return order.spec.weights_bytes / channel.bytes_per_s
-        disk_s, ram_s = self._machine.load_s.get((device, order.spec.architecture), (0.0, 0.0))
-        return disk_s if order.load.source is None else ram_s
+        seconds = spec.weights_bytes / channel.bytes_per_s
+        if self._machine.load_s is not None:
+            device = self._facts[load.pool].device
+            disk_s, ram_s = self._machine.load_s.get((device, spec.architecture), (0.0, 0.0))
+            seconds = disk_s if load.source is None else ram_s
+        return self._channels[channel], seconds
 
 
 def simulate(

@@ -10,8 +10,7 @@ import torch
 
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.pool import DevicePool
 from daemon.dispatch.trace import Makeup
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -65,7 +64,7 @@ class LiveEngine:
             ],
             preset(side.scheduler),
         )
-        pools, channels = self._pools(pool_facts), Channels()
+        memories, channels = self._memories(pool_facts), Channels()
         on_cpu = sum(device_of(each.pool) == "cpu" for each in executor_facts)
         threads = max(1, work.threads // max(1, on_cpu))
         facts = expert_facts(self._specs.values(), self._routes, {})
@@ -77,18 +76,20 @@ class LiveEngine:
             Makeup(facts, pool_facts, executor_facts, side.scheduler, Tuning(), costs),
             serving,
             [
-                ExecutorThread(
-                    each,
-                    pools[each.pool].slot,
-                    self._read,
+                DevicePool(
+                    name,
+                    [each.executor for each in executor_facts if each.pool == name],
+                    memory,
                     _with_verdicts_of_the_trace(
-                        infer_each if side.loading == "slots" else _of_one_expert(pools[each.pool].forward)
+                        infer_each if side.loading == "slots" else _of_one_expert(memory.forward)
                     ),
+                    self._read,
+                    channels=channels,
+                    sources=memories,
                     enter=lambda: torch.set_num_threads(threads),
                 )
-                for each in executor_facts
+                for name, memory in memories.items()
             ],
-            [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
             record=work.record,
         )
 
@@ -133,14 +134,16 @@ class LiveEngine:
         """Return a JPEG from memory in place of the journal; the key's offset is the image's number."""
         return self._work.payload(key.offset)
 
-    def _pools(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
+    def _memories(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
         work, reader = self._work, reader_of(self._work.disk)
         if (loading := side_of(work.side).loading) != "slots":
-            loaders = {
-                facts.pool: loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device)
+            return {
+                facts.pool: ModelPool(
+                    loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device),
+                    facts.budget_bytes,
+                )
                 for facts in pools
             }
-            return {name: ModelPool(loader) for name, loader in loaders.items()}
         shelf = bench_shelf(packs={facts.device for facts in pools} == {"cpu"})
         for spec in resident_in(self._specs).values():
             accept_file(shelf, spec)

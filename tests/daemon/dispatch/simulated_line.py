@@ -8,14 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.orders import ImageOrder, Unanswered
-from daemon.dispatch.simulated import (
-    AnswerOf,
-    SimulatedClock,
-    SimulatedExecutor,
-    SimulatedLoader,
-    SimulatedPool,
-)
+from daemon.dispatch.pool import Fault, StoredImage
+from daemon.dispatch.simulated import AnswerOf, SimulatedClock, SimulatedMemory, SimulatedPool
 from daemon.dispatch.trace import Makeup
 from daemon.line.serving import Serving
 from daemon.policy.matrix import Performance
@@ -109,10 +103,10 @@ def a_mix(count: int, first: int = 0, **fields: Any) -> list[Accepted]:
 def says(labels: Mapping[int, str] | None = None, otherwise: str = "ok") -> AnswerOf:
     """Answer by image number: classifiers give the label, detectors a box of it (nothing for "ok")."""
 
-    def answer(spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
+    def answer(spec: ExpertSpec, image: StoredImage) -> Answer | Fault:
         label = (labels or {}).get(image.key.offset, otherwise)
         if label in ("bad_image", "expert_failed"):
-            return Unanswered(label, "as the test says")
+            return Fault(label, "as the test says")
         if spec.task == "classify":
             return Answer(label if label in spec.classes else "ok", 0.9)
         boxes = (Detection(label, 0.9, (1.0, 1.0, 5.0, 5.0)),) if label in spec.classes else ()
@@ -128,8 +122,6 @@ class Line:
     drive: Drive
     clock: SimulatedClock
     pools: dict[PoolId, SimulatedPool]
-    executors: dict[str, SimulatedExecutor]
-    loaders: dict[PoolId, SimulatedLoader]
     serving: Serving
     reported: list[Outcome] = field(default_factory=list)
     switches: list[ExpertSwitch] = field(default_factory=list)
@@ -142,7 +134,7 @@ class Line:
     def turn(self) -> None:
         self.until_s = self.drive.turn()
         for pool in self.pools.values():
-            pool.check()
+            pool.memory.check()
         for outcome in self.reported:
             assert outcome.inspection_id not in self.outcomes, "an image ended twice"
             self.outcomes[outcome.inspection_id] = outcome
@@ -227,12 +219,12 @@ def a_line(
     ]
     streams = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
     facts, used = partition(devices, streams, preset(policy))
-    pools = {each.pool: SimulatedPool(each.budget_bytes) for each in facts}
+    memories = {each.pool: SimulatedMemory(each.budget_bytes) for each in facts}
     channels = SimulatedChannels(clock, load_s, load_s / 10.0)
-    simulated = {
-        str(each.executor): SimulatedExecutor(each, pools[each.pool], clock, answer or says()) for each in used
+    pools = {
+        name: SimulatedPool(name, memory, clock, channels.route, answer or says(), sources=memories)
+        for name, memory in memories.items()
     }
-    loaders = {name: SimulatedLoader(name, pool, channels.route, pools) for name, pool in pools.items()}
     catalog = a_catalog() if catalog is None else catalog
     serving = a_serving(rules or routes(), catalog)
     drive = Drive(
@@ -245,14 +237,13 @@ def a_line(
             tuple(matrix),
         ),
         serving,
-        list(simulated.values()),
-        list(loaders.values()),
+        pools.values(),
         usage=usage,
         record=record,
         clock=clock.now,
         wall=lambda: wall(clock.now()),
     )
-    line = Line(drive, clock, pools, simulated, loaders, serving)
+    line = Line(drive, clock, pools, serving)
     drive.start_devices(line)
     return line
 
