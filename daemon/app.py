@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.cluster.remote_devices import ClusterDevices
 from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive, facts_of
 from daemon.dispatch.pool import Devices
 from daemon.dispatch.trace import Makeup
@@ -270,7 +271,6 @@ class App:
             makeup,
             self._serving,
             self._pools,
-            on_answer=self._shadows.offer,
             usage=measured.usage,
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
@@ -415,7 +415,7 @@ class App:
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
             self._bad_images.put((image, reason))
-            self.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+        self.finished([Outcome(image.inspection_id, "unknown", None, "bad_image", ()) for image, _ in self._poison])
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -496,9 +496,13 @@ class App:
         self._leave_backlog(images)
         self._metrics.completed(len(images))
 
-    def finished(self, outcome: Outcome) -> None:
-        self._metrics.finished(outcome)
-        self._writer.finish(outcome)
+    def judged(self, answers: list[Judged]) -> None:
+        self._shadows.offer(answers)
+
+    def finished(self, outcomes: list[Outcome]) -> None:
+        self._metrics.finished(outcomes)
+        for outcome in outcomes:
+            self._writer.finish(outcome)
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self._bad_images.put((image, reason))

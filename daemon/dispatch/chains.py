@@ -23,6 +23,10 @@ _PARKED_FACTOR = 10.0
 MAX_LOSSES = 3
 
 
+#: An answer that counts: its image, the number of its stage and step, and the judgement before and after it.
+Judged = tuple[Accepted, int, Step, Judgement | None, Judgement]
+
+
 @dataclass(slots=True, eq=False)
 class Chain:
     """One image on its way: the expert it waits for, and the answers so far."""
@@ -51,8 +55,7 @@ class Chains:
 
     Some images cannot be served now, through no fault of theirs: a load of their expert hangs (they go on when it has
     ended), or their bytes cannot be read (they are retried). They are parked and block no queue; each ends at its
-    deadline, or `_PARKED_FACTOR * hang_after_s` after it was parked first. The callbacks must not block;
-    `on_answer(image, number, step, before, judged)` tells of each answer that counts.
+    deadline, or `_PARKED_FACTOR * hang_after_s` after it was parked first.
     """
 
     def __init__(
@@ -60,15 +63,15 @@ class Chains:
         scheduler: Scheduler,
         serving: Serving,
         *,
-        on_answer: Callable[[Accepted, int, Step, Judgement | None, Judgement], None],
-        on_outcome: Callable[[Outcome], None],
-        on_bad_image: Callable[[Accepted, str], None],
         hang_after_s: float,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self._scheduler, self._serving = scheduler, serving
-        self._on_answer, self._on_outcome, self._on_bad_image = on_answer, on_outcome, on_bad_image
+        #: What the drive reports once a turn, and empties.
+        self.judged: list[Judged] = []
+        self.bad_images: list[tuple[Accepted, str]] = []
+        self.outcomes: list[Outcome] = []
         self._may_wait_s = _PARKED_FACTOR * hang_after_s
         self._clock, self._wall = clock, wall
         self._chains: dict[RequestId, Chain] = {}
@@ -160,7 +163,7 @@ class Chains:
         if chain.deadline_s is not None and now > chain.deadline_s:
             self._end(chain, "deadline")
             return
-        self._on_answer(chain.image, len(chain.stages) - 1, chain.step, before, judged)
+        self.judged.append((chain.image, len(chain.stages) - 1, chain.step, before, judged))
         if judged.next is not None:
             chain.step, chain.failures = judged.next, 0
             self._ask(chain)
@@ -278,7 +281,7 @@ class Chains:
     # Ends
 
     def is_bad(self, request: Request, reason: str) -> None:
-        self._on_bad_image(self.of(request).image, reason)
+        self.bad_images.append((self.of(request).image, reason))
         self.end(request, "bad_image")
 
     def end_all(self, requests: Iterable[Request]) -> None:
@@ -300,4 +303,4 @@ class Chains:
 
     def _finish(self, outcome: Outcome) -> None:
         self.completed += 1
-        self._on_outcome(outcome)
+        self.outcomes.append(outcome)

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from daemon.dispatch.chains import MAX_LOSSES, Chains
+from daemon.dispatch.chains import MAX_LOSSES, Chains, Judged
 from daemon.dispatch.pool import Batch, LoadEnd, Pool
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
@@ -29,7 +29,6 @@ from daemon.policy.request import ExpertFacts, PoolId, device_of
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, name_of, resident_in
-from routing_rules.routes import Judgement, Step
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
 _AFTER_DEFECT_S = 0.5
@@ -83,9 +82,10 @@ class Events:
 
 
 class DriveReports(Protocol):
-    """Called on the drive's thread; none may block."""
+    """Called on the drive's thread; none may block. A turn's answers and outcomes come together."""
 
-    def finished(self, outcome: Outcome) -> None: ...
+    def judged(self, answers: list[Judged]) -> None: ...
+    def finished(self, outcomes: list[Outcome]) -> None: ...
     def bad_image(self, image: Accepted, reason: str) -> None: ...
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
@@ -97,11 +97,10 @@ class Drive:
     """Runs the scheduler over the pools of devices; `start` takes the receiver of its reports.
 
     `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
-    `serving` are the editions, `usage` the usage probabilities of their experts as counted in a profile; `on_answer`
-    is told of each answer that counts (chains.py). `record` is the file for a trace (trace.py). A batch or load that
-    takes longer than `hang_after_s`, and far longer than predicted, counts as hung: nothing else waits for it. Batch
-    numbers start above `last_batch_id`, since the database's views tell batches apart by number. `clock` is monotonic
-    seconds, `wall` seconds since the epoch.
+    `serving` are the editions, `usage` the usage probabilities of their experts as counted in a profile. `record` is
+    the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far longer than
+    predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since the
+    database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     _reports: DriveReports
@@ -112,7 +111,6 @@ class Drive:
         serving: Serving,
         pools: Iterable[Pool],
         *,
-        on_answer: Callable[[Accepted, int, Step, Judgement | None, Judgement], None] = lambda *_: None,
         usage: Mapping[str, float] | None = None,
         record: Path | None = None,
         last_batch_id: int = 0,
@@ -139,9 +137,6 @@ class Drive:
         self._chains = Chains(
             self._scheduler,
             serving,
-            on_answer=on_answer,
-            on_outcome=self._finish,
-            on_bad_image=self._refuse,
             hang_after_s=hang_after_s,
             clock=clock,
             wall=wall,
@@ -275,7 +270,21 @@ class Drive:
         """Handle events and carry out decisions; return when to turn again without an event (drive clock)."""
         for event in self._events.take(timeout_s):
             self._handle(event)
-        return None if self._stopping else self._decide()
+        if self._stopping:
+            self._report()
+            return None
+        return self._decide()
+
+    def _report(self) -> None:
+        chains = self._chains
+        judged, bad_images, outcomes = chains.judged, chains.bad_images, chains.outcomes
+        chains.judged, chains.bad_images, chains.outcomes = [], [], []
+        if judged:
+            self._reports.judged(judged)
+        for image, reason in bad_images:  # before its outcome, after which the journal may delete its bytes
+            self._reports.bad_image(image, reason)
+        if outcomes:
+            self._reports.finished(outcomes)
 
     def _loop(self) -> None:
         until_s: float | None = self._clock()
@@ -314,6 +323,7 @@ class Drive:
             self._end_editions(due)
         self._check_for_hangs(now)
         wakes = [self._serving.next_end_s(), self._chains.retry_and_expire(now), self._health.next_try_s(now)]
+        self._report()
         for pool in self._scheduler.pools_to_ask(self._work.pools, now):
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
                 self._work.change(change, self._chains.resident)
@@ -493,12 +503,6 @@ class Drive:
                     self._scheduler.pin(by_name[name], pool)
                 except OperationRefusedError as error:
                     self._chains.last_error = f"{name} is not pinned any more: {error.reason}"
-
-    def _finish(self, outcome: Outcome) -> None:
-        self._reports.finished(outcome)
-
-    def _refuse(self, image: Accepted, reason: str) -> None:
-        self._reports.bad_image(image, reason)
 
     def _note_failures(self) -> None:
         failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._work.hanging()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.pool import Batch
 from daemon.dispatch.simulated import (
@@ -27,7 +28,7 @@ from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcom
 from experts.catalog import Catalog
 from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
-from routing_rules.routes import DetectorStep, Judgement, Routes, Step
+from routing_rules.routes import DetectorStep, Routes, Step
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Nothing hangs here.
@@ -158,7 +159,6 @@ class Simulation:
                 )
                 for facts in machine.pools
             ],
-            on_answer=self._answered,
             hang_after_s=_NEVER_S,
             clock=clock.now,
             wall=clock.now,
@@ -218,26 +218,27 @@ class Simulation:
 
     # The drive's reports
 
-    def _answered(self, image: Accepted, _number: int, _step: Step, _before: object, judged: Judgement) -> None:
-        if judged.next is not None:
-            self._queue(image.inspection_id, judged.next.expert)
+    def judged(self, answers: list[Judged]) -> None:
+        for image, _, _, _, judged in answers:
+            if judged.next is not None:
+                self._queue(image.inspection_id, judged.next.expert)
 
-    def finished(self, outcome: Outcome) -> None:
-        number, now = outcome.inspection_id, self._clock.now()
-        image, course, stages = self._images[number], self.outcome, len(outcome.stages)
-        accepted, asked = self._under_way.pop(number), self._asked.pop(number)
-        self._left -= 1
+    def finished(self, outcomes: list[Outcome]) -> None:
+        course, now = self.outcome, self._clock.now()
         course.makespan_s = now
-        if outcome.reason not in (None, "deadline"):
-            raise StuckError(f"image {number} ended with {outcome.reason}")
-        if stages == len(image.chain):
-            course.answered += 1
-            course.latencies_s.append(now - accepted.accepted_wall_s)
-            course.late += outcome.reason is not None
-            return
-        course.expired += 1
-        if asked > stages:
-            self._queued[image.chain[stages]] -= 1
+        for outcome in outcomes:
+            number, stages = outcome.inspection_id, len(outcome.stages)
+            chain, accepted, asked = self._images[number].chain, self._under_way.pop(number), self._asked.pop(number)
+            self._left -= 1
+            if outcome.reason not in (None, "deadline"):
+                raise StuckError(f"image {number} ended with {outcome.reason}")
+            if stages == len(chain):
+                course.answered += 1
+                course.latencies_s.append(now - accepted.accepted_wall_s)
+                course.late += outcome.reason is not None
+            else:
+                course.expired += 1
+                self._queued[chain[stages]] -= asked > stages
 
     def batch_done(self, batch: BatchDone) -> None:
         if self._keep_spans:

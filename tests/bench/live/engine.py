@@ -93,15 +93,16 @@ class LiveEngine:
             record=work.record,
         )
 
-    def finished(self, outcome: Outcome) -> None:
-        self.outcomes.put(_FinishedImage(outcome, time.monotonic()))
+    def finished(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.outcomes.put(_FinishedImage(outcome, time.monotonic()))
 
     def switched(self, switch: ExpertSwitch) -> None:
         self.switches.append((time.monotonic(), switch))
 
     def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    bad_image = batch_done = sampled = editions_ended = _ignore
+    judged = bad_image = batch_done = sampled = editions_ended = _ignore
 
     def start(self) -> None:
         """Start, and wait for the initial fill, where the policy has one."""

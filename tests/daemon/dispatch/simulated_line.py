@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.pool import Fault, StoredImage
 from daemon.dispatch.simulated import AnswerOf, SimulatedClock, SimulatedMemory, SimulatedPool
@@ -177,8 +178,10 @@ class Line:
         """Return the reason of each image that ended, in the order of their numbers."""
         return {number: self.outcomes[number].reason for number in sorted(self.outcomes)}
 
-    def finished(self, outcome: Outcome) -> None:
-        self.reported.append(outcome)
+    def judged(self, answers: list[Judged]) -> None: ...
+
+    def finished(self, outcomes: list[Outcome]) -> None:
+        self.reported += outcomes
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self.bad_images.append((image, reason))
@@ -256,5 +259,5 @@ def _processor(device: str) -> Processor:
 
 def reports_to(**listeners: Callable[[Any], None]) -> Any:
     """Return an observer of the drive that hears only the reports named."""
-    kinds = ("finished", "switched", "bad_image", "batch_done", "sampled")
+    kinds = ("judged", "finished", "switched", "bad_image", "batch_done", "sampled")
     return SimpleNamespace(**{kind: listeners.get(kind, lambda *_: None) for kind in kinds})

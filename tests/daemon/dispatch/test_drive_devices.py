@@ -64,7 +64,7 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
         device_pools(facts, executors, slots, infer_each, journal.read, lambda: lambda _key: None, MAX_PIXELS),
         record=tmp_path / "trace.jsonl",
     )
-    drive.start(reports_to(finished=reports.put, switched=switches.append))
+    drive.start(reports_to(finished=lambda outcomes: [*map(reports.put, outcomes)], switched=switches.append))
     keys = journal.append([encoded(a_picture(seed=seed % 4)) for seed in range(12)])
     drive.accept(
         [Accepted(n, "cam", str(n), "main", "ABC"[n % 3], 0.0, None, 1, key, Pixels()) for n, key in enumerate(keys, 1)]

@@ -289,7 +289,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
             hang_after_s=hang_after_s,
             clock=self.now_s,
         )
-        self.drive.start(reports_to(finished=self.outcomes.append))
+        self.drive.start(reports_to(finished=self.outcomes.extend))
         self.drive.accept([an_image(1)])
         assert self.begun.wait(60.0)
 
