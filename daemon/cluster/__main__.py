@@ -34,7 +34,7 @@ _RETRY_S = 1.0
 _CHUNK_BYTES = 4 << 20
 #: Parts of a file that are sent at the same time.
 _WINDOW = 4
-#: Hung batches that may still hold a thread, beside one batch of each executor (running_work.py).
+#: Hung batches that may still hold a thread, beside one batch of each executor (watch.py).
 _MAX_HUNG = 4
 
 
