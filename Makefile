@@ -45,9 +45,10 @@ check: $(INSTALLED)
 house: $(INSTALLED)
 	@$(BIN)/python -m tests.house
 
-# docs/img/rooms.svg: the rooms and their arrows, from the imports.
+# docs/img/rooms.svg: the rooms and their arrows, from the imports; docs/img/one-image.svg: the way of an image, traced.
 rooms: $(INSTALLED)
 	$(BIN)/python -m tests.house --picture docs/img/rooms.svg
+	$(BIN)/python -m tests.house --image docs/img/one-image.svg
 
 # What tests need beside Python (a C compiler, systemd's tools, …): installed where that is possible, otherwise named.
 system-tools:

@@ -116,15 +116,15 @@ BREAKS = (
     ),
     Break(
         "An image that was not judged is `unknown`",
-        "daemon/dispatch/executors.py",
+        "daemon/dispatch/pool.py",
         "return answer if answer.is_finite else",
         "return answer if True else",
         ("daemon/dispatch/test_executors.py::test_an_answer_that_is_not_a_number_is_no_answer",),
     ),
     Break(
         "An image that was not judged is `unknown`",
-        "daemon/dispatch/flow.py",
-        "if image.deadline_s is not None and now > image.deadline_s:",
+        "daemon/dispatch/chains.py",
+        "if chain.deadline_s is not None and now > chain.deadline_s:",
         "if False:",
         ("daemon/dispatch/test_drive.py",),
     ),
@@ -331,14 +331,14 @@ BREAKS = (
     # What can break inside
     Break(
         "An image that poisons its batch",
-        "daemon/dispatch/flow.py",
-        "        if image.failures >= max_failures:\n            return None\n",
-        "        if image.failures >= max_failures:\n            pass\n",
+        "daemon/dispatch/chains.py",
+        "        if chain.failures >= max_failures:\n",
+        "        if False:\n",
         ("daemon/dispatch/test_drive_trouble.py", "daemon/dispatch/test_watchdog_of_executors.py"),
     ),
     Break(
         "Time in which the whole process stood still",
-        "daemon/dispatch/running_work.py",
+        "daemon/dispatch/watch.py",
         "min(now - self._checked_s, 2 * self.check_every_s)",
         "now - self._checked_s",
         (

@@ -83,7 +83,7 @@ def test_a_replaced_edition_serves_ten_minutes_and_then_its_images_are_unknown()
     assert [line.outcomes[n].reason for n in range(3)] == [None, None, "edition_gone"]
     assert line.ended_editions == [1]
     assert versions(line, 0, 1) == {"0"}
-    assert "B" not in line.pools["cpu"].resident()
+    assert "B" not in line.pools["cpu"].memory.resident()
 
 
 def test_ended_at_once_what_waits_runs_or_is_parked_is_unknown_and_what_is_new_goes_on() -> None:
@@ -116,7 +116,7 @@ def test_ten_changes_under_load_lose_nothing_and_give_their_memory_back() -> Non
     line.run(until_s=line.clock.now() + 700.0)
     assert line.serving.is_alone
     known = {spec.resident.expert for spec in line.serving.current.catalog.values()}
-    assert set(line.pools["cpu"].resident()) <= known
+    assert set(line.pools["cpu"].memory.resident()) <= known
     line.drive._scheduler.check()
 
 
@@ -127,4 +127,4 @@ def test_a_pin_goes_over_to_new_weights_of_its_expert() -> None:
     line.put_in_force(with_b(NEW_B))
     line.run()
     assert [row["expert"] for row in line.ask("experts")["experts"] if row["pinned"]] == ["B"]
-    assert NEW_B.expert in line.pools["cpu"].resident()
+    assert NEW_B.expert in line.pools["cpu"].memory.resident()
