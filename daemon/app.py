@@ -34,10 +34,11 @@ from daemon.language.models import LanguageModels
 from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
-from daemon.line.making import make_edition, working_files
+from daemon.line.making import Draft, draft_of, make_edition, working_files
 from daemon.line.served import Served, stored
 from daemon.line.serving import Serving
 from daemon.line.shared_devices import images_config
+from daemon.line.working import WorkingFiles
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.metrics import Gauges, Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe, Station
@@ -77,7 +78,7 @@ from daemon.wire.endpoints import Access, Gate
 from daemon.wire.keys import TokenError, read_token
 from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
-from experts.editions.edition import EditionError
+from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
 from experts.versions import current_user
 
@@ -112,6 +113,9 @@ class _AtStart:
 
     def highest(self) -> int:
         return self.reader.highest_edition()
+
+    def digest(self, number: int) -> str | None:
+        return self.reader.edition_digest(number)
 
     def check(self, served: Served) -> None:
         pass
@@ -181,7 +185,9 @@ class App:
         )
         self._children = Children()
         self._deliveries = Deliveries(config, self._path)
-        self._alarms = Alarms(self._serving, self._reader, config.alarms if config.consumers else None)
+        self._files = WorkingFiles(config, self._serving)
+        file = config.alarms if config.consumers else None
+        self._alarms = Alarms(self._serving, self._reader, file, self._files.poll)
         self._make_sockets(config)
         self._make_operations(config)
         self._metrics.registry.register(Gauges(self.operations.facts))
@@ -202,7 +208,7 @@ class App:
         )
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
-        self._serving = Serving(served or self._first_edition(config))
+        self._serving = Serving(self._edition_in_force(config, served))
         self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
         # Copies accepted images that could not be decoded out of the journal, on a thread of its own.
         self._bad_images: Worker[tuple[Accepted, str]] = Worker(
@@ -232,14 +238,26 @@ class App:
     def _expert_version(self, expert: str, expert_version: str) -> ExpertVersion | None:
         return self._serving.version(expert, expert_version)
 
-    def _first_edition(self, config: Config) -> Served:
-        """Make edition 1 of the files that people edit, where this user may."""
-        folder = EditionFolder(config.catalog)
+    def _edition_in_force(self, config: Config, served: Served | None) -> Served:
+        """Make an edition of the files where there is none, or a new number where rows mean another one by this one's.
+
+        Raises StartError where this user may not.
+        """
+        folder, line = EditionFolder(config.catalog), _AtStart(self._reader)
+        digest = line.digest(served.number) if served is not None else None
+        if served is not None and digest in (None, served.edition.sha256):
+            return served
         if not folder.may_write():
-            owner = folder.root.owner()
-            raise StartError(f"no edition is in force yet, and only {owner} may make one: coserve reload as {owner}")
-        made = make_edition(config, current_user(), lambda _: working_files(config, self._note), _AtStart(self._reader))
-        return stored(made.edition, folder)
+            file = folder.file(served.number) if served is not None else None
+            why = f"{file} is another than this line's" if file else "no edition is in force yet"
+            raise StartError(f"{why}, and only {folder.root.owner()} may make one: coserve reload as that user")
+
+        def build(before: Edition | None) -> Draft:
+            if before is None:
+                return working_files(config, self._note)
+            return draft_of(before, folder, "reload", f"was {before.number} of another line, or of an older folder")
+
+        return stored(make_edition(config, current_user(), build, line).edition, folder)
 
     def _serve_on(self, number: int, sha256: str) -> None:
         """Let an earlier edition go on judging what began in it; where it cannot, that is `unknown`."""
@@ -353,6 +371,7 @@ class App:
             timeline=self._timeline,
             rejections=self._rejections,
             alarms=self._alarms,
+            files=self._files,
             probe=self.probe,
             children=self._children,
             deliveries=self._deliveries,
@@ -392,6 +411,7 @@ class App:
             self._writer.rules_in_force(self._serving.current.routes)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._serving.current.catalog)
+            self._files.poll()
             self._bad_images.start()
             self._alarms.start(self._recovery.last_seq)
             self._retention.start()

@@ -24,9 +24,10 @@ from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import warn_of_weights
-from daemon.line.making import make_edition, unloaded_edits, working_files
+from daemon.line.making import make_edition, working_files
 from daemon.line.served import Served, stored
 from daemon.line.serving import Serving, changed_experts
+from daemon.line.working import WorkingFiles
 from daemon.monitor.alarms import Alarms
 from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
@@ -130,6 +131,7 @@ class Operations:
     timeline: WorkTimeline
     rejections: Rejections
     alarms: Alarms
+    files: WorkingFiles
     probe: PipelineProbe
     children: Children
     deliveries: Deliveries
@@ -232,6 +234,7 @@ class Operations:
             "backlog": self.backlog.images,
             "rules_version": self.serving.current.routes.version,
             "edition": self.serving.current.number,
+            **({"files": self.files.problem} if self.files.problem else {}),
             "last_seq": last_seq,
             "children": children,
             "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
@@ -453,20 +456,17 @@ class Operations:
         with self._reloading:
             try:
                 if folder.may_write():
-                    draft = replace(working_files(self.config, note), ends_earlier=now)
-                    made = make_edition(self.config, who, lambda _: draft, self)
+                    made = make_edition(self.config, who, lambda _: working_files(self.config, note, now=now), self)
                     return {**(made.adopted or {}), **self._settings_changed()}
                 answer = self.adopt(folder.current() or 0)
-                edited = unloaded_edits(self.config, self.serving.current.edition)
+                self.files.poll()
             except ConfigError as error:
                 raise ControlError("bad_rules", str(error)) from None
             except EditionError as error:
                 raise ControlError("bad_edition", str(error)) from None
-        if edited:
-            files = " and ".join(map(str, edited))
-            remedy = f"as {folder.root.owner()}: coserve reload"
+        if self.files.problem is not None:
             raise ControlError(
-                "not_in_force", f"{files}: edited, not in force, and this daemon may not write: {remedy}"
+                "not_in_force", f"{self.files.problem} (as {folder.root.owner()}: this daemon may not write there)"
             )
         return {**answer, **self._settings_changed()}
 
@@ -474,6 +474,9 @@ class Operations:
 
     def highest(self) -> int | None:
         return self._or_none(self.reader.highest_edition)
+
+    def digest(self, number: int) -> str | None:
+        return self._or_none(lambda: self.reader.edition_digest(number))
 
     def check(self, served: Served) -> None:
         """Raises ConfigError if an expert fits no device beside what is pinned now."""
@@ -487,6 +490,11 @@ class Operations:
         """
         folder = EditionFolder(self.config.catalog)
         edition = folder.read(number)
+        if self.digest(number) not in (None, edition.sha256):
+            raise EditionError(
+                f"{folder.file(number)} is another edition than the one that boards were judged by as number {number}:"
+                " coserve reload makes one with a number of its own"
+            )
         served, before = stored(edition, folder), self.serving.current
         changed = changed_experts(before.catalog, served.catalog)
         self.prefetch(before.catalog, served.catalog)

@@ -100,7 +100,7 @@ def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Rou
     files = (config.rules, config.catalog)
     until_s = time.monotonic() + _WRITTEN_WITHIN_S
     while time.monotonic() < until_s:
-        before = _states(files)
+        before = states(files)
         # A clock that was set back makes a file look new, which costs the same short wait.
         if any(time.time() - written_s < quiet_s for _, _, written_s in before):
             time.sleep(quiet_s)
@@ -110,7 +110,7 @@ def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Rou
             routes = load_routes(config.rules, catalog or None, config.catalog)
         except RulesError as error:
             problems += error.problems
-        if _states(files) != before:
+        if states(files) != before:
             continue
         if routes is None or catalog is None or problems:
             raise ConfigError(problems)
@@ -118,7 +118,7 @@ def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Rou
     raise ConfigError([f"{files[0]} or {files[1]} is still being written: reload again when that has ended"])
 
 
-def _states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
+def states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
     states: list[tuple[int, int, float]] = []
     for file in files:
         try:

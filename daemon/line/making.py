@@ -14,10 +14,11 @@ from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
 from daemon.line.served import Served, compiled
+from daemon.line.working import unloaded_edits
 from daemon.units import size_text
 from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition, EditionError, FromRelease, Why
-from experts.editions.folder import EditionFolder, entries_of, without_files
+from experts.editions.folder import EditionFolder, without_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class RunningLine(Protocol):
 
     def highest(self) -> int | None:
         """Return the highest number that a row names, 0 for none; None if neither daemon nor database tells."""
+        ...
+
+    def digest(self, number: int) -> str | None:
+        """Return the sha256 of the edition that rows mean by a number; None if no row names it."""
         ...
 
     def check(self, served: Served) -> None:
@@ -63,17 +68,24 @@ class Made:
 
 
 def make_edition(
-    config: Config, who: str, build: Callable[[Edition | None], Draft], running: RunningLine, *, discard: bool = False
+    config: Config,
+    who: str,
+    build: Callable[[Edition | None], Draft],
+    running: RunningLine,
+    *,
+    discard: bool = False,
+    anew: bool = False,
 ) -> Made:
     """Put in force what `build` makes of the edition in force. Raises EditionError, ConfigError, OSError.
 
     Where nothing differs, weights that were missing enter, and the daemon adopts the edition in force once more. With
-    `discard` edits of the working files that were never loaded are given up.
+    `discard` edits of the working files that were never loaded are given up; with `anew` the same content gets a new
+    number, and the edition in force may be damaged.
     """
     folder = EditionFolder(config.catalog)
     with folder.changing() as writer:
         writer.settle(config.rules)
-        before = folder.in_force()
+        before = _in_force(folder, may_be_damaged=anew)
         draft = build(before)
         if draft.why != "reload":
             _require_no_edits(config, before, discard=discard)
@@ -82,7 +94,9 @@ def make_edition(
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
         lacking = _enter(folder, draft)
-        if before is not None and before.has_content_of(edition) and not draft.ends_earlier:
+        is_another = before is not None and running.digest(before.number) not in (None, before.sha256)
+        must_differ = anew or is_another or draft.ends_earlier
+        if before is not None and before.has_content_of(edition) and not must_differ:
             return Made(before, before, lacking, running.adopt(before.number))
         writer.add(edition)
         try:
@@ -97,21 +111,26 @@ def make_edition(
         return Made(edition, before, lacking, adopted)
 
 
-def working_files(config: Config, note: str | None) -> Draft:
+def working_files(config: Config, note: str | None, *, now: bool = False) -> Draft:
     """Read what people edit, when no file is being written. Raises ConfigError with every mistake."""
     routes, catalog = load_rules_and_catalog(config, quiet_s=QUIET_S)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
-    return Draft(routes.text, experts, "reload", note)
+    return Draft(routes.text, experts, "reload", note, ends_earlier=now)
 
 
-def unloaded_edits(config: Config, in_force: Edition) -> list[Path]:
-    """Return the working files that say something else than the edition in force."""
-    edited = []
-    if not config.rules.is_file() or config.rules.read_bytes().decode("utf-8-sig", "replace") != in_force.rules:
-        edited.append(config.rules)
-    if entries_of(config.catalog) != in_force.experts:
-        edited.append(config.catalog)
-    return edited
+def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
+    """Return the content of an edition once more."""
+    placed = {name: folder.in_place(entry).moved_from(folder.root) for name, entry in edition.experts.items()}
+    return Draft(edition.rules, placed, why, note)
+
+
+def _in_force(folder: EditionFolder, *, may_be_damaged: bool) -> Edition | None:
+    try:
+        return folder.in_force()
+    except EditionError:
+        if not may_be_damaged:
+            raise
+        return None
 
 
 def _require_no_edits(config: Config, before: Edition | None, *, discard: bool) -> None:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ Body = Mapping[str, Any]
 _REMEMBERED = ("inspection_id", "at", "board", "component", "designator", "verdict", "defect")
 #: Active alarms of one rule at most, for more have one cause; images that an alarm shows.
 _MAX_ACTIVE, _SHOWN = 50, 10
-_EVERY_S = 0.5
+_EVERY_S, _SELDOM_S = 0.5, 10.0
 #: Messages: at most waiting; counted again at a start or for a new rule; read and judged at a time.
 _WAITING, _HISTORY, _PAGE = 20_000, 10_000, 100
 
@@ -116,11 +116,14 @@ class AlarmWatch:
 class Alarms:
     """The thread. `rows` are the active alarms and `counts` how many of each rule, replaced as a whole."""
 
-    def __init__(self, serving: Serving, reader: ResultsReader, file: Path | None) -> None:
-        """`file` gets the active alarms, for consumers."""
+    def __init__(
+        self, serving: Serving, reader: ResultsReader, file: Path | None, every_10_s: Callable[[], None] = lambda: None
+    ) -> None:
+        """`file` gets the active alarms, for consumers. The thread also calls `every_10_s`."""
         self._serving = serving
         self._reader = reader
         self._file = file
+        self._every_10_s, self._called_s = every_10_s, time.monotonic()
         self._seq, self._written = 0, b""
         self._watches: dict[AlarmRule, AlarmWatch] = {}
         self._messages: deque[Published] = deque(maxlen=_WAITING)
@@ -157,6 +160,9 @@ class Alarms:
                 has_failed = True
 
     def _poll(self) -> None:
+        if time.monotonic() - self._called_s >= _SELDOM_S:
+            self._every_10_s()
+            self._called_s = time.monotonic()
         before, self._watches = self._watches, {}  # after a poll that fails, the next one counts everything again
         watches = {rule: before.get(rule) or AlarmWatch(rule) for rule in self._serving.current.routes.alarms}
         new, after = [watch for rule, watch in watches.items() if rule not in before], self._seq - _HISTORY

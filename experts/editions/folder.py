@@ -38,6 +38,7 @@ class EditionFolder:
         self.root = catalog.parent
         self.folder = self.root / _FOLDER
         self.pointer = self.folder / "current"
+        self.mark = self.folder / "rewriting"
         self.weights = WeightsStore(catalog)
 
     def current(self) -> int | None:
@@ -69,6 +70,14 @@ class EditionFolder:
         number = self.current()
         return None if number is None else self.read(number)
 
+    @property
+    def is_rewriting(self) -> bool:
+        """Return whether a crash left the working files behind the edition in force."""
+        with suppress(EditionError):  # a damaged mark is as good as none
+            number = _number_in(self.mark)
+            return number is not None and number == self.current()
+        return False
+
     def in_place(self, entry: CatalogEntry) -> CatalogEntry:
         """Return an edition's entry with its weights' place, relative to the catalog's folder."""
         return entry.with_files(lambda _, sha256: str(self.weights.place(sha256).relative_to(self.root)))
@@ -94,7 +103,6 @@ class EditionWriter:
 
     def __init__(self, folder: EditionFolder) -> None:
         self._folder = folder
-        self._mark = folder.folder / "rewriting"
 
     def add(self, edition: Edition) -> None:
         """Write an edition that nothing names yet, after its weights have entered the store."""
@@ -111,7 +119,7 @@ class EditionWriter:
     def point(self, edition: Edition, *, rewrites: bool) -> None:
         """Put an edition in force; `rewrites` if the working files must follow (`write_files`)."""
         if rewrites:
-            replace_text(self._mark, f"{edition.number}\n", like=self._folder.catalog)
+            replace_text(self._folder.mark, f"{edition.number}\n", like=self._folder.catalog)
         replace_text(self._folder.pointer, f"{edition.number}\n", like=self._folder.catalog)
 
     def write_files(self, edition: Edition, rules: Path) -> None:
@@ -120,17 +128,17 @@ class EditionWriter:
             replace_text(rules, edition.rules, like=self._folder.catalog)
         if entries_of(self._folder.catalog) != edition.experts:
             replace_text(self._folder.catalog, _catalog_text(edition, self._folder))
-        self._mark.unlink(missing_ok=True)
-        sync(self._mark.parent)
+        self._folder.mark.unlink(missing_ok=True)
+        sync(self._folder.mark.parent)
 
     def settle(self, rules: Path) -> None:
         """Write the working files that a crash left behind the edition in force."""
-        with suppress(EditionError):  # a damaged mark is as good as none
-            number = _number_in(self._mark)
-            if number is not None and number == self._folder.current():
-                return self.write_files(self._folder.read(number), rules)
-        self._mark.unlink(missing_ok=True)
-        return sync(self._mark.parent)
+        with suppress(EditionError):  # one that is damaged cannot be written
+            in_force = self._folder.in_force() if self._folder.is_rewriting else None
+            if in_force is not None:
+                return self.write_files(in_force, rules)
+        self._folder.mark.unlink(missing_ok=True)
+        return sync(self._folder.mark.parent)
 
 
 def without_files(entry: CatalogEntry) -> CatalogEntry:

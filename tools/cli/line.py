@@ -116,7 +116,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         return
     console.print(
         f"CoServe {answer['version']}, {answer['state']}, up for {answer['uptime_s']:.0f} s, policy"
-        f" {answer['policy']}, rules {answer['rules_version']}, line {answer['line']}, epoch {answer['epoch']}\n"
+        f" {answer['policy']}, edition {answer['edition']}, rules {answer['rules_version']}, line {answer['line']},"
+        f" epoch {answer['epoch']}\n"
         f"accepted {answer['accepted']}, completed {answer['completed']}, backlog {answer['backlog']},"
         f" {answer['images_per_s']:.1f} images/s, {answer['expert_switches']} expert switches,"
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
@@ -125,6 +126,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
         since = f" (since {since})" if since else ""
         console.print(f"last error: {answer['last_error']}{since}")
+    if "files" in answer:
+        console.print(f"files: {answer['files']}")
     for row in answer.get("alarms", ()):
         since = plant_time(settings_of(config).plant.clock(), row["since"])
         console.print(f"alarm {row['alarm']}: {row['text']} (since {since})")
@@ -200,8 +203,6 @@ def reload(
 
     Example: coserve reload --config demo/coserve.yaml
     """
-    from dataclasses import replace
-
     from daemon.line.making import make_edition, working_files
     from experts.editions.folder import EditionFolder
     from experts.versions import current_user
@@ -211,8 +212,7 @@ def reload(
     line = open_line(config)
     must_be_its_configuration(config)
     if EditionFolder(line.config.catalog).may_write():
-        draft = replace(working_files(line.config, note), ends_earlier=now)
-        made = make_edition(line.config, current_user(), lambda _: draft, line)
+        made = make_edition(line.config, current_user(), lambda _: working_files(line.config, note, now=now), line)
         answer = made.adopted or {"edition": made.edition.number, "note": "no daemon runs: from the next start on"}
         is_new = made.is_new
     else:

@@ -104,6 +104,17 @@ class ExpertsLine:
         except SQLAlchemyError:
             return None
 
+    def digest(self, number: int) -> str | None:
+        from sqlalchemy import select
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from daemon.storage.database.schema import editions
+
+        with suppress(SQLAlchemyError):
+            query = select(editions.c.sha256).where(editions.c.edition == number)
+            return self.in_database(lambda connection: connection.execute(query).scalar())
+        return None
+
     def check(self, served: Served) -> None:
         self._ask_about(served.number, only_check=True)
 

@@ -187,6 +187,8 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
     elif state == "starting":
         title = "The line is starting: its experts are being loaded."
         yield LineAlarm("notice", title, "Images are judged meanwhile.")
+    if files := status.get("files"):
+        yield LineAlarm("notice", files, f"Images are judged by edition {status.get('edition')}.")
 
 
 def _camera_alarms(status: Status) -> Iterable[LineAlarm]:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from daemon.storage.database import upkeep
 from daemon.storage.database.connections import StoreError, sqlite_path
-from daemon.storage.database.schema import VIEWS, metadata, stream_position
+from daemon.storage.database.schema import VIEWS, editions, metadata, stream_position
 from daemon.storage.database.upkeep import copy_database, database_bytes, room_problem, schema_text
 
 #: Room for the copy, and for a step that rewrites every page.
@@ -90,7 +90,7 @@ def check_schema(engine: Engine) -> str | None:
     if not tables:
         return None
     is_ours = stream_position.name in tables
-    if "alembic_version" in tables or (is_ours and number == 0):
+    if is_ours and (number == 0 or editions.name not in tables):
         raise StoreError(
             f"{path} was written by a CoServe from before 0.1.0, which cannot be upgraded: start with a new one, as"
             ' docs/service.md says under "Starting over"; any SQLite tool still reads the old one'

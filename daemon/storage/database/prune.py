@@ -15,6 +15,7 @@ from daemon.storage.database.schema import (
     age_marks,
     boards,
     detections,
+    editions,
     expert_switches,
     generations,
     inspections,
@@ -187,7 +188,7 @@ def unused_rules(connection: Connection, old: AgeLimit) -> tuple[list[str], int]
 
 def forget_rules(tx: Transaction, versions: Sequence[str], last_id: int) -> None:
     younger = select(boards.c.rules_version).where(boards.c.board_id > last_id)
-    for table in (recipes, rules_versions):
+    for table in (recipes, editions, rules_versions):
         of_these = table.c.rules_version.in_(versions), table.c.rules_version.not_in(younger)
         tx.connection.execute(delete(table).where(*of_these))
 

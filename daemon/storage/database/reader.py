@@ -89,6 +89,10 @@ class ResultsReader:
         with self._engine.connect() as connection:
             return connection.execute(select(func.max(editions.c.edition))).scalar() or 0
 
+    def edition_digest(self, number: int) -> str | None:
+        with self._engine.connect() as connection:
+            return connection.execute(select(editions.c.sha256).where(editions.c.edition == number)).scalar()
+
     def last_seq(self) -> int:
         return self.end()[0]
 

@@ -14,20 +14,27 @@ from daemon.line.making import Draft, Made, make_edition, working_files
 from daemon.line.served import Served, stored
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder, entries_of
-from tests.experts.editions.test_editions import dies_at
+from tests.experts.editions.test_edition_folder import dies_at
 from tests.lines import a_line
 
 
 @dataclass
 class ARunningLine:
-    """A daemon that adopts what it is told, unless `refuses`; `rows` is the database's highest number."""
+    """A daemon that adopts what it is told, unless `refuses`; `rows` is the database's highest number.
+
+    `digests` are those of its rows.
+    """
 
     rows: int | None = 0
     refuses: bool = False
+    digests: dict[int, str] = field(default_factory=dict[int, str])
     adopted: list[int] = field(default_factory=list[int])
 
     def highest(self) -> int | None:
         return self.rows
+
+    def digest(self, number: int) -> str | None:
+        return self.digests.get(number)
 
     def check(self, served: Served) -> None:
         if self.refuses:
@@ -138,6 +145,7 @@ def test_a_promotion_writes_the_working_files_anew_unless_they_hold_edits(config
 
 def test_numbers_are_above_those_of_the_folder_and_of_the_database(config: Config) -> None:
     assert loaded(config, ARunningLine(rows=6)).edition.number == 7
+    assert loaded(config, ARunningLine(rows=7, digests={7: "0" * 64})).edition.number == 8
     with pytest.raises(EditionError, match="neither the daemon nor the database tells the highest edition"):
         make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine(rows=None))
 

@@ -9,7 +9,7 @@ from experts.editions.candidates import Shadow, read_candidates, write_candidate
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.editions.history import experts_of
-from tests.experts.editions.test_editions import a_folder, an_edition, an_entry, weights
+from tests.experts.editions.test_edition_folder import a_folder, an_edition, an_entry, weights
 
 START = datetime(2026, 11, 28, tzinfo=UTC)
 

@@ -20,7 +20,7 @@ def passes(line: Line, number: int, *, every_s: float = 61.0, verdict: str = "pa
     """Judge images one after the other, and copy those that are to be kept, as the archiver does."""
     for _ in range(number):
         line.images += 1
-        (image,) = line.accept(an_arrival(f"image-{line.images}", component, f"R{line.images}"))
+        (image,) = line.accept(an_arrival(f"image-{line.images}", component, type="loose"))
         written = line.store.write([an_outcome(image.inspection_id, verdict)])  # type: ignore[arg-type]
         copies = [ImageCopy(one.inspection_id, f"images/{one.inspection_id}.png") for one in written.copies]
         line.store.write(copies=copies)

@@ -183,7 +183,7 @@ def test_a_database_of_a_newer_version_says_which_version_or_copy_to_go_back_to(
     assert old.read_bytes() == before
 
 
-@pytest.mark.parametrize("mark", ["CREATE TABLE alembic_version (version_num)", "PRAGMA user_version = 0"])
+@pytest.mark.parametrize("mark", ["ALTER TABLE editions RENAME TO earlier", "PRAGMA user_version = 0"])
 def test_a_database_from_before_the_first_release_says_to_start_with_a_new_one(old: Path, mark: str) -> None:
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute(mark)

@@ -5,6 +5,7 @@ from contextlib import closing
 import pytest
 
 from daemon.records import Published
+from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.reviews import Review, ReviewDecision, ReviewRefusedError
 from daemon.storage.database.upkeep import check_database
@@ -53,6 +54,7 @@ class Reviewed:
 @pytest.fixture
 def kit(tmp_path):
     line = a_line(tmp_path)
+    line.store.note_changes(ChangeNotes(version="0"))
     yield Reviewed(line)
     line.store.close()
 
@@ -82,6 +84,7 @@ def test_a_review_is_published_with_the_next_seq_and_repeated_identically_after_
         "note": HOSTILE,
         "undo_of": None,
         "board_verdict": "pass",
+        "epoch": kit.line.store.epoch,
     }
     assert [(m.body["board_verdict"], m.body["undo_of"]) for m in kit.published[1:]] == [("fail", None), ("pass", 2)]
     assert kit.stream()[2:] == [{"topic": message.topic, **message.body} for message in kit.published]

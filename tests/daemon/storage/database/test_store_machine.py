@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import event
 
-from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import RULES, a_line, an_arrival, an_outcome, some_rules
 
 # mainboard-a of store_parts.RULES, once more and by hand.
 EXPECTED: dict[str, Any] = {"R0402": 2, "QFP64": ["U1", "U2"]}
@@ -85,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.temporary = tempfile.TemporaryDirectory()
-        self.line = a_line(Path(self.temporary.name))
+        self.line = a_line(Path(self.temporary.name), some_rules(RULES.replace("20s\n", "20s\n    extras: allow\n")))
         self.reader = self.line.reader()
         self.tries: dict[tuple[str, int], Try] = {}
         self.published: list[Any] = []
