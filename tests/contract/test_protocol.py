@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -724,9 +724,9 @@ def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def a_start(config: Path, **environ: str) -> "subprocess.Popen[str]":
+def a_start(config: Path, command: Sequence[str] = DAEMON, **environ: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", *DAEMON, str(config)],
+        [sys.executable, "-m", *command, str(config)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ},
     )  # fmt: skip
 
