@@ -99,8 +99,7 @@ def make_experts(folder: Path) -> None:
     """Write the experts of tests/lines.py with weights that nothing computes with, and their catalog."""
     from tests.lines import CLASSIFIERS  # here, because hundreds of daemons import this module and make none
 
-    labels = ("ok", "odd", "bad")
-    entries = {name: _expert(folder, name, "resnet18", labels, _CLASSIFIER_BYTES) for name in CLASSIFIERS}
+    entries = {name: a_classifier(folder, name, ("ok", "odd", "bad")) for name in CLASSIFIERS}
     labels = ("bridge", "void", *(f"label{number}" for number in range(78)))
     entries["yolo-solder"] = _expert(folder, "yolo-solder", "yolo11n", labels, _DETECTOR_BYTES)
     write_catalog(folder / "catalog.yaml", entries)
@@ -111,6 +110,11 @@ def a_service(config: Path, log: Path, environ: Mapping[str, str] | None = None)
     from tools.setup.service import Service
 
     return Service(config, log, environ, command=DAEMON)
+
+
+def a_classifier(folder: Path, name: str, labels: Iterable[str]) -> dict[str, Any]:
+    """Write the weights of a classifier; return its entry in the catalog of `folder`."""
+    return _expert(folder, name, "resnet18", labels, _CLASSIFIER_BYTES)
 
 
 def _expert(folder: Path, name: str, kind: str, classes: Iterable[str], weights_bytes: int) -> dict[str, Any]:
