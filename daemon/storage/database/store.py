@@ -2,21 +2,23 @@
 
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 from sqlalchemy import Connection, func, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
 from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published, Refused
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
-from daemon.storage.database.connections import StoreError, open_for_writing
+from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
@@ -25,10 +27,10 @@ from daemon.storage.database.transaction import (
     TimeLimit,
     Transaction,
     WriterMemory,
-    begin,
     read_numbers,
+    set_numbers,
 )
-from daemon.units import wall_seconds
+from daemon.units import utc_text, wall_seconds
 from experts.durable import replace_durably
 from experts.versions import current_user
 from routing_rules.routes import Routes, Verdict
@@ -145,6 +147,8 @@ class Store:
         except OSError as error:
             raise StoreError(f"cannot make the database at {url}: {error}") from error
         try:
+            with self.engine.connect() as connection:
+                self._sql = driver_of(connection)
             migrate(self.engine, tell)
             self._begin(0 if "pass" in keep else good_examples, sample)
         except SQLAlchemyError as error:
@@ -198,7 +202,7 @@ class Store:
             return Recovery(
                 pending=waiting,
                 editions=inspections.editions_in_use(connection),
-                last_seq=read_numbers(connection).seq,
+                last_seq=read_numbers(self._sql).seq,
                 last_batch_id=_last_batch_id(connection),
             )
 
@@ -294,11 +298,33 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
-        with begin(self.engine, self._boards, self._memory, self._clock) as tx:
-            before_seq = tx.numbers.seq
+        """Begin and commit with the driver: SQLAlchemy's connection, begin and end cost as much as many rows."""
+        sql, memory, tx = self._sql, self._memory, None
+        try:
+            sql.execute("BEGIN IMMEDIATE")
+            before = memory.numbers or read_numbers(sql)
+            wall_s, now_s = self._clock.wall_s(), self._clock.monotonic_s()
+            tx = Transaction(sql, self.engine, replace(before), wall_s, utc_text(wall_s), now_s, self._boards, memory)
             yield tx
-        if self._record is not None and tx.numbers.seq != before_seq:
-            self._record.note(tx.numbers.seq)
+            if tx.numbers != before:
+                set_numbers(sql, tx.numbers)
+            sql.execute("COMMIT")
+        except BaseException as error:
+            if sql.in_transaction:
+                with suppress(sqlite3.Error):
+                    sql.execute("ROLLBACK")
+            if tx is not None:
+                tx.forget()
+            if isinstance(error, sqlite3.Error):
+                raise DBAPIError.instance("", None, error, sqlite3.Error) from error
+            raise
+        else:
+            if self._record is not None and tx.numbers.seq != before.seq:
+                self._record.note(tx.numbers.seq)
+            tx.adopt()
+        finally:
+            if tx is not None:
+                tx.end()
 
 
 def _settle_epoch(tx: Transaction, record: EpochRecord | None) -> tuple[str, bool]:
