@@ -7,9 +7,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,8 +18,19 @@ import structlog
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.records import (
+    Accepted,
+    Arrival,
+    Duplicate,
+    ExpertSwitch,
+    Generation,
+    JournalKey,
+    Outcome,
+    Published,
+    WriteFailed,
+)
 from daemon.storage.database.changes import ChangeNotes
+from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.inspections import end_editions
 from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
 from daemon.storage.database.store import Store
@@ -28,19 +39,19 @@ from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.image_archive import ImageArchiver
 from daemon.storage.journal import (
     ArrivalGroup,
-    Duplicate,
     Journal,
     JournalError,
     JournalThread,
     Reply,
     SegmentCleanup,
     WaitingArrival,
-    WriteFailed,
 )
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
+#: Requests for text of one transaction, so that images do not wait long behind it.
+_BATCH_REQUESTS = 64
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
 #: Interval of batches of results: each is a transaction and a sync, whose cost many results share.
@@ -57,8 +68,22 @@ class _Task:
     done: Future[Any]
 
 
+#: Takes the answer to a request for text.
+TextReply = Callable[[Generation | Duplicate | WriteFailed], None]
+_Request = tuple[Generation, TextReply]
 #: None ends the thread, once everything before it in the queue is written.
-_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | ChangeNotes | list[ImageCopy] | _Task | None
+_Item = (
+    ArrivalGroup
+    | Outcome
+    | Generation
+    | _Request
+    | ExpertSwitch
+    | Routes
+    | ChangeNotes
+    | list[ImageCopy]
+    | _Task
+    | None
+)
 
 
 class WriterReports(Protocol):
@@ -68,6 +93,10 @@ class WriterReports(Protocol):
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
         """Report durable verdicts: source and payload bytes of each image."""
+
+    def texts_accepted(self, texts: list[Generation]) -> None: ...
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        """Report durable texts: source and bytes in the backlog of each."""
 
 
 class Writer:
@@ -83,6 +112,8 @@ class Writer:
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: deque[ArrivalGroup] = deque()
         self._outcomes: deque[Outcome] = deque()
+        self._requests: deque[_Request] = deque()
+        self._generations: deque[Generation] = deque()
         self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
         self._changes: deque[Routes | ChangeNotes] = deque()
         self._copies: deque[ImageCopy] = deque()
@@ -145,6 +176,12 @@ class Writer:
     def finish(self, outcome: Outcome) -> None:
         self._queue.put(outcome)
 
+    def store_generation(self, request: Generation, reply: TextReply) -> None:
+        self._queue.put((request, reply))
+
+    def finish_generation(self, ended: Generation) -> None:
+        self._queue.put(ended)
+
     def switch(self, switch: ExpertSwitch) -> None:
         self._queue.put(switch)
 
@@ -171,12 +208,13 @@ class Writer:
         self._call(self._reports.published, messages)
 
     def _run(self) -> None:
-        while not (self._stopping and self._queue.empty() and not self._groups):
+        while not (self._stopping and self._queue.empty() and not self._groups and not self._requests):
             try:
                 # Boards whose time is up close before an image can still join them.
                 self._collect()
                 self._write_results()
                 self._write_arrivals()
+                self._write_requests()
                 self._run_task()
             except Exception as error:  # noqa: BLE001 - the thread lives on
                 self._log.exception("writer_failed")
@@ -215,6 +253,10 @@ class Writer:
                 self._groups.append(item)
             case Outcome():
                 self._outcomes.append(item)
+            case Generation():
+                self._generations.append(item)
+            case tuple():
+                self._requests.append(item)
             case ExpertSwitch():
                 self._switches.append(item)
             case Routes() | ChangeNotes():
@@ -227,14 +269,15 @@ class Writer:
                 self._copies.extend(item)
 
     def _idle_s(self) -> float | None:
-        if self._tasks or self._groups:
+        if self._tasks or self._groups or self._requests:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
         return None if wait_s is None else max(wait_s, self._results_at_s - time.monotonic(), 0.0)
 
     @property
     def _has_results(self) -> bool:
-        return bool(self._outcomes or self._switches or self._copies or self._changes or self._cleanup.is_in_doubt)
+        waiting = self._outcomes or self._generations or self._switches or self._copies or self._changes
+        return bool(waiting) or self._cleanup.is_in_doubt
 
     # -- results
 
@@ -256,18 +299,19 @@ class Writer:
 
     def _write_batch(self) -> None:
         outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
+        generations = list(islice(self._generations, _BATCH_RESULTS))
         switches, copies = list(self._switches), list(self._copies)
         try:
             if self._cleanup.is_in_doubt:
                 self._cleanup.end_doubt()
                 self.is_failing = False
             self._write_changes()
-            self._write(outcomes, switches, copies)
+            self._write(outcomes, switches, copies, generations)
         except Exception as error:
             if _may_pass(error):
                 raise
             self._note(error)
-            self._write_each(outcomes, switches, copies)
+            self._write_each(outcomes, switches, copies, generations)
 
     def _write_changes(self) -> None:
         while self._changes:
@@ -283,43 +327,69 @@ class Writer:
                 self._log.error("change_not_written", change=repr(change)[:1000], error=_reason(error))
             self._changes.popleft()
 
-    def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
-        written = self._store.write(outcomes, switches, copies)
+    def _write(
+        self,
+        outcomes: Sequence[Outcome] = (),
+        switches: Sequence[ExpertSwitch] = (),
+        copies: Sequence[ImageCopy] = (),
+        generations: Sequence[Generation] = (),
+    ) -> None:
+        written = self._store.write(outcomes, switches, copies, generations)
         self.is_failing = False
-        for waiting, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._copies, copies)):
+        for waiting, taken in (
+            *((self._outcomes, outcomes), (self._switches, switches)),
+            *((self._copies, copies), (self._generations, generations)),
+        ):
             for _ in taken:
                 waiting.popleft()
         if written.published:
             self._call(self._reports.published, written.published)
         if written.done:
             self._call(self._reports.done, written.done)
+        if written.done_texts:
+            self._call(self._reports.texts_done, written.done_texts)
         for image in written.copies:
             self._archiver.archive(image)
         if written.freed_journal:
             self._cleanup.drop()
 
-    def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
+    def _write_each(
+        self,
+        outcomes: list[Outcome],
+        switches: list[ExpertSwitch],
+        copies: list[ImageCopy],
+        generations: list[Generation],
+    ) -> None:
         """Write results one by one after their batch failed, so that only the one at fault is not written."""
-        self._write([], [], [])  # a board that cannot be closed is not the fault of an outcome
+        self._write()  # a board that cannot be closed is not the fault of an outcome
         for outcome in outcomes:
             try:
-                self._write([outcome], [], [])
+                self._write([outcome])
             except Exception as error:
                 if _may_pass(error):
                     raise
                 self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
                 # What the database refuses becomes `unknown`: it is never lost, and never a pass.
                 self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
-                self._write([self._outcomes[0]], [], [])
+                self._write([self._outcomes[0]])
+        for ended in generations:
+            try:
+                self._write(generations=[ended])
+            except Exception as error:
+                if _may_pass(error):
+                    raise
+                self._log.error("text_not_written", generation_id=ended.generation_id, error=_reason(error))
+                self._generations[0] = replace(ended, text=None, reason="internal_error")
+                self._write(generations=[self._generations[0]])
         for switch in switches:
             try:
-                self._write([], [switch], [])
+                self._write(switches=[switch])
             except Exception as error:
                 if _may_pass(error):
                     raise
                 self._switches.popleft()
                 self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
-        self._write([], [], copies)
+        self._write(copies=copies)
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)
@@ -340,27 +410,28 @@ class Writer:
             self._cleanup.answered(group.frontier)
 
     def _write_group(self, group: ArrivalGroup) -> None:
+        replies = [image.reply for image in group.images]
         if group.error is not None:
-            self._refuse(group.images, group.error)
+            self._refuse(replies, group.error)
             return
         try:
             self._write_images(group.images, group.keys)
         except Exception as error:  # noqa: BLE001 - the line goes on
             if len(group.images) == 1 or _may_pass(error):
-                self._refuse(group.images, error)
+                self._refuse(replies, error)
                 return
             # One image made the whole group fail: the others are written without it.
             for image, key in zip(group.images, group.keys, strict=True):
                 self._write_group(ArrivalGroup([image], [key], group.frontier))
 
-    def _refuse(self, images: list[WaitingArrival], error: Exception) -> None:
-        """Answer that images are not stored: each publisher keeps its own and sends it again."""
+    def _refuse(self, replies: Sequence[Callable[[WriteFailed], None]], error: Exception) -> None:
+        """Answer that images or requests are not stored: each publisher keeps its own and sends it again."""
         self._note(error)
         if _may_pass(error) and not isinstance(error, LowSpaceError):
             self.is_failing = True
-        for image in images:
-            self._call(image.reply, WriteFailed(_reason(error)))
-        self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
+        for reply in replies:
+            self._call(reply, WriteFailed(_reason(error)))
+        self._log.warning("arrivals_failed", messages=len(replies), error=_reason(error))
 
     def _write_images(self, images: list[WaitingArrival], keys: list[JournalKey]) -> None:
         """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
@@ -382,6 +453,21 @@ class Writer:
         for image in repeats:
             first = known.get(image.key) or new[image.key][0].arrival
             self._call(image.reply, Duplicate(first.payload_sha256))
+
+    def _write_requests(self) -> None:
+        """Commit requests for text and answer them."""
+        group = [self._requests.popleft() for _ in range(min(_BATCH_REQUESTS, len(self._requests)))]
+        if not group:
+            return
+        try:
+            answers = self._store.transact(accept_generations, [request for request, _ in group])
+        except Exception as error:  # noqa: BLE001 - the line goes on
+            self._refuse([reply for _, reply in group], error)
+            return
+        self.is_failing = False
+        self._call(self._reports.texts_accepted, [answer for answer in answers if isinstance(answer, Generation)])
+        for (_, reply), answer in zip(group, answers, strict=True):
+            self._call(reply, answer)
 
     def _accept(self, new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]]) -> None:
         if not new:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
-from daemon.records import Published, TextRequest
+from daemon.records import Generation, Published
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
 from daemon.storage.database.reviews import messages_after
@@ -59,7 +59,7 @@ class ResultsReader:
             raise OperationalError(_FIND_IMAGE, (source, image_id), error) from error
         return KnownImage(*row) if row is not None else None
 
-    def find_text(self, source: str, request_id: str) -> TextRequest | None:
+    def find_text(self, source: str, request_id: str) -> Generation | None:
         table = generations.c
         query = select(*AS_SENT).where(table.source == source, table.request_id == request_id)
         with self._engine.connect() as connection:

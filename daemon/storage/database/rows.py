@@ -56,6 +56,7 @@ class WrittenResults:
 
     published: list[Published] = field(default_factory=list[Published])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    done_texts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     copies: list[CopyRequest] = field(default_factory=list[CopyRequest])
     freed_journal: bool = False
 

@@ -15,10 +15,11 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published, Refused
+from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Published, Refused
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
+from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
 from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
@@ -227,7 +228,11 @@ class Store:
             inspections.keep_rules(tx, routes)
 
     def write(
-        self, outcomes: Sequence[Outcome] = (), switches: Sequence[ExpertSwitch] = (), copies: Sequence[ImageCopy] = ()
+        self,
+        outcomes: Sequence[Outcome] = (),
+        switches: Sequence[ExpertSwitch] = (),
+        copies: Sequence[ImageCopy] = (),
+        generations: Sequence[Generation] = (),
     ) -> WrittenResults:
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
@@ -236,6 +241,7 @@ class Store:
             batch.note_copies(copies)
             batch.flush()
             tx.add(schema.expert_switches, [rows.switch_row(switch) for switch in switches])
+            finish_generations(tx, generations, batch.written)
         return batch.written
 
     def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:

@@ -17,10 +17,9 @@ from daemon.intake.admission import Admission, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, JournalKey
+from daemon.records import Accepted, Arrival, Duplicate, JournalKey, WriteFailed
 from daemon.storage.database.rows import KnownImage
 from daemon.storage.quarantine import Quarantine
-from daemon.storage.writer import Duplicate, WriteFailed
 from daemon.wire.endpoints import CurveKeys, Gate
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from daemon.records import TextRequest
+from daemon.records import Generation
 from daemon.storage.database import migrate as migrating
 from daemon.storage.database.connections import StoreError, open_for_writing
-from daemon.storage.database.generations import accept_texts
+from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.migrate import Step, migrate
 from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import Store
@@ -77,7 +77,7 @@ def a_database(folder: Path) -> Path:
     stages = [a_stage(), a_stage("yolo", detections=(a_box(), a_box("void")), label=None)]
     line.judge(an_outcome(images[0].inspection_id, "fail", "D1", stages=stages))
     line.store.review(ReviewDecision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))
-    line.store.transact(accept_texts, [TextRequest("mes", "g1", "m", "Was ist „kalt“?")])
+    line.store.transact(accept_generations, [Generation("mes", "g1", "m", "Was ist „kalt“?")])
     line.store.close()
     return folder / "inspection.db"
 
