@@ -8,14 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import structlog
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
 
 from daemon.line.serving import Serving
 from daemon.records import (
@@ -32,9 +32,11 @@ from daemon.records import (
 from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.inspections import end_editions
+from daemon.storage.database.reviews import Review
 from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
+from daemon.storage.decisions import Decision, not_stored
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.image_archive import ImageArchiver
 from daemon.storage.journal import (
@@ -46,6 +48,7 @@ from daemon.storage.journal import (
     SegmentCleanup,
     WaitingArrival,
 )
+from daemon.wire.control import ControlError
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
@@ -56,6 +59,8 @@ _BATCH_REQUESTS = 64
 _BATCH_RESULTS = 256
 #: Interval of batches of results: each is a transaction and a sync, whose cost many results share.
 _RESULTS_EVERY_S = 0.050
+#: A decision that takes longer waits for a disk or for another program's lock: control must go on answering.
+_DECISION_S = 1.0
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0
 #: Loads that wait for a database that cannot be written; older ones are forgotten first.
@@ -202,6 +207,22 @@ class Writer:
         done: Future[T] = Future()
         self._queue.put(_Task(task, done))
         return done
+
+    def write_decision(self, decision: Decision) -> Review:
+        """Return the committed row; ControlError if it is not written, or `no_answer` if that is not known in time."""
+        writing = self.run(lambda store: store.review(decision, self.publish))
+        try:
+            return writing.result(_DECISION_S)
+        except CancelledError:
+            raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
+        except TimeoutError:
+            if writing.cancel():
+                reason = "the decision is not stored: the database or the disk is busy: try again"
+                raise ControlError("not_stored", reason) from None
+            reason = "the disk is slow, and the decision may or may not be stored: try again, it counts once"
+            raise ControlError("no_answer", reason) from None
+        except (SQLAlchemyError, OSError) as error:
+            raise ControlError("not_stored", not_stored(error)) from None
 
     def publish(self, messages: list[Published]) -> None:
         """Publish messages that a task has just made durable; within that task, so that their order is kept."""

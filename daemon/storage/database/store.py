@@ -31,6 +31,7 @@ from daemon.storage.database.transaction import (
     read_numbers,
     set_numbers,
 )
+from daemon.storage.decisions import Decision
 from daemon.units import utc_text, wall_seconds
 from experts.durable import replace_durably
 from experts.versions import current_user
@@ -249,9 +250,7 @@ class Store:
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 
-    def review(
-        self, decision: reviews.ReviewDecision, publish: Callable[[list[Published]], None] = lambda _: None
-    ) -> reviews.Review:
+    def review(self, decision: Decision, publish: Callable[[list[Published]], None] = lambda _: None) -> reviews.Review:
         """Write a person's decision, or its undoing, and `publish` it once durable. Raises ReviewRefusedError."""
         with self._transaction() as tx:
             review, message = reviews.append(tx, decision)
