@@ -33,7 +33,7 @@ from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.inspections import end_editions
 from daemon.storage.database.reviews import Review
-from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
+from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery, Result
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.decisions import Decision, not_stored
@@ -63,8 +63,6 @@ _RESULTS_EVERY_S = 0.050
 _DECISION_S = 1.0
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0
-#: Loads that wait for a database that cannot be written; older ones are forgotten first.
-_MAX_SWITCHES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +75,7 @@ class _Task:
 TextReply = Callable[[Generation | Duplicate | WriteFailed], None]
 _Request = tuple[Generation, TextReply]
 #: None ends the thread, once everything before it in the queue is written.
-_Item = (
-    ArrivalGroup
-    | Outcome
-    | Generation
-    | _Request
-    | ExpertSwitch
-    | Routes
-    | ChangeNotes
-    | list[ImageCopy]
-    | _Task
-    | None
-)
+_Item = ArrivalGroup | _Request | Result | list[ImageCopy] | Routes | ChangeNotes | _Task | None
 
 
 class WriterReports(Protocol):
@@ -116,12 +103,9 @@ class Writer:
         self._serving = serving
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: deque[ArrivalGroup] = deque()
-        self._outcomes: deque[Outcome] = deque()
+        self._results: deque[Result] = deque()
         self._requests: deque[_Request] = deque()
-        self._generations: deque[Generation] = deque()
-        self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
         self._changes: deque[Routes | ChangeNotes] = deque()
-        self._copies: deque[ImageCopy] = deque()
         self._tasks: deque[_Task] = deque()
         self._retry_s = 0.0
         self._results_at_s = 0.0
@@ -272,22 +256,18 @@ class Writer:
         match item:
             case ArrivalGroup():
                 self._groups.append(item)
-            case Outcome():
-                self._outcomes.append(item)
-            case Generation():
-                self._generations.append(item)
             case tuple():
                 self._requests.append(item)
-            case ExpertSwitch():
-                self._switches.append(item)
             case Routes() | ChangeNotes():
                 self._changes.append(item)
             case _Task():
                 self._tasks.append(item)
             case None:
                 self._stopping = True
+            case list():
+                self._results.extend(item)
             case _:
-                self._copies.extend(item)
+                self._results.append(item)
 
     def _idle_s(self) -> float | None:
         if self._tasks or self._groups or self._requests:
@@ -297,8 +277,7 @@ class Writer:
 
     @property
     def _has_results(self) -> bool:
-        waiting = self._outcomes or self._generations or self._switches or self._copies or self._changes
-        return bool(waiting) or self._cleanup.is_in_doubt
+        return bool(self._results or self._changes) or self._cleanup.is_in_doubt
 
     # -- results
 
@@ -319,20 +298,18 @@ class Writer:
             more = last and self._has_results
 
     def _write_batch(self) -> None:
-        outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
-        generations = list(islice(self._generations, _BATCH_RESULTS))
-        switches, copies = list(self._switches), list(self._copies)
+        results = list(islice(self._results, _BATCH_RESULTS))
         try:
             if self._cleanup.is_in_doubt:
                 self._cleanup.end_doubt()
                 self.is_failing = False
             self._write_changes()
-            self._write(outcomes, switches, copies, generations)
+            self._write(results)
         except Exception as error:
             if _may_pass(error):
                 raise
             self._note(error)
-            self._write_each(outcomes, switches, copies, generations)
+            self._write_each(results)
 
     def _write_changes(self) -> None:
         while self._changes:
@@ -348,21 +325,11 @@ class Writer:
                 self._log.error("change_not_written", change=repr(change)[:1000], error=_reason(error))
             self._changes.popleft()
 
-    def _write(
-        self,
-        outcomes: Sequence[Outcome] = (),
-        switches: Sequence[ExpertSwitch] = (),
-        copies: Sequence[ImageCopy] = (),
-        generations: Sequence[Generation] = (),
-    ) -> None:
-        written = self._store.write(outcomes, switches, copies, generations)
+    def _write(self, results: Sequence[Result]) -> None:
+        written = self._store.write(results)
         self.is_failing = False
-        for waiting, taken in (
-            *((self._outcomes, outcomes), (self._switches, switches)),
-            *((self._copies, copies), (self._generations, generations)),
-        ):
-            for _ in taken:
-                waiting.popleft()
+        for _ in results:
+            self._results.popleft()
         if written.published:
             self._call(self._reports.published, written.published)
         if written.done:
@@ -374,50 +341,34 @@ class Writer:
         if written.freed_journal:
             self._cleanup.drop()
 
-    def _write_each(
-        self,
-        outcomes: list[Outcome],
-        switches: list[ExpertSwitch],
-        copies: list[ImageCopy],
-        generations: list[Generation],
-    ) -> None:
+    def _write_each(self, results: Sequence[Result]) -> None:
         """Write results one by one after their batch failed, so that only the one at fault is not written."""
-        self._write()  # a board that cannot be closed is not the fault of an outcome
-        for outcome in outcomes:
+        self._write([])  # a board that cannot be closed is not the fault of a result
+        for result in results:
             try:
-                self._write([outcome])
+                self._write([result])
             except Exception as error:
                 if _may_pass(error):
                     raise
-                self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
+                self._log.error("result_not_written", result=repr(result)[:1000], error=_reason(error))
                 # What the database refuses becomes `unknown`: it is never lost, and never a pass.
-                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
-                self._write([self._outcomes[0]])
-        for ended in generations:
-            try:
-                self._write(generations=[ended])
-            except Exception as error:
-                if _may_pass(error):
-                    raise
-                self._log.error("text_not_written", generation_id=ended.generation_id, error=_reason(error))
-                self._generations[0] = replace(ended, text=None, reason="internal_error")
-                self._write(generations=[self._generations[0]])
-        for switch in switches:
-            try:
-                self._write(switches=[switch])
-            except Exception as error:
-                if _may_pass(error):
-                    raise
-                self._switches.popleft()
-                self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
-        self._write(copies=copies)
+                match result:
+                    case Outcome():
+                        instead = Outcome(result.inspection_id, "unknown", None, "internal_error", ())
+                    case Generation():
+                        instead = replace(result, text=None, reason="internal_error")
+                    case _:
+                        self._results.popleft()
+                        continue
+                self._results[0] = instead
+                self._write([instead])
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)
         self.is_failing = True
         self._retry_s = min(max(_FIRST_RETRY_S, self._retry_s * 2), _MAX_RETRY_S)
         self._results_at_s = time.monotonic() + self._retry_s
-        self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=_reason(error))
+        self._log.warning("results_wait", results=len(self._results), retry_s=self._retry_s, error=_reason(error))
 
     # -- arrivals
 

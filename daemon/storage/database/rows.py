@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Pixels, Published
+from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
 from experts.editions.edition import Edition
 
@@ -48,6 +48,10 @@ class ImageCopy:
 
     inspection_id: int
     image_path: str | None
+
+
+#: Written by one transaction, and tried again together.
+Result = Outcome | Generation | ExpertSwitch | ImageCopy
 
 
 @dataclass(slots=True)

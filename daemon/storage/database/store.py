@@ -22,7 +22,7 @@ from daemon.storage.database.connections import StoreError, driver_of, open_for_
 from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
+from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, Result, WrittenResults
 from daemon.storage.database.transaction import (
     Clock,
     TimeLimit,
@@ -228,21 +228,17 @@ class Store:
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
 
-    def write(
-        self,
-        outcomes: Sequence[Outcome] = (),
-        switches: Sequence[ExpertSwitch] = (),
-        copies: Sequence[ImageCopy] = (),
-        generations: Sequence[Generation] = (),
-    ) -> WrittenResults:
+    def write(self, results: Sequence[Result] = ()) -> WrittenResults:
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
-            batch.judge(outcomes)
+            batch.judge([result for result in results if isinstance(result, Outcome)])
             batch.close_due()
-            batch.note_copies(copies)
+            batch.note_copies([result for result in results if isinstance(result, ImageCopy)])
             batch.flush()
-            tx.add(schema.expert_switches, [rows.switch_row(switch) for switch in switches])
-            finish_generations(tx, generations, batch.written)
+            switches = [rows.switch_row(result) for result in results if isinstance(result, ExpertSwitch)]
+            tx.add(schema.expert_switches, switches)
+            texts = [result for result in results if isinstance(result, Generation)]
+            finish_generations(tx, texts, batch.written)
         return batch.written
 
     def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
