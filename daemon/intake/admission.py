@@ -17,7 +17,6 @@ from daemon.config.settings import Limits
 from daemon.intake.backlog import Accounts, Backlog, Peer
 from daemon.line.serving import Serving
 from daemon.records import Accepted, Arrival, BoardRef, Duplicate, Generation, Pixels, Refused, SentImage, WriteFailed
-from daemon.storage.database.rows import KnownImage
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Hello, Inspect, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
@@ -41,7 +40,7 @@ Stored = Accepted | Duplicate | Refused | WriteFailed
 class Reader(Protocol):
     """Queries of intake to the results; called in the intake thread."""
 
-    def find(self, source: str, image_id: str) -> KnownImage | None: ...
+    def find(self, source: str, image_id: str) -> str | None: ...
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None: ...
     def last_seq(self) -> int: ...
 
@@ -346,7 +345,7 @@ class Admission(Accounts):
             return self._repeat(peer, message, (scan or self._scan(message, payload)).sha256, flight)
         known = self._reader.find(key.source, key.id)
         if known is not None:
-            differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
+            differs = known != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
         sha256 = self._check_payload(message, payload, scan)

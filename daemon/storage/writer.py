@@ -33,7 +33,7 @@ from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.inspections import end_editions
 from daemon.storage.database.reviews import Review
-from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery, Result
+from daemon.storage.database.rows import ImageCopy, Recovery, Result
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.decisions import Decision, not_stored
@@ -409,7 +409,7 @@ class Writer:
         """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
         new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]] = {}
         repeats: list[WaitingArrival] = []
-        known: dict[tuple[str, str], KnownImage] = {}
+        known: dict[tuple[str, str], str] = {}
         for image, key in zip(images, keys, strict=True):
             if new.setdefault(image.key, (image, key))[0] is not image:
                 repeats.append(image)
@@ -423,8 +423,8 @@ class Writer:
             repeats += [new.pop(key)[0] for key in known]
             self._accept(new)
         for image in repeats:
-            first = known.get(image.key) or new[image.key][0].arrival
-            self._call(image.reply, Duplicate(first.payload_sha256))
+            sha256 = known.get(image.key) or new[image.key][0].arrival.payload_sha256
+            self._call(image.reply, Duplicate(sha256))
 
     def _write_requests(self) -> None:
         """Commit requests for text and answer them."""

@@ -27,12 +27,6 @@ _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), att
 
 
 @dataclass(frozen=True, slots=True)
-class KnownImage:
-    inspection_id: int
-    payload_sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class CopyRequest:
     """An image that stays after its verdict: once it is copied, its bytes in the journal may go."""
 

@@ -22,7 +22,7 @@ from daemon.storage.database.connections import StoreError, driver_of, open_for_
 from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, Result, WrittenResults
+from daemon.storage.database.rows import CopyRequest, ImageCopy, Recovery, Result, WrittenResults
 from daemon.storage.database.transaction import (
     Clock,
     TimeLimit,
@@ -184,15 +184,15 @@ class Store:
         if self._record is not None:
             self._record.close()
 
-    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
+    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], str]:
+        """Return the sha256 of those that are stored, by source and id."""
         table = schema.inspections.c
-        query = select(table.inspection_id, table.image_sha256)
-        known: dict[tuple[str, str], KnownImage] = {}
+        known: dict[tuple[str, str], str] = {}
         with self.engine.connect() as connection:
             for arrival in arrivals:
                 is_it = (table.source == arrival.source) & (table.image_id == arrival.image_id)
-                if row := connection.execute(query.where(is_it)).first():
-                    known[arrival.source, arrival.image_id] = KnownImage(*row)
+                if sha256 := connection.execute(select(table.image_sha256).where(is_it)).scalar():
+                    known[arrival.source, arrival.image_id] = sha256
         return known
 
     def recover(self) -> Recovery:
