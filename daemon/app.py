@@ -29,7 +29,6 @@ from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits
 from daemon.intake.intake import Intake
 from daemon.language.models import LanguageModels
-from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
 from daemon.line.making import Draft, draft_of, make_edition, working_files
@@ -46,19 +45,18 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.records import (
     Accepted,
-    AcceptedText,
     BatchDone,
     ExpertSwitch,
     ExpertVersion,
+    Generation,
     Outcome,
     Published,
     QueueSample,
-    TextOutcome,
 )
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
-from daemon.storage.database.generations import unfinished_texts
+from daemon.storage.database.generations import unfinished_generations
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import EpochRecord, Store
 from daemon.storage.database_watch import DatabaseFiles
@@ -169,7 +167,7 @@ class App:
             self._quarantine,
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
-            texts=TextIntake(self._language.prompts, self._reader, self._texts),
+            texts=TextIntake(self._language.prompts, self._reader, self._writer),
             on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
         )
@@ -212,7 +210,6 @@ class App:
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
         )
         self._writer = Writer(self._store, self._journal, self._serving, config.images, disk_space=self._disk_space)
-        self._texts = TextRows(self._writer)
 
     def _claims(self) -> SpaceClaims:
         kept = self._config.retention
@@ -223,7 +220,7 @@ class App:
     def _recover(self) -> None:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
-        self._texts_to_make = self._store.transact(unfinished_texts)
+        self._texts_to_make = self._store.transact(unfinished_generations)
         for number, sha256 in self._recovery.editions.items():
             self._serve_on(number, sha256)
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
@@ -383,14 +380,13 @@ class App:
         for image in self._recovery.pending:
             self._backlog.add(image.source, image.key.length)
         for text in self._texts_to_make:
-            self._backlog.add(text.request.source, text.request.size_bytes)
+            self._backlog.add(text.source, text.size_bytes)
         try:
             if self._gate:
                 self._gate.start()
             self._results.start(self.operations.heartbeat)
             self._control.start()
             self._writer.start(self)
-            self._texts.start(self)
             self._writer.rules_in_force(self._serving.current.routes)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._serving.current.catalog)
@@ -543,16 +539,16 @@ class App:
     def sampled(self, sample: QueueSample) -> None:
         self._timeline.samples.append(sample)
 
-    def texts_accepted(self, texts: list[AcceptedText]) -> None:
+    def texts_accepted(self, texts: list[Generation]) -> None:
         self._metrics.texts_accepted(len(texts))
         self._language.generate(texts)
 
-    def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        self._results.publish_token(text.request, index, piece)
+    def token(self, text: Generation, index: int, piece: str) -> None:
+        self._results.publish_token(text, index, piece)
 
-    def text_finished(self, outcome: TextOutcome) -> None:
-        self._metrics.text_finished(outcome)
-        self._texts.finish(outcome)
+    def text_finished(self, ended: Generation) -> None:
+        self._metrics.text_finished(ended)
+        self._writer.finish_generation(ended)
 
     def texts_done(self, texts: list[tuple[str, int]]) -> None:
         self._leave_backlog(texts)
@@ -585,7 +581,7 @@ def _torch_devices(config: Config) -> Devices:
 
 
 def _served_model(
-    model: Model, budget_bytes: int, gets_on: Callable[[], None], on_token: Callable[[AcceptedText, int, str], None]
+    model: Model, budget_bytes: int, gets_on: Callable[[], None], on_token: Callable[[Generation, int, str], None]
 ) -> "ServedModel":
     from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, only with a model
 

@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
+from daemon.records import Accepted, BatchDone, ExpertSwitch, Generation, Outcome, Published
 from daemon.wire.messages import Code
 from routing_rules.routes import Verdict
 
@@ -153,7 +153,7 @@ class Metrics:
     def texts_accepted(self, requests: int) -> None:
         self._texts_accepted.inc(requests)
 
-    def text_finished(self, outcome: TextOutcome) -> None:
+    def text_finished(self, outcome: Generation) -> None:
         self._texts_done.labels("unknown" if outcome.text is None else "done", outcome.reason or "").inc()
         self._text_tokens.inc(outcome.new_tokens or 0)
         self._text_fetches.inc(outcome.expert_fetches or 0)

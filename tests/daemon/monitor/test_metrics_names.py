@@ -7,7 +7,7 @@ import pytest
 
 from daemon.host.temperature import Reading
 from daemon.monitor.metrics import Gauges, Metrics
-from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
+from daemon.records import BatchDone, ExpertSwitch, Generation, Outcome, Published, Stage
 from daemon.storage.disk_space import FreeSpace
 
 #: A name that would break a text format that escapes nothing.
@@ -64,7 +64,7 @@ def a_scrape(**changed: object) -> str:
     metrics.answered("rejected", "bad_image")
     metrics.reviewed("pass")
     metrics.pruned("images", 2)
-    metrics.text_finished(TextOutcome(1, None, "deadline"))
+    metrics.text_finished(Generation("s", "g", "m", "why?", reason="deadline"))
     return metrics.exposition()
 
 
