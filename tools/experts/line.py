@@ -90,25 +90,23 @@ class ExpertsLine:
         except RulesError:
             return catalog, None
 
-    def problems(
-        self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False, rules: Path | None = None
-    ) -> list[str]:
-        """Return why a daemon would refuse a catalog of `entries`: missing labels, too little memory.
+    def problems(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> list[str]:
+        """Return why a daemon would refuse `entries` with the rules in force: missing labels, too little memory.
 
-        `rules` replace those in force. An unusable weights file is no reason: that expert alone fails.
+        An unusable weights file is no reason: that expert alone fails.
         """
         catalog, _ = self.catalog(entries, elsewhere=elsewhere)
         try:
-            routes = self.routes(catalog, rules)
+            routes = self.routes(catalog)
         except RulesError as error:
             return [str(problem) for problem in error.problems]
         return memory_problems(images_config(self.config), routes.experts, catalog)
 
-    def new_problems(self, entries: Mapping[str, CatalogEntry], rules: Path | None = None) -> list[str]:
+    def new_problems(self, entries: Mapping[str, CatalogEntry]) -> list[str]:
         """Return the problems that `entries`, which lie elsewhere, would add to the line's."""
         present = entries_in_force(self.experts())
         known = self.problems(present)
-        problems = self.problems({**present, **entries}, elsewhere=True, rules=rules)
+        problems = self.problems({**present, **entries}, elsewhere=True)
         return [problem for problem in problems if problem not in known]
 
     # The line as the maker of an edition sees it (daemon/line/making.py)
