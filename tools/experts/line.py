@@ -147,17 +147,20 @@ class ExpertsLine:
             engine.dispose()
 
     def check(self, served: Served) -> None:
-        self._ask_about(served.number, only_check=True)
-
-    def adopt(self, number: int) -> dict[str, Any] | None:
-        return self._ask_about(number)
-
-    def _ask_about(self, number: int, **fields: bool) -> dict[str, Any] | None:
         try:
-            return self.ask("adopt", _ADOPT_S, edition=number, **fields)
+            self.ask("adopt", _ADOPT_S, edition=served.number, only_check=True)
         except ControlError as error:
             if error.code in ("bad_rules", "bad_edition"):
                 raise ConfigError(error.reason.splitlines()) from None
+            if error.code != "not_allowed":  # who may write here, but not ask the daemon, leaves the check to it
+                raise EditionError(
+                    f"the daemon did not check edition {served.number} ({error.reason}): nothing has changed"
+                ) from None
+
+    def adopt(self, number: int) -> dict[str, Any] | None:
+        try:
+            return self.ask("adopt", _ADOPT_S, edition=number)
+        except ControlError as error:
             raise EditionError(
                 f"edition {number} is in force in the folder, but the daemon does not judge by it yet ({error.reason}):"
                 " coserve reload"
