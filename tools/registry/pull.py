@@ -112,7 +112,10 @@ def _pull(
 
     def build(before: Edition | None) -> Draft:
         base = Draft("", {}, "pull") if before is None else draft_of(before, folder, "pull")
-        experts = {each: folder.in_place(new.entry).moved_from(folder.root) for each, new in manifest.experts.items()}
+        experts = {
+            each: new.entry.with_files(lambda _, digest: str(folder.weights.place(digest)))
+            for each, new in manifest.experts.items()
+        }
         unknown = {each: entry for each, entry in experts.items() if base.experts.get(each) != entry}
         problems = [why for each, new in unknown.items() for why in entry_problems(each, new, Path("/"), forward=True)]
         if problems:
