@@ -100,7 +100,8 @@ def make_edition(
             _require_weights(lacking, edition, before)
         is_another = before is not None and running.digest(before.number) not in (None, before.sha256)
         must_differ = anew or is_another or draft.ends_earlier
-        if before is not None and before.has_content_of(edition) and not must_differ:
+        is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
+        if before is not None and is_same and not must_differ:
             return Made(before, before, lacking, running.adopt(before.number))
         writer.add(edition)
         try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from experts.catalog import CatalogEntry, CatalogError, dump, read_catalog, rendered
-from experts.durable import make_folders, replace_durably, replace_text, sync
+from experts.durable import give_to_owner_of, make_folders, replace_durably, replace_text, sync
 from experts.editions.edition import Edition, EditionError, decode
 from experts.editions.weights import WeightsStore
 
@@ -200,6 +200,7 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("a+", encoding="ascii") as file:
         with suppress(PermissionError):
             os.fchmod(file.fileno(), 0o664)  # the next one may be another member of the group
+        give_to_owner_of(path.parent, path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

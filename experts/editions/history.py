@@ -4,7 +4,7 @@ A version is named by its weights, `0a1b2c3d4e5f`; with other settings, the same
 `0a1b2c3d4e5f+9f8e7d6c5b4a`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +165,16 @@ def experts_of(folder: EditionFolder) -> dict[str, Expert]:
         if name in experts and shadow.version in experts[name].versions.keys() - {experts[name].version}:
             experts[name].shadow = shadow
     return {name: expert for name, expert in experts.items() if expert.in_force or expert.versions}
+
+
+def waiting_weights(experts: Iterable[Expert]) -> set[str]:
+    """Return the sha256 of the weights of candidates and of versions in shadow."""
+    return {
+        sha256
+        for expert in experts
+        for version in (*expert.waiting, *([expert.shadow.version] if expert.shadow else ()))
+        for sha256 in expert.versions[version].entry.weights
+    }
 
 
 def keep_candidates(
