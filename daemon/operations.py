@@ -35,8 +35,8 @@ from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
 from daemon.shadow.shadows import Shadows
 from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader
+from daemon.storage.decisions import Decision
 from daemon.storage.retention import RetentionThread
-from daemon.storage.review_requests import write_review
 from daemon.storage.writer import Writer
 from daemon.units import MAX_BYTES, MAX_COUNT, utc_text
 from daemon.wire.control import ControlError, Handler
@@ -417,9 +417,9 @@ class Operations:
         return {"last_error": text, "last_error_at": utc_text(at_s) if text else None}
 
     def _review(self, fields: dict[str, Any]) -> dict[str, Any]:
-        written = write_review(self.writer, fields)
-        self.metrics.reviewed(str(written["verdict"]))
-        return written
+        written = self.writer.write_decision(Decision.from_fields(fields))
+        self.metrics.reviewed(written.verdict)
+        return asdict(written)
 
     def _rate(self, completed: int) -> float:
         """Return verdicts per second since the request about ten seconds earlier."""

@@ -115,9 +115,9 @@ class CatalogEntry(BaseModel):
 
     @property
     def network(self) -> str:
-        """Describe what computes the answer: `resnet18`, `head on a resnet18 (line@50e527a8f71d)`."""
+        """Describe what computes the answer: `resnet18`, `head on a resnet18 (backbone 50e527a8f71d)`."""
         if self.backbone is not None:
-            return f"head on a {self.architecture} ({Path(self.backbone.file).stem})"
+            return f"head on a {self.architecture} (backbone {self.backbone.sha256[:12]})"
         return self.architecture if self.classes else f"{self.architecture} as backbone"
 
     @property
@@ -172,6 +172,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     specs: dict[ExpertId, ExpertSpec] = {}
     headers: dict[ExpertId, WeightsHeader] = {}
     backbones: dict[str, ExpertSpec] = {}
+    backbone_names = {entry.sha256: name for name, entry in catalog_file.experts.items() if not entry.classes}
     problems: list[Problem] = []
     for name, entry in catalog_file.experts.items():
         place = ("experts", name)
@@ -189,7 +190,8 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
         try:
             header = read_header(file)
             if entry.backbone is not None:
-                backbone = _backbone_spec(entry.backbone, entry, root)
+                named = backbone_names.get(entry.backbone.sha256, "backbone")
+                backbone = _backbone_spec(named, entry.backbone, entry, root)
         except WeightsError as error:
             problems.append(((*place, "file"), str(error)))
             specs[expert] = identified(_spec(expert, entry, file, UNREADABLE, PAGE_BYTES))
@@ -212,14 +214,13 @@ def _files(entry: CatalogEntry) -> tuple[str, ...]:
     return (entry.file,) if entry.backbone is None else (entry.file, entry.backbone.file)
 
 
-def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) -> ExpertSpec:
+def _backbone_spec(name: str, backbone: BackboneReference, head: CatalogEntry, root: Path) -> ExpertSpec:
     """Return the spec that fills the slot of a head's family. Raises WeightsError.
 
     Its name has its version, so that heads of two versions are two families.
     """
-    file, version = root / backbone.file, backbone.sha256[:12]
+    file = root / backbone.file
     header = read_header(file)
-    name = ExpertId(f"{file.stem.removesuffix(f'@{version}')}@{version}")
     entry = CatalogEntry(
         architecture=head.architecture,
         file=backbone.file,
@@ -227,7 +228,8 @@ def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) 
         normalisation=head.normalisation,
         sha256=backbone.sha256,
     )
-    spec = _spec(name, entry, file.resolve(), LayoutId(header.metadata.get("layout", UNREADABLE)), header.slot_bytes)
+    named = ExpertId(f"{name}@{backbone.sha256[:12]}")
+    spec = _spec(named, entry, file.resolve(), LayoutId(header.metadata.get("layout", UNREADABLE)), header.slot_bytes)
     if header.stored_as:
         spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
     return identified(spec)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,12 +85,13 @@ class Shadows:
         self._problems: dict[str, str] = {}
         self._log: Any = structlog.get_logger("shadow")
 
-    def offer(self, image: Accepted, number: int, step: Step, before: Judgement | None, judged: Judgement) -> None:
-        version = self._versions.get(step.expert)
-        if version is not None and len(self._waiting) < _MAX_WAITING:
-            self._waiting.append(ShadowImage(image, version, number, step, before, judged))
-        elif version is not None:
-            self._dropped[step.expert] += 1
+    def offer(self, answers: Iterable[tuple[Accepted, int, Step, Judgement | None, Judgement]]) -> None:
+        for image, number, step, before, judged in answers:
+            version = self._versions.get(step.expert)
+            if version is not None and len(self._waiting) < _MAX_WAITING:
+                self._waiting.append(ShadowImage(image, version, number, step, before, judged))
+            elif version is not None:
+                self._dropped[step.expert] += 1
 
     def read(self) -> None:
         """Read which versions are in shadow, at the start and after each change, and restart their process."""

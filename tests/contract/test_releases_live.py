@@ -241,10 +241,10 @@ def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dic
 
 @pytest.mark.promise(
     "Prepared files",
-    "a release | a key that the hub has revoked | a line learns of it when it asks, not by push: at its next "
-    "pull, which `coserve-pull.timer` begins ten minutes after the end of the last one. From then on it "
-    "refuses what the key signed, from every source; if the release in force is among it, each `pull --newest` "
-    "fails and says so",
+    "a release | a key that the hub has revoked | a line learns of it at its next pull, which "
+    "`coserve-pull.timer` begins ten minutes after the last one. From then on it refuses what the "
+    "key signed, from every source; if the release in force is among it, each `pull --newest` fails "
+    "and says so",
 )
 def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhere(places: dict[str, Path]):
     before = state_of(places["b"])

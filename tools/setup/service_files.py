@@ -25,7 +25,7 @@ NAME = "coserve"
 #: sd_booted(3)
 _SYSTEMD_RUNS = Path("/run/systemd/system")
 _SECRET_MODE = 0o700
-#: A stop takes this much beyond `stop.within`: answers to publishers, the last writes, the last messages, a margin.
+#: Time beyond `stop.within` for last answers, writes and messages, with a margin.
 _STOP_MARGIN_S = 13
 #: Folders that the unit itself lets the service write to.
 _GRANTED = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
