@@ -17,7 +17,7 @@ from experts.editions.folder import EditionFolder, without_files
 from experts.spec import digest_of, setting_changes
 
 #: Editions that are read back: each names all experts, and a page asks for them every few seconds.
-_NEWEST = 100
+_NEWEST = 50
 
 Action = Literal["found", "put", "promote", "rollback", "prune", "shadow", "unshadow"]
 
@@ -215,6 +215,8 @@ def _tell(experts: dict[str, Expert], folder: EditionFolder, edition: Edition) -
     source = edition.release.name if edition.release else edition.why
     for name, released in edition.experts.items():
         expert, entry = experts.setdefault(name, Expert(name)), folder.in_place(released)
+        if entry == expert.in_force:
+            continue
         version, before = expert.name_of(entry, folder.root), expert.version
         if version != before:
             did = edition.why if edition.why in ("promote", "rollback") else "found"

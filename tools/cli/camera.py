@@ -464,7 +464,7 @@ def export_dataset(
     """
     if below is not None and not low_confidence:
         fail("--below goes with --low-confidence: add it, or leave --below out", status=2)
-    from daemon.line.line import load_rules_and_catalog
+    from daemon.line.line import load_rules_and_catalog, served_by
     from tools.backup.gentle import step_back
     from tools.dataset.stored import read_pictures
     from tools.dataset.write import write_dataset
@@ -480,7 +480,8 @@ def export_dataset(
     step_back()
     clean_up_on_signals()
     with opened(config) as (settings, engine), os_errors_end(out):
-        routes, catalog = load_rules_and_catalog(settings)
+        served = served_by(settings)
+        routes, catalog = (served.routes, served.catalog) if served else load_rules_and_catalog(settings)
         pictures = read_pictures(
             engine, filters, settings.images, routes, catalog, limit, reviewed=reviewed, below=below
         )

@@ -164,15 +164,16 @@ def pull(
             f"this line has had {pulled}: {place} has nothing newer by a signer of this line"
         )
         return
+    made, signer, is_heard = pulled.made, pulled.release.signer, pulled.made.adopted is not None
     if as_json:
-        facts: dict[str, Any] = {"release": pulled.manifest.release, "signer": pulled.signer}
-        facts |= {"fetched_bytes": pulled.fetched_bytes, "experts": list(pulled.changed)}
-        print_json(facts | {"rules": pulled.rules_changed, "edition": pulled.edition, "heard": pulled.heard})
+        facts = {"release": pulled.manifest.release, "signer": signer, "fetched_bytes": pulled.fetched_bytes}
+        facts |= {"experts": pulled.changed, "rules": pulled.rules_changed}
+        print_json(facts | {"edition": made.edition.number, "heard": is_heard})
         return
     what = f"{count_text(len(pulled.changed), 'expert')} changed" + (", rules changed" if pulled.rules_changed else "")
-    when = "the daemon judges by it" if pulled.heard else "no daemon runs: its next start does"
-    edition = f"{size_text(pulled.fetched_bytes)} fetched; edition {pulled.edition} is in force; {when}"
-    console.print(f"{pulled.manifest.release}, signed by {pulled.signer}: {what}; {edition}")
+    when = "the daemon judges by it" if is_heard else "no daemon runs: its next start does"
+    edition = f"{size_text(pulled.fetched_bytes)} fetched; edition {made.edition.number} is in force; {when}"
+    console.print(f"{pulled.manifest.release}, signed by {signer}: {what}; {edition}")
 
 
 @plant_app.command()

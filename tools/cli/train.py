@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -82,7 +82,7 @@ def import_expert(
         with place_of(out, expert or file.stem, file) as place:
             target = ImportTarget(architecture, input_size, place.folder, labels, expert, form)
             report = import_file(file, target, images=images, trust=trust)
-        report = place.settled(report)
+        report = replace(report, file=place.weights or report.file)
     except ImportRefusedError as error:
         fail(str(error), status=1)
     agreement = report.agreement
@@ -229,7 +229,7 @@ def train_classifier(
     name = expert or folder.name
     with _training_bar(name) as on_share, place_of(out, name, folder) as place:
         report = train_classifier(folder, place.folder, expert=name, plan=plan, on_progress=on_share)
-    report = place.settled(report)
+    report = replace(report, file=place.weights or report.file)
     pictures = draw_report(report, out / "reports")
     for note in report.notes:
         errors.print(note, markup=False)
@@ -351,7 +351,7 @@ def train_detector(
             store=store,
             on_progress=lambda progress: on_share(progress.share),
         )
-    report = place.settled(report)
+    report = replace(report, file=place.weights or report.file)
     _warn_of_few({"images": report.held_out_images}, "those of val are held out")
     if as_json:
         files = {"file": str(report.file), "catalog": str(out / "catalog.yaml"), "candidate": place.version}

@@ -90,25 +90,23 @@ class ExpertsLine:
         except RulesError:
             return catalog, None
 
-    def problems(
-        self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False, rules: Path | None = None
-    ) -> list[str]:
-        """Return why a daemon would refuse a catalog of `entries`: missing labels, too little memory.
+    def problems(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> list[str]:
+        """Return why a daemon would refuse `entries` with the rules in force: missing labels, too little memory.
 
-        `rules` replace those in force. An unusable weights file is no reason: that expert alone fails.
+        An unusable weights file is no reason: that expert alone fails.
         """
         catalog, _ = self.catalog(entries, elsewhere=elsewhere)
         try:
-            routes = self.routes(catalog, rules)
+            routes = self.routes(catalog)
         except RulesError as error:
             return [str(problem) for problem in error.problems]
         return memory_problems(images_config(self.config), routes.experts, catalog)
 
-    def new_problems(self, entries: Mapping[str, CatalogEntry], rules: Path | None = None) -> list[str]:
+    def new_problems(self, entries: Mapping[str, CatalogEntry]) -> list[str]:
         """Return the problems that `entries`, which lie elsewhere, would add to the line's."""
         present = entries_in_force(self.experts())
         known = self.problems(present)
-        problems = self.problems({**present, **entries}, elsewhere=True, rules=rules)
+        problems = self.problems({**present, **entries}, elsewhere=True)
         return [problem for problem in problems if problem not in known]
 
     # The line as the maker of an edition sees it (daemon/line/making.py)
@@ -149,17 +147,20 @@ class ExpertsLine:
             engine.dispose()
 
     def check(self, served: Served) -> None:
-        self._ask_about(served.number, only_check=True)
-
-    def adopt(self, number: int) -> dict[str, Any] | None:
-        return self._ask_about(number)
-
-    def _ask_about(self, number: int, **fields: bool) -> dict[str, Any] | None:
         try:
-            return self.ask("adopt", _ADOPT_S, edition=number, **fields)
+            self.ask("adopt", _ADOPT_S, edition=served.number, only_check=True)
         except ControlError as error:
             if error.code in ("bad_rules", "bad_edition"):
                 raise ConfigError(error.reason.splitlines()) from None
+            if error.code != "not_allowed":  # who may write here, but not ask the daemon, leaves the check to it
+                raise EditionError(
+                    f"the daemon did not check edition {served.number} ({error.reason}): nothing has changed"
+                ) from None
+
+    def adopt(self, number: int) -> dict[str, Any] | None:
+        try:
+            return self.ask("adopt", _ADOPT_S, edition=number)
+        except ControlError as error:
             raise EditionError(
                 f"edition {number} is in force in the folder, but the daemon does not judge by it yet ({error.reason}):"
                 " coserve reload"

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from daemon.errors import ConfigError
-from daemon.line.making import Draft, draft_of, make_edition
+from daemon.line.making import Draft, Made, draft_of, make_edition
 from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, StoredFile, decode, refusal, signer_of
 from daemon.registry.store import check_free_space, fetch_file
@@ -29,15 +29,20 @@ from tools.registry.line_releases import LineReleases, manifest_sha256
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A release in force, in `edition`. `heard`: a running daemon judges by it; else its next start will."""
-
     manifest: Manifest
-    signer: str
-    edition: int
+    release: FromRelease
     fetched_bytes: int
-    changed: tuple[str, ...]
-    rules_changed: bool
-    heard: bool
+    made: Made
+
+    @property
+    def changed(self) -> list[str]:
+        """Return the experts that are new or others than in the edition before."""
+        before = {} if self.made.before is None else self.made.before.experts
+        return [name for name, entry in self.made.edition.experts.items() if before.get(name) != entry]
+
+    @property
+    def rules_changed(self) -> bool:
+        return self.made.before is None or self.made.before.rules != self.made.edition.rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +103,29 @@ def _newest_signed(
 
 
 def _pull(
-    releases: LineReleases, source: Source, name: str, release: tuple[int, SignedManifest], options: PullOptions
+    releases: LineReleases, source: Source, name: str, offered: tuple[int, SignedManifest], options: PullOptions
 ) -> Pulled:
-    line, folder, (number, signed) = releases.line, releases.editions, release
-    manifest, signer = accepted(releases, name, number, signed, options)
+    line, folder, (number, signed) = releases.line, releases.editions, offered
+    manifest, release = accepted(releases, name, number, signed, options)
     fetched_bytes = _fetch(folder, source, manifest)
     rules = None if manifest.rules is None else _rules(source, manifest.rules)
 
     def build(before: Edition | None) -> Draft:
         base = Draft("", {}, "pull") if before is None else draft_of(before, folder, "pull")
-        entries = {each: released.entry for each, released in manifest.experts.items()}
-        placed = {each: folder.in_place(entry).moved_from(folder.root) for each, entry in entries.items()}
-        present = {} if before is None else before.experts
-        new = [each for each, entry in entries.items() if present.get(each) != entry]
-        problems = [problem for each in new for problem in entry_problems(each, placed[each], Path("/"), forward=True)]
+        experts = {
+            each: new.entry.with_files(lambda _, digest: str(folder.weights.place(digest)))
+            for each, new in manifest.experts.items()
+        }
+        unknown = {each: entry for each, entry in experts.items() if base.experts.get(each) != entry}
+        problems = [why for each, new in unknown.items() for why in entry_problems(each, new, Path("/"), forward=True)]
         if problems:
             raise ReleaseError(f"{manifest.release} has experts that cannot be used:\n" + "\n".join(problems))
         return replace(
             base,
             rules=base.rules if rules is None else rules,
-            experts={**base.experts, **placed},
+            experts={**base.experts, **experts},
             note=manifest.release,
-            release=FromRelease(name=name, number=number, sha256=manifest_sha256(signed), signer=signer),
+            release=release,
             ends_earlier=options.ends_earlier,
         )
 
@@ -132,23 +138,14 @@ def _pull(
     releases.store.add_manifest(name, number, signed, needs_files=False)
     for part in folder.weights.folder.glob("*/[!.]*.part"):
         part.unlink()  # of a release that was never fetched to its end
-    before = made.before.experts if made.before is not None else {}
-    return Pulled(
-        manifest,
-        signer,
-        made.edition.number,
-        fetched_bytes,
-        tuple(each for each, entry in made.edition.experts.items() if before.get(each) != entry),
-        made.before is None or made.before.rules != made.edition.rules,
-        made.adopted is not None,
-    )
+    return Pulled(manifest, release, fetched_bytes, made)
 
 
 def accepted(
     releases: LineReleases, name: str, number: int, signed: SignedManifest, options: PullOptions
-) -> tuple[Manifest, str]:
-    """Return a release that this line may take, and its signer. Raises ReleaseError."""
-    what = f"{name}/{number}"
+) -> tuple[Manifest, FromRelease]:
+    """Return a release that this line may take, and how its edition names it. Raises ReleaseError."""
+    what, digest = f"{name}/{number}", manifest_sha256(signed)
     file = signer_of(signed, releases.signers(), what)
     if file in releases.revoked():
         raise ReleaseError(
@@ -159,13 +156,13 @@ def accepted(
     if (manifest.name, manifest.number) != (name, number):
         raise ReleaseError(f"{what}: its manifest says {manifest.release}: the store was changed; see who did it")
     seen = releases.seen(name)
-    if seen.get(number, manifest_sha256(signed)) != manifest_sha256(signed):
+    if seen.get(number, digest) != digest:
         other = "is another release than the one of this number that this line has had"
         raise ReleaseError(f"{what} {other}: each store counts for itself; push it there with another --name")
     highest, now = max(seen, default=None), datetime.now(UTC)
     if reason := refusal(manifest, highest, now, allow_older=options.allow_older):
         raise ReleaseError(reason)
-    return manifest, file.name
+    return manifest, FromRelease(name=name, number=number, sha256=digest, signer=file.name)
 
 
 def _fetch(folder: EditionFolder, source: Source, manifest: Manifest) -> int:

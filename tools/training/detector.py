@@ -209,12 +209,12 @@ def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progres
         for answer in answers
         if len(answer.classes) and answer.confidences[0] >= spec.confidence_floor
     ]
-    add_expert(catalog, spec.expert, report.entry | {"confidences": histograms(surest)})
+    add_expert(catalog, spec.name, report.entry | {"confidences": histograms(surest)})
     matched = match_boxes(answers, truths, _HIT_IOU)
     threshold = matched.best_threshold()
     counts = matched.counts(threshold)
     return TrainReport(
-        expert=spec.expert,
+        expert=spec.name,
         file=report.file,
         catalog=catalog,
         steps=last.step,

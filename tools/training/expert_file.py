@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -48,9 +48,6 @@ BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 
 
-_Report = TypeVar("_Report")
-
-
 @dataclass(slots=True)
 class Place:
     """The folder that an expert is made in; once it is a candidate, its `version` and `weights`."""
@@ -58,10 +55,6 @@ class Place:
     folder: Path
     version: str | None = None
     weights: Path | None = None
-
-    def settled(self, report: _Report) -> _Report:
-        """Return a report with the place at which its file remains."""
-        return replace(report, file=self.weights) if self.weights is not None else report  # pyright: ignore[reportArgumentType, reportCallIssue, reportReturnType]
 
 
 @contextmanager
