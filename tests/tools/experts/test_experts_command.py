@@ -280,12 +280,13 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], make, reason: str
 ):
     line = Line(tmp_path / "line", version_folders[0], RULES, COSERVE_RUN, memory="60MB")
-    folder = tmp_path / "new"
+    stored = EditionFolder(line.folder / "experts" / "catalog.yaml").weights
+    before, folder = stored.all(), tmp_path / "new"
     folder.mkdir()
     make(folder, version_folders[1])
     assert reason in run(line, "put", "P", str(folder), status=1)
     assert run(line, "list")[0]["kept"] == []
-    assert not (line.folder / "experts" / "weights").exists()
+    assert stored.all() == before
 
 
 def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(
