@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.cluster.remote_devices import ClusterDevices
 from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
-from daemon.dispatch.channels import Channels
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive, facts_of
-from daemon.dispatch.flow import Chains
-from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import Devices
+from daemon.dispatch.pool import Devices
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children, ChildSpec
@@ -31,7 +29,6 @@ from daemon.intake.admission import Admission, TextIntake
 from daemon.intake.backlog import Backlog, backlog_limits
 from daemon.intake.intake import Intake
 from daemon.language.models import LanguageModels
-from daemon.language.text_rows import TextRows
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
 from daemon.line.making import Draft, draft_of, make_edition, working_files
@@ -46,22 +43,20 @@ from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
-from daemon.policy.request import device_of
 from daemon.records import (
     Accepted,
-    AcceptedText,
     BatchDone,
     ExpertSwitch,
     ExpertVersion,
+    Generation,
     Outcome,
     Published,
     QueueSample,
-    TextOutcome,
 )
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
 from daemon.storage.database.connections import StoreError, sqlite_path
-from daemon.storage.database.generations import unfinished_texts
+from daemon.storage.database.generations import unfinished_generations
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import EpochRecord, Store
 from daemon.storage.database_watch import DatabaseFiles
@@ -80,7 +75,7 @@ from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
-from experts.versions import current_user
+from experts.people import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -162,7 +157,7 @@ class App:
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
-        self._language = LanguageModels(config, self._drive, list(self._pools.values()), _served_model)
+        self._language = LanguageModels(config, self._drive, self._pools, _served_model)
         self._admission = Admission(
             config.limits,
             self._serving,
@@ -172,7 +167,7 @@ class App:
             self._quarantine,
             server=f"coserve {version('coserve')}",
             room=self._disk_space.problem,
-            texts=TextIntake(self._language.prompts, self._reader, self._texts),
+            texts=TextIntake(self._language.prompts, self._reader, self._writer),
             on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
         )
@@ -215,7 +210,6 @@ class App:
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
         )
         self._writer = Writer(self._store, self._journal, self._serving, config.images, disk_space=self._disk_space)
-        self._texts = TextRows(self._writer)
 
     def _claims(self) -> SpaceClaims:
         kept = self._config.retention
@@ -226,7 +220,7 @@ class App:
     def _recover(self) -> None:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
-        self._texts_to_make = self._store.transact(unfinished_texts)
+        self._texts_to_make = self._store.transact(unfinished_generations)
         for number, sha256 in self._recovery.editions.items():
             self._serve_on(number, sha256)
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
@@ -255,7 +249,8 @@ class App:
         def build(before: Edition | None) -> Draft:
             if before is None:
                 return working_files(config, self._note)
-            return draft_of(before, folder, "reload", f"was {before.number} of another line, or of an older folder")
+            note = f"was {before.number} of another line, or of an older folder"
+            return replace(draft_of(before, folder, "reload", note), keeps_files=True)
 
         return stored(make_edition(config, current_user(), build, line).edition, folder)
 
@@ -277,8 +272,9 @@ class App:
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
         """Divide the devices as the policy needs: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
-        self._pools = pools = {each.pool: devices.pool(each) for each in facts}
-        channels = Channels()
+        self._pools = devices.pools(
+            facts, executors, self._journal.read, self._decode_marks.place, config.limits.max_pixels
+        )
         makeup = Makeup(
             experts=facts_of(self._serving.all(), measured.usage),
             pools=facts,
@@ -289,24 +285,8 @@ class App:
         )
         return Drive(
             makeup,
-            Chains(self._serving, time.monotonic, time.time, self._shadows.offer),
             self._serving,
-            [
-                devices.executor(
-                    each,
-                    pools[each.pool],
-                    self._journal.read,
-                    config.devices[device_of(each.pool)].threads,
-                    self._decode_marks.place(),
-                    config.limits.max_pixels,
-                )
-                for each in executors
-            ],
-            # A load from this disk into another PC is limited by the network, not by the disk.
-            [
-                PoolLoader(each.pool, pools[each.pool], Channels() if each.is_remote else channels, pools)
-                for each in facts
-            ],
+            self._pools,
             usage=measured.usage,
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
@@ -400,14 +380,13 @@ class App:
         for image in self._recovery.pending:
             self._backlog.add(image.source, image.key.length)
         for text in self._texts_to_make:
-            self._backlog.add(text.request.source, text.request.size_bytes)
+            self._backlog.add(text.source, text.size_bytes)
         try:
             if self._gate:
                 self._gate.start()
             self._results.start(self.operations.heartbeat)
             self._control.start()
             self._writer.start(self)
-            self._texts.start(self)
             self._writer.rules_in_force(self._serving.current.routes)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._serving.current.catalog)
@@ -453,7 +432,7 @@ class App:
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
             self._bad_images.put((image, reason))
-            self.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+        self.finished([Outcome(image.inspection_id, "unknown", None, "bad_image", ()) for image, _ in self._poison])
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -534,9 +513,13 @@ class App:
         self._leave_backlog(images)
         self._metrics.completed(len(images))
 
-    def finished(self, outcome: Outcome) -> None:
-        self._metrics.finished(outcome)
-        self._writer.finish(outcome)
+    def judged(self, answers: list[Judged]) -> None:
+        self._shadows.offer(answers)
+
+    def finished(self, outcomes: list[Outcome]) -> None:
+        self._metrics.finished(outcomes)
+        for outcome in outcomes:
+            self._writer.finish(outcome)
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self._bad_images.put((image, reason))
@@ -556,16 +539,16 @@ class App:
     def sampled(self, sample: QueueSample) -> None:
         self._timeline.samples.append(sample)
 
-    def texts_accepted(self, texts: list[AcceptedText]) -> None:
+    def texts_accepted(self, texts: list[Generation]) -> None:
         self._metrics.texts_accepted(len(texts))
         self._language.generate(texts)
 
-    def token(self, text: AcceptedText, index: int, piece: str) -> None:
-        self._results.publish_token(text.request, index, piece)
+    def token(self, text: Generation, index: int, piece: str) -> None:
+        self._results.publish_token(text, index, piece)
 
-    def text_finished(self, outcome: TextOutcome) -> None:
-        self._metrics.text_finished(outcome)
-        self._texts.finish(outcome)
+    def text_finished(self, ended: Generation) -> None:
+        self._metrics.text_finished(ended)
+        self._writer.finish_generation(ended)
 
     def texts_done(self, texts: list[tuple[str, int]]) -> None:
         self._leave_backlog(texts)
@@ -598,7 +581,7 @@ def _torch_devices(config: Config) -> Devices:
 
 
 def _served_model(
-    model: Model, budget_bytes: int, gets_on: Callable[[], None], on_token: Callable[[AcceptedText, int, str], None]
+    model: Model, budget_bytes: int, gets_on: Callable[[], None], on_token: Callable[[Generation, int, str], None]
 ) -> "ServedModel":
     from daemon.language.served_model import ServedModel  # noqa: PLC0415  torch, only with a model
 

@@ -79,6 +79,20 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Duplicate:
+    """An image or request that was accepted before: the sha256 of its payload, or its `Generation.content`."""
+
+    content: object
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """An image or request that is not stored: its publisher keeps it and sends it again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class JournalKey:
     """The place of an accepted image's bytes: segment number, byte offset of the payload, its length in bytes."""
 
@@ -107,7 +121,7 @@ class Accepted:
     attempt: int = field(default=1, compare=False)
 
 
-def accepted_at_s(item: "Accepted | AcceptedText", clock_s: float, wall_s: float) -> float:
+def accepted_at_s(item: "Accepted | Generation", clock_s: float, wall_s: float) -> float:
     """Return when an image or a request was accepted, on the clock that shows `clock_s` now.
 
     After a restart in between only the wall clock tells; if that was set back, the downtime is not counted.
@@ -149,8 +163,8 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRequest:
-    """A checked `generate` message, as sent: what its row makes durable. Two that are equal ask for the same text."""
+class Generation:
+    """A request for text from its message to its row: as sent; then accepted, with its number; then ended."""
 
     source: str
     request_id: str
@@ -158,10 +172,26 @@ class TextRequest:
     prompt: str
     max_new_tokens: int | None = None
     task: str | None = None
-    slo_ms: float | None = field(default=None, compare=False)
-    deadline_ms: int | None = field(default=None, compare=False)
-    board: BoardRef | None = field(default=None, compare=False)
-    stream: bool = field(default=False, compare=False)
+    slo_ms: float | None = None
+    deadline_ms: int | None = None
+    board: BoardRef | None = None
+    stream: bool = False
+    #: Of an accepted request. `accepted_s` is monotonic; None if a restart found it.
+    generation_id: int = 0
+    accepted_wall_s: float = 0.0
+    accepted_s: float | None = None
+    #: Of one that ended; `reason` says why there is no `text`.
+    text: str | None = None
+    reason: str | None = None
+    mode: str | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    total_ms: float | None = None
+    expert_fetches: int | None = None
+    predictor_hit_rate: float | None = None
+    brownout_threshold: float | None = None
 
     @property
     def image_id(self) -> str:
@@ -172,33 +202,10 @@ class TextRequest:
     def size_bytes(self) -> int:
         return len(self.prompt.encode())
 
-
-@dataclass(frozen=True, slots=True)
-class AcceptedText:
-    """A durable request for text without a result (also what a restart finds; then `accepted_s` is None)."""
-
-    generation_id: int
-    request: TextRequest
-    accepted_wall_s: float
-    accepted_s: float | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TextOutcome:
-    """The end of a request for text: what is written, once, with its `seq`. `reason` says why there is no `text`."""
-
-    generation_id: int
-    text: str | None
-    reason: str | None
-    mode: str | None = None
-    prompt_tokens: int | None = None
-    new_tokens: int | None = None
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    total_ms: float | None = None
-    expert_fetches: int | None = None
-    predictor_hit_rate: float | None = None
-    brownout_threshold: float | None = None
+    @property
+    def content(self) -> tuple[str, str, int | None, str | None]:
+        """Return what makes two requests with the same `id` ask for the same text."""
+        return self.model, self.prompt, self.max_new_tokens, self.task
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId, identified
 from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
 from experts.weights import PAGE_BYTES, WeightsHeader, read_header
+from routing_rules.document import read_yaml_text
 
 #: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
 UNREADABLE = LayoutId("unreadable")
@@ -35,6 +36,10 @@ Confidences = Mapping[str, tuple[int, ...]]
 
 def is_digest(text: str) -> bool:
     return re.fullmatch(_SHA256, text) is not None
+
+
+class CatalogError(Exception):
+    """A catalog's file cannot be read; the text names it and its first mistake."""
 
 
 class Normalisation(BaseModel):
@@ -114,6 +119,11 @@ class CatalogEntry(BaseModel):
         if self.backbone is not None:
             return f"head on a {self.architecture} (backbone {self.backbone.sha256[:12]})"
         return self.architecture if self.classes else f"{self.architecture} as backbone"
+
+    @property
+    def weights(self) -> set[str]:
+        """Return the sha256 of its weights, and of its backbone's."""
+        return {self.sha256} if self.backbone is None else {self.sha256, self.backbone.sha256}
 
     def moved_from(self, root: Path) -> "CatalogEntry":
         """Return this entry of the catalog in `root` with absolute paths, for a catalog elsewhere."""
@@ -339,7 +349,26 @@ def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, w
     )
 
 
-def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+def read_catalog(path: Path) -> dict[str, CatalogEntry]:
+    """Return a catalog's entries as the file has them, none if there is no such file. Raises CatalogError."""
+    try:
+        document = read_yaml_text(path.read_bytes().decode("utf-8-sig"), str(path))
+        if document.problems:
+            raise CatalogError(str(document.problems[0]))
+        data = document.data or {}
+        return CatalogFile.model_validate({**data, "experts": data.get("experts") or {}}).experts
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CatalogError(f"{path}: is not a catalog of experts: {error}") from None
+
+
+def add_expert(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
+    """Add or replace one entry; the file is written anew, without comments. Raises CatalogError, ValidationError."""
+    write_catalog(path, {**read_catalog(path), expert: dict(entry)})
+
+
+def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any] | CatalogEntry]) -> None:
     """Check the entries, then replace the catalog file atomically."""
     model = CatalogFile.model_validate({"experts": {name: dict(entry) for name, entry in entries.items()}})
     document = {"experts": {name: rendered(entry) for name, entry in model.experts.items()}}

@@ -16,9 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config.settings import Limits
 from daemon.intake.backlog import Accounts, Backlog, Peer
 from daemon.line.serving import Serving
-from daemon.records import Accepted, AcceptedText, Arrival, BoardRef, Pixels, Refused, SentImage, TextRequest
-from daemon.storage.database.rows import KnownImage
-from daemon.storage.journal import Duplicate, WriteFailed
+from daemon.records import Accepted, Arrival, BoardRef, Duplicate, Generation, Pixels, Refused, SentImage, WriteFailed
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Hello, Inspect, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
@@ -42,7 +40,7 @@ Stored = Accepted | Duplicate | Refused | WriteFailed
 class Reader(Protocol):
     """Queries of intake to the results; called in the intake thread."""
 
-    def find(self, source: str, image_id: str) -> KnownImage | None: ...
+    def find(self, source: str, image_id: str) -> str | None: ...
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None: ...
     def last_seq(self) -> int: ...
 
@@ -53,24 +51,23 @@ class ArrivalWriter(Protocol):
     def write(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
 
 
-#: The writer's reply: accepted, the earlier request with the same key, or the reason of a failure.
-TextStored = AcceptedText | TextRequest | WriteFailed
+TextStored = Generation | Duplicate | WriteFailed
 
 
 class TextReader(Protocol):
-    def find_text(self, source: str, request_id: str) -> TextRequest | None: ...
+    def find_text(self, source: str, request_id: str) -> Generation | None: ...
 
 
 class TextModel(Protocol):
     """Facts about a model that are known without running it."""
 
-    def problem(self, request: TextRequest) -> str | None: ...
+    def problem(self, request: Generation) -> str | None: ...
 
 
 class TextWriter(Protocol):
     """Makes requests durable; `reply` is called once, from another thread."""
 
-    def write(self, request: TextRequest, reply: Callable[[TextStored], None]) -> None: ...
+    def store_generation(self, request: Generation, reply: Callable[[TextStored], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class TextIntake:
     reader: TextReader
     writer: TextWriter
 
-    def check(self, request: TextRequest, routes: Routes) -> None:
+    def check(self, request: Generation, routes: Routes) -> None:
         if request.board is not None and request.board.type not in routes.recipes:
             raise refusal(request, "unknown_board", f"the rules name no board type {request.board.type!a}")
         model = self.models.get(request.model)
@@ -148,13 +145,13 @@ class Scanned:
 
 @dataclass(slots=True)
 class _InFlight:
-    """A message at the writer, and its repetitions: those with the same `content` (sha256 or request)."""
+    """A message at the writer, and its repetitions: with the `content` of each, as `Duplicate` has it."""
 
     peer: Peer
-    content: str | TextRequest
+    content: object
     size_bytes: int
     since_s: float = field(default_factory=time.monotonic)
-    repeated: list[tuple[Peer, str | TextRequest]] = field(default_factory=list)
+    repeated: list[tuple[Peer, object]] = field(default_factory=list)
 
 
 #: A reply of another thread, for `settle` or `scanned`.
@@ -204,7 +201,7 @@ class Admission(Accounts):
         return message, payload or b""
 
     def take(
-        self, peer: Peer, message: Inspect | TextRequest | Hello, payload: bytes, post: Callable[[Posted], None]
+        self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
         """Return the answer, None if `settle` gives it after `post`, or a ScanRequest for the caller to carry out."""
         return self._answer(message, lambda: self._handle(peer, message, payload, post))
@@ -246,7 +243,7 @@ class Admission(Accounts):
         return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
 
     def _handle(
-        self, peer: Peer, message: Inspect | TextRequest | Hello, payload: bytes, post: Callable[[Posted], None]
+        self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes, post: Callable[[Posted], None]
     ) -> Answer | ScanRequest | None:
         match message:
             case Inspect():
@@ -256,7 +253,7 @@ class Admission(Accounts):
                     return self._inspect(peer, message, payload, None, post)
                 except LongWalkError:
                     return self._scan_elsewhere(peer, message, payload, post)
-            case TextRequest():
+            case Generation():
                 return self._generate(peer, message, post)
             case Hello():
                 return self._welcome(message)
@@ -272,7 +269,7 @@ class Admission(Accounts):
         for peer, _ in everyone:
             self.answered(peer)
         credit = self.credit(key.source)
-        if isinstance(result, Accepted | AcceptedText):
+        if isinstance(result, Accepted | Generation):
             fields = {}
             if isinstance(result, Accepted):
                 self._on_stored(time.monotonic() - flight.since_s)
@@ -289,7 +286,7 @@ class Admission(Accounts):
                 no = answer("rejected", key.id, key.source, credit, code=result.code, reason=result.reason)
                 return [(peer, no) for peer, _ in everyone]
             answers, others = [], everyone
-            first = result.payload_sha256 if isinstance(result, Duplicate) else result
+            first = result.content
         for peer, content in others:
             answers.append((peer, answer("duplicate", key.id, key.source, credit, differs=content != first)))
         return answers
@@ -348,7 +345,7 @@ class Admission(Accounts):
             return self._repeat(peer, message, (scan or self._scan(message, payload)).sha256, flight)
         known = self._reader.find(key.source, key.id)
         if known is not None:
-            differs = known.payload_sha256 != (scan or self._scan(message, payload)).sha256
+            differs = known != (scan or self._scan(message, payload)).sha256
             return self._duplicate(message, differs=differs)
         self._check_rules(message)
         sha256 = self._check_payload(message, payload, scan)
@@ -357,22 +354,22 @@ class Admission(Accounts):
         flight = _InFlight(peer, arrival.payload_sha256, len(payload))
         return self._store(message, key, flight, partial(self._writer.write, arrival), post)
 
-    def _generate(self, peer: Peer, request: TextRequest, post: Callable[[Posted], None]) -> Answer | None:
+    def _generate(self, peer: Peer, request: Generation, post: Callable[[Posted], None]) -> Answer | None:
         texts = self._texts
         if texts is None:
             raise refusal(request, "unknown_model", "the configuration names no model")
         key = Key("request", request.source, request.request_id)
         if (flight := self._in_flight.get(key)) is not None:
-            return self._repeat(peer, request, request, flight)
+            return self._repeat(peer, request, request.content, flight)
         if (known := texts.reader.find_text(key.source, key.id)) is not None:
-            return self._duplicate(request, differs=known != request)
+            return self._duplicate(request, differs=known.content != request.content)
         texts.check(request, self._serving.current.routes)
-        flight = _InFlight(peer, request, request.size_bytes)
-        return self._store(request, key, flight, partial(texts.writer.write, request), post)
+        flight = _InFlight(peer, request.content, request.size_bytes)
+        return self._store(request, key, flight, partial(texts.writer.store_generation, request), post)
 
     def _store(
         self,
-        message: Inspect | TextRequest,
+        message: Inspect | Generation,
         key: Key,
         flight: _InFlight,
         write: Callable[[Callable[[Stored | TextStored], None]], None],
@@ -390,7 +387,7 @@ class Admission(Accounts):
             return self.settle(Settled(key, WriteFailed(str(error))))[0][1]
         return None
 
-    def _duplicate(self, message: Inspect | TextRequest, *, differs: bool) -> Answer:
+    def _duplicate(self, message: Inspect | Generation, *, differs: bool) -> Answer:
         return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
 
     def _scan(self, message: Inspect, payload: bytes) -> PayloadScan:
@@ -398,9 +395,7 @@ class Admission(Accounts):
             return PayloadScan("", None)  # no stored image is as large
         return scan_payload(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
 
-    def _repeat(
-        self, peer: Peer, message: Inspect | TextRequest, content: str | TextRequest, flight: _InFlight
-    ) -> Answer | None:
+    def _repeat(self, peer: Peer, message: Inspect | Generation, content: object, flight: _InFlight) -> Answer | None:
         """Answer a second copy of a message together with the first, which may still fail to reach the disk."""
         if self.is_over_credit(peer):
             return self.over_credit(message)

@@ -16,7 +16,7 @@ from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.records import TextRequest
+from daemon.records import Generation
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.fair_queue import FairQueue
 from daemon.wire.messages import MAGIC, Answer, Hello, Inspect, ResultsSince, results_answer, split_envelope
@@ -71,7 +71,7 @@ class _Waiting:
     """A message, or the rejection of a malformed one. Without `payload` there was no memory: answer `busy`."""
 
     peer: Peer
-    message: Inspect | TextRequest | Hello | Answer
+    message: Inspect | Generation | Hello | Answer
     payload: bytes | None
 
     @property
@@ -242,7 +242,7 @@ class Intake:
             if time.monotonic() > until_s:
                 return
 
-    def _admit(self, router: Socket, peer: Peer, message: Inspect | TextRequest | Hello, payload: bytes) -> None:
+    def _admit(self, router: Socket, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> None:
         answer = self._admission.take(peer, message, payload, self._mailbox.put)
         if callable(answer):
             self._scanner.put(answer)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from daemon.line.lease import next_step_s
-from daemon.records import AcceptedText, TextOutcome, accepted_at_s
+from daemon.records import Generation, accepted_at_s
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -46,7 +46,7 @@ class ModelThread:
         opener: Opener,
         budget_bytes: int,
         *,
-        on_outcome: Callable[[TextOutcome], None],
+        on_outcome: Callable[[Generation], None],
         images_under_way: Callable[[], bool] = lambda: False,
         hang_after_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
@@ -65,9 +65,9 @@ class ModelThread:
         self._hang_after_s = hang_after_s
         self._clock, self._wall = clock, wall
         self._ran = ran or clock
-        self._letters: queue.SimpleQueue[AcceptedText | _Resize | None] = queue.SimpleQueue()
+        self._letters: queue.SimpleQueue[Generation | _Resize | None] = queue.SimpleQueue()
         self._model: ServedModel | None = None
-        self._texts: dict[int, AcceptedText] = {}
+        self._texts: dict[int, Generation] = {}
         self._resizing: _Resize | None = None
         #: Bytes that the resize in progress may come to hold; another order may follow it by now.
         self._taking_bytes = 0
@@ -99,11 +99,11 @@ class ModelThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def generate(self, text: AcceptedText) -> None:
+    def generate(self, text: Generation) -> None:
         with self._lock:
             self._texts[text.generation_id] = text
         if self._given_up:
-            self._end(TextOutcome(text.generation_id, None, MODEL_FAILED))
+            self._end(replace(text, reason=MODEL_FAILED))
         else:
             self._letters.put(text)
 
@@ -215,13 +215,13 @@ class ModelThread:
         left_s = due_s - self._clock()
         return min(left_s, _YIELD_POLL_S) if left_s > 0.0 else 0.0
 
-    def _begin(self, text: AcceptedText) -> None:
+    def _begin(self, text: Generation) -> None:
         if text.generation_id not in self._texts:
             return  # given up meanwhile
         if self._model is not None and (changed := self._model.was_changed()) is not None:
             self._fail(changed, but=text.generation_id)
         if self._model is None and not self._open():
-            self._end(TextOutcome(text.generation_id, None, MODEL_FAILED))
+            self._end(replace(text, reason=MODEL_FAILED))
             return
         if text.generation_id not in self._texts:
             return  # given up while it was opened
@@ -341,18 +341,17 @@ class ModelThread:
 
     def _end_all(self, but: int | None = None) -> None:
         with self._lock:
-            numbers = [number for number in self._texts if number != but]
-        for generation_id in numbers:
-            self._end(TextOutcome(generation_id, None, MODEL_FAILED))
+            texts = [text for number, text in self._texts.items() if number != but]
+        for text in texts:
+            self._end(replace(text, reason=MODEL_FAILED))
 
-    def _end(self, outcome: TextOutcome) -> None:
+    def _end(self, ended: Generation) -> None:
         """Report the end of a request, once: one that was given up has ended already."""
         with self._lock:
-            text = self._texts.pop(outcome.generation_id, None)
-        if text is None:
-            return
-        total_s = self._clock() - accepted_at_s(text, self._clock(), self._wall())
-        self._on_outcome(replace(outcome, total_ms=total_s * 1000))
+            if self._texts.pop(ended.generation_id, None) is None:
+                return
+        total_s = self._clock() - accepted_at_s(ended, self._clock(), self._wall())
+        self._on_outcome(replace(ended, total_ms=total_s * 1000))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -12,7 +13,7 @@ from daemon.config.settings import Config, Model
 from daemon.language.model_thread import ModelThread
 from daemon.line.lease import Grant, Held
 from daemon.line.shared_devices import SharedDevice, shared_devices
-from daemon.records import AcceptedText, TextOutcome, TextRequest
+from daemon.records import Generation
 from daemon.wire.control import ControlError
 from experts.moe.errors import ModelError
 from experts.moe.model.text import PromptError, TextCodec
@@ -54,7 +55,7 @@ class Prompts:
         except (ModelError, ModuleNotFoundError) as error:  # the model's thread says so in the status
             structlog.get_logger("model").warning("prompts_unchecked", model=name, error=str(error))
 
-    def problem(self, request: TextRequest) -> str | None:
+    def problem(self, request: Generation) -> str | None:
         """Return why the model will never continue this prompt; None also while that is not known."""
         tasks, max_tokens = self._model.tasks, self._model.max_new_tokens
         if tasks and request.task is not None and request.task not in tasks:
@@ -86,13 +87,13 @@ class Prompts:
 
 
 class LanguageReports(Protocol):
-    def token(self, text: AcceptedText, index: int, piece: str) -> None: ...
+    def token(self, text: Generation, index: int, piece: str) -> None: ...
 
-    def text_finished(self, outcome: TextOutcome) -> None: ...
+    def text_finished(self, ended: Generation) -> None: ...
 
 
 #: Opens a model with the given bytes for its experts; the callbacks get its progress and each streamed token.
-OpenModelWith = Callable[[Model, int, Callable[[], None], Callable[[AcceptedText, int, str], None]], "ServedModel"]
+OpenModelWith = Callable[[Model, int, Callable[[], None], Callable[[Generation, int, str], None]], "ServedModel"]
 
 
 class LanguageModels:
@@ -149,20 +150,20 @@ class LanguageModels:
         for thread in self.threads.values():
             thread.stop(max(0.0, until_s - self._clock()))
 
-    def generate(self, texts: Sequence[AcceptedText]) -> None:
+    def generate(self, texts: Sequence[Generation]) -> None:
         """Hand durable requests to their models; end those whose model a restart removed."""
         for text in texts:
-            thread = self.threads.get(text.request.model)
+            thread = self.threads.get(text.model)
             if thread is None:
                 waited_s = max(0.0, time.time() - text.accepted_wall_s)
-                self._finish(TextOutcome(text.generation_id, None, "unknown_model", total_ms=waited_s * 1000))
+                self._finish(replace(text, reason="unknown_model", total_ms=waited_s * 1000))
             else:
                 thread.generate(text)
 
-    def _finish(self, outcome: TextOutcome) -> None:
-        self._reports.text_finished(outcome)
+    def _finish(self, ended: Generation) -> None:
+        self._reports.text_finished(ended)
 
-    def _token(self, text: AcceptedText, index: int, piece: str) -> None:
+    def _token(self, text: Generation, index: int, piece: str) -> None:
         self._reports.token(text, index, piece)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from daemon.config.settings import Model
 from daemon.language.model_thread import MODEL_FAILED
-from daemon.records import AcceptedText, TextOutcome
+from daemon.records import Generation
 from experts.moe.errors import InvalidLogitsError, ModelError
 from experts.moe.model.engine import Completion, Engine, EngineRequest, StepTiming, TokenEvent
 from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory
@@ -26,7 +26,7 @@ _FAILED_STEPS = 3
 
 @dataclass(slots=True)
 class _Taken:
-    text: AcceptedText
+    text: Generation
     arrived_s: float
     last_token_s: float
     threshold: float | None = None
@@ -40,7 +40,7 @@ class ServedModel:
         model: Model,
         budget_bytes: int,
         gets_on: Callable[[], None],
-        on_token: Callable[[AcceptedText, int, str], None],
+        on_token: Callable[[Generation, int, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_token` gets tokens of streamed requests. Raises ModelError, OSError, ModuleNotFoundError."""
@@ -90,21 +90,21 @@ class ServedModel:
     def text_tokens(self) -> int:
         return self._memory.tokens
 
-    def begin(self, text: AcceptedText, arrived_s: float) -> TextOutcome | None:
+    def begin(self, text: Generation, arrived_s: float) -> Generation | None:
         """Queue a request. Return its end at once if its prompt cannot be continued."""
-        request, settings = text.request, self._settings
-        bad_prompt = TextOutcome(text.generation_id, None, "bad_prompt", settings.mode)
+        settings = self._settings
+        bad_prompt = replace(text, reason="bad_prompt", mode=settings.mode)
         try:
-            tokens = self._codec.encode(request.prompt)
+            tokens = self._codec.encode(text.prompt)
         except PromptError:
             return bad_prompt
-        new_tokens = min(request.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens)
+        new_tokens = min(text.max_new_tokens or settings.max_new_tokens, settings.max_new_tokens)
         if max(tokens) >= self._vocabulary:  # of a tokenizer that is larger than the model
             return bad_prompt
         if self._codec.max_total_tokens(len(tokens), new_tokens) > self._memory.tokens:
             return bad_prompt
-        slo_s = settings.slo if request.slo_ms is None else request.slo_ms / 1000
-        deadline_s = None if request.deadline_ms is None else arrived_s + request.deadline_ms / 1000
+        slo_s = settings.slo if text.slo_ms is None else text.slo_ms / 1000
+        deadline_s = None if text.deadline_ms is None else arrived_s + text.deadline_ms / 1000
         name = str(text.generation_id)
         self._taken[name] = _Taken(text, arrived_s, arrived_s)
         self._engine.enqueue(
@@ -112,7 +112,7 @@ class ServedModel:
                 request=name,
                 tokens=tuple(tokens),
                 max_new_tokens=new_tokens,
-                task=request.task,
+                task=text.task,
                 arrived_s=arrived_s,
                 slo_s=slo_s,
                 deadline_s=deadline_s,
@@ -120,7 +120,7 @@ class ServedModel:
         )
         return None
 
-    def step(self) -> tuple[list[tuple[TextOutcome, str | None]], Exception | None]:
+    def step(self) -> tuple[list[tuple[Generation, str | None]], Exception | None]:
         """Run one step; return ended requests with their errors, and the error after which the model is lost."""
         ended = self._engine.step()
         if self._engine.last_step is not None:
@@ -192,14 +192,14 @@ class ServedModel:
         threshold = self._threshold()
         if threshold is not None:
             taken.threshold = threshold if taken.threshold is None else min(taken.threshold, threshold)
-        if taken.text.request.stream:
+        if taken.text.stream:
             self._on_token(taken.text, event.index, event.text)
 
-    def _outcome(self, ended: Completion) -> tuple[TextOutcome, str | None]:
+    def _outcome(self, ended: Completion) -> tuple[Generation, str | None]:
         taken = self._taken.pop(ended.request)
         counts = self._runtime.cache.metrics.pop_request(ended.request)
-        outcome = TextOutcome(
-            taken.text.generation_id,
+        outcome = replace(
+            taken.text,
             text=ended.text,
             reason=MODEL_FAILED if ended.error is not None else ended.reason,
             mode=self._settings.mode,

@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, Published, TextOutcome
+from daemon.records import Accepted, BatchDone, ExpertSwitch, Generation, Outcome, Published
 from daemon.wire.messages import Code
 from routing_rules.routes import Verdict
 
@@ -113,8 +113,8 @@ class Metrics:
         if code is not None:
             self._rejects.labels(code).inc()
 
-    def finished(self, outcome: Outcome) -> None:
-        for step, stage in enumerate(outcome.stages):
+    def finished(self, outcomes: Sequence[Outcome]) -> None:
+        for step, stage in (each for outcome in outcomes for each in enumerate(outcome.stages)):
             where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
             self._queued_at(*where).observe(stage.queued_ms / 1000)
 
@@ -153,7 +153,7 @@ class Metrics:
     def texts_accepted(self, requests: int) -> None:
         self._texts_accepted.inc(requests)
 
-    def text_finished(self, outcome: TextOutcome) -> None:
+    def text_finished(self, outcome: Generation) -> None:
         self._texts_done.labels("unknown" if outcome.text is None else "done", outcome.reason or "").inc()
         self._text_tokens.inc(outcome.new_tokens or 0)
         self._text_fetches.inc(outcome.expert_fetches or 0)

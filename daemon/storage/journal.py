@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.records import Accepted, Arrival, JournalKey, Refused
+from daemon.records import Accepted, Arrival, Duplicate, JournalKey, Refused, WriteFailed
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.wire.fair_queue import FairQueue
 from experts.durable import sync
@@ -280,20 +280,6 @@ def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
         del left[:done]
         if written:
             left[0] = left[0][written:]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
-    """The image is not stored: its publisher keeps it and sends it again."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """The image was accepted before, with this payload."""
-
-    payload_sha256: str
 
 
 Reply = Callable[[Accepted | Duplicate | Refused | WriteFailed], None]

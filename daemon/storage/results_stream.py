@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.records import Published, TextRequest
+from daemon.records import Generation, Published
 from daemon.storage.database.rows import topic
 from daemon.units import utc_text
 from daemon.wire.connection_guard import ConnectionLimits
@@ -73,7 +73,7 @@ class ResultsStream:
         for message in messages:
             self._mailbox.put(message)
 
-    def publish_token(self, request: TextRequest, index: int, text: str) -> None:
+    def publish_token(self, request: Generation, index: int, text: str) -> None:
         """Send a piece of a text while it is generated; its message repeats the last `seq`."""
 
         def send(pub: Socket) -> None:

@@ -33,7 +33,7 @@ from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace, FreeSpace
 from daemon.storage.image_archive import images_by_folder, remove_images
 from daemon.storage.writer import Writer
 from daemon.units import utc_text
-from experts.versions import current_user
+from experts.people import current_user
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class Pruner:
             self._count_images(len(images) - len(failures), removed_bytes)
             if failures:
                 left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
-                self._run_task(lambda store, left=left: store.write(copies=left))
+                self._run_task(lambda store, left=left: store.write(left))
                 path, error = next(iter(failures.items()))
                 self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
                 return

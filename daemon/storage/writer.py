@@ -7,48 +7,62 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import structlog
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published
+from daemon.records import (
+    Accepted,
+    Arrival,
+    Duplicate,
+    ExpertSwitch,
+    Generation,
+    JournalKey,
+    Outcome,
+    Published,
+    WriteFailed,
+)
 from daemon.storage.database.changes import ChangeNotes
+from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.inspections import end_editions
-from daemon.storage.database.rows import ImageCopy, KnownImage, Recovery
+from daemon.storage.database.reviews import Review
+from daemon.storage.database.rows import ImageCopy, Recovery, Result
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import write_log_again
+from daemon.storage.decisions import Decision, not_stored
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.image_archive import ImageArchiver
 from daemon.storage.journal import (
     ArrivalGroup,
-    Duplicate,
     Journal,
     JournalError,
     JournalThread,
     Reply,
     SegmentCleanup,
     WaitingArrival,
-    WriteFailed,
 )
+from daemon.wire.control import ControlError
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
+#: Requests for text of one transaction, so that images do not wait long behind it.
+_BATCH_REQUESTS = 64
 #: Results of one transaction; more wait for the next, so that arrivals are not kept waiting behind them.
 _BATCH_RESULTS = 256
 #: Interval of batches of results: each is a transaction and a sync, whose cost many results share.
 _RESULTS_EVERY_S = 0.050
+#: A decision that takes longer waits for a disk or for another program's lock: control must go on answering.
+_DECISION_S = 1.0
 _FIRST_RETRY_S = 0.05
 _MAX_RETRY_S = 5.0
-#: Loads that wait for a database that cannot be written; older ones are forgotten first.
-_MAX_SWITCHES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +71,11 @@ class _Task:
     done: Future[Any]
 
 
+#: Takes the answer to a request for text.
+TextReply = Callable[[Generation | Duplicate | WriteFailed], None]
+_Request = tuple[Generation, TextReply]
 #: None ends the thread, once everything before it in the queue is written.
-_Item = ArrivalGroup | Outcome | ExpertSwitch | Routes | ChangeNotes | list[ImageCopy] | _Task | None
+_Item = ArrivalGroup | _Request | Result | list[ImageCopy] | Routes | ChangeNotes | _Task | None
 
 
 class WriterReports(Protocol):
@@ -68,6 +85,10 @@ class WriterReports(Protocol):
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
         """Report durable verdicts: source and payload bytes of each image."""
+
+    def texts_accepted(self, texts: list[Generation]) -> None: ...
+    def texts_done(self, texts: list[tuple[str, int]]) -> None:
+        """Report durable texts: source and bytes in the backlog of each."""
 
 
 class Writer:
@@ -82,10 +103,9 @@ class Writer:
         self._serving = serving
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._groups: deque[ArrivalGroup] = deque()
-        self._outcomes: deque[Outcome] = deque()
-        self._switches: deque[ExpertSwitch] = deque(maxlen=_MAX_SWITCHES)
+        self._results: deque[Result] = deque()
+        self._requests: deque[_Request] = deque()
         self._changes: deque[Routes | ChangeNotes] = deque()
-        self._copies: deque[ImageCopy] = deque()
         self._tasks: deque[_Task] = deque()
         self._retry_s = 0.0
         self._results_at_s = 0.0
@@ -145,6 +165,12 @@ class Writer:
     def finish(self, outcome: Outcome) -> None:
         self._queue.put(outcome)
 
+    def store_generation(self, request: Generation, reply: TextReply) -> None:
+        self._queue.put((request, reply))
+
+    def finish_generation(self, ended: Generation) -> None:
+        self._queue.put(ended)
+
     def switch(self, switch: ExpertSwitch) -> None:
         self._queue.put(switch)
 
@@ -166,17 +192,34 @@ class Writer:
         self._queue.put(_Task(task, done))
         return done
 
+    def write_decision(self, decision: Decision) -> Review:
+        """Return the committed row; ControlError if it is not written, or `no_answer` if that is not known in time."""
+        writing = self.run(lambda store: store.review(decision, self.publish))
+        try:
+            return writing.result(_DECISION_S)
+        except CancelledError:
+            raise ControlError("not_stored", "the decision is not stored: the daemon stops") from None
+        except TimeoutError:
+            if writing.cancel():
+                reason = "the decision is not stored: the database or the disk is busy: try again"
+                raise ControlError("not_stored", reason) from None
+            reason = "the disk is slow, and the decision may or may not be stored: try again, it counts once"
+            raise ControlError("no_answer", reason) from None
+        except (SQLAlchemyError, OSError) as error:
+            raise ControlError("not_stored", not_stored(error)) from None
+
     def publish(self, messages: list[Published]) -> None:
         """Publish messages that a task has just made durable; within that task, so that their order is kept."""
         self._call(self._reports.published, messages)
 
     def _run(self) -> None:
-        while not (self._stopping and self._queue.empty() and not self._groups):
+        while not (self._stopping and self._queue.empty() and not self._groups and not self._requests):
             try:
                 # Boards whose time is up close before an image can still join them.
                 self._collect()
                 self._write_results()
                 self._write_arrivals()
+                self._write_requests()
                 self._run_task()
             except Exception as error:  # noqa: BLE001 - the thread lives on
                 self._log.exception("writer_failed")
@@ -213,28 +256,28 @@ class Writer:
         match item:
             case ArrivalGroup():
                 self._groups.append(item)
-            case Outcome():
-                self._outcomes.append(item)
-            case ExpertSwitch():
-                self._switches.append(item)
+            case tuple():
+                self._requests.append(item)
             case Routes() | ChangeNotes():
                 self._changes.append(item)
             case _Task():
                 self._tasks.append(item)
             case None:
                 self._stopping = True
+            case list():
+                self._results.extend(item)
             case _:
-                self._copies.extend(item)
+                self._results.append(item)
 
     def _idle_s(self) -> float | None:
-        if self._tasks or self._groups:
+        if self._tasks or self._groups or self._requests:
             return 0.0
         wait_s = 0.0 if self._has_results else self._store.wait_s()
         return None if wait_s is None else max(wait_s, self._results_at_s - time.monotonic(), 0.0)
 
     @property
     def _has_results(self) -> bool:
-        return bool(self._outcomes or self._switches or self._copies or self._changes or self._cleanup.is_in_doubt)
+        return bool(self._results or self._changes) or self._cleanup.is_in_doubt
 
     # -- results
 
@@ -255,19 +298,18 @@ class Writer:
             more = last and self._has_results
 
     def _write_batch(self) -> None:
-        outcomes = list(islice(self._outcomes, _BATCH_RESULTS))
-        switches, copies = list(self._switches), list(self._copies)
+        results = list(islice(self._results, _BATCH_RESULTS))
         try:
             if self._cleanup.is_in_doubt:
                 self._cleanup.end_doubt()
                 self.is_failing = False
             self._write_changes()
-            self._write(outcomes, switches, copies)
+            self._write(results)
         except Exception as error:
             if _may_pass(error):
                 raise
             self._note(error)
-            self._write_each(outcomes, switches, copies)
+            self._write_each(results)
 
     def _write_changes(self) -> None:
         while self._changes:
@@ -283,50 +325,50 @@ class Writer:
                 self._log.error("change_not_written", change=repr(change)[:1000], error=_reason(error))
             self._changes.popleft()
 
-    def _write(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
-        written = self._store.write(outcomes, switches, copies)
+    def _write(self, results: Sequence[Result]) -> None:
+        written = self._store.write(results)
         self.is_failing = False
-        for waiting, taken in ((self._outcomes, outcomes), (self._switches, switches), (self._copies, copies)):
-            for _ in taken:
-                waiting.popleft()
+        for _ in results:
+            self._results.popleft()
         if written.published:
             self._call(self._reports.published, written.published)
         if written.done:
             self._call(self._reports.done, written.done)
+        if written.done_texts:
+            self._call(self._reports.texts_done, written.done_texts)
         for image in written.copies:
             self._archiver.archive(image)
         if written.freed_journal:
             self._cleanup.drop()
 
-    def _write_each(self, outcomes: list[Outcome], switches: list[ExpertSwitch], copies: list[ImageCopy]) -> None:
+    def _write_each(self, results: Sequence[Result]) -> None:
         """Write results one by one after their batch failed, so that only the one at fault is not written."""
-        self._write([], [], [])  # a board that cannot be closed is not the fault of an outcome
-        for outcome in outcomes:
+        self._write([])  # a board that cannot be closed is not the fault of a result
+        for result in results:
             try:
-                self._write([outcome], [], [])
+                self._write([result])
             except Exception as error:
                 if _may_pass(error):
                     raise
-                self._log.error("outcome_not_written", inspection_id=outcome.inspection_id, error=_reason(error))
+                self._log.error("result_not_written", result=repr(result)[:1000], error=_reason(error))
                 # What the database refuses becomes `unknown`: it is never lost, and never a pass.
-                self._outcomes[0] = Outcome(outcome.inspection_id, "unknown", None, "internal_error", ())
-                self._write([self._outcomes[0]], [], [])
-        for switch in switches:
-            try:
-                self._write([], [switch], [])
-            except Exception as error:
-                if _may_pass(error):
-                    raise
-                self._switches.popleft()
-                self._log.error("expert_switch_not_written", loaded=switch.loaded, error=_reason(error))
-        self._write([], [], copies)
+                match result:
+                    case Outcome():
+                        instead = Outcome(result.inspection_id, "unknown", None, "internal_error", ())
+                    case Generation():
+                        instead = replace(result, text=None, reason="internal_error")
+                    case _:
+                        self._results.popleft()
+                        continue
+                self._results[0] = instead
+                self._write([instead])
 
     def _wait_for_disk(self, error: Exception) -> None:
         self._note(error)
         self.is_failing = True
         self._retry_s = min(max(_FIRST_RETRY_S, self._retry_s * 2), _MAX_RETRY_S)
         self._results_at_s = time.monotonic() + self._retry_s
-        self._log.warning("results_wait", outcomes=len(self._outcomes), retry_s=self._retry_s, error=_reason(error))
+        self._log.warning("results_wait", results=len(self._results), retry_s=self._retry_s, error=_reason(error))
 
     # -- arrivals
 
@@ -340,33 +382,34 @@ class Writer:
             self._cleanup.answered(group.frontier)
 
     def _write_group(self, group: ArrivalGroup) -> None:
+        replies = [image.reply for image in group.images]
         if group.error is not None:
-            self._refuse(group.images, group.error)
+            self._refuse(replies, group.error)
             return
         try:
             self._write_images(group.images, group.keys)
         except Exception as error:  # noqa: BLE001 - the line goes on
             if len(group.images) == 1 or _may_pass(error):
-                self._refuse(group.images, error)
+                self._refuse(replies, error)
                 return
             # One image made the whole group fail: the others are written without it.
             for image, key in zip(group.images, group.keys, strict=True):
                 self._write_group(ArrivalGroup([image], [key], group.frontier))
 
-    def _refuse(self, images: list[WaitingArrival], error: Exception) -> None:
-        """Answer that images are not stored: each publisher keeps its own and sends it again."""
+    def _refuse(self, replies: Sequence[Callable[[WriteFailed], None]], error: Exception) -> None:
+        """Answer that images or requests are not stored: each publisher keeps its own and sends it again."""
         self._note(error)
         if _may_pass(error) and not isinstance(error, LowSpaceError):
             self.is_failing = True
-        for image in images:
-            self._call(image.reply, WriteFailed(_reason(error)))
-        self._log.warning("arrivals_failed", images=len(images), error=_reason(error))
+        for reply in replies:
+            self._call(reply, WriteFailed(_reason(error)))
+        self._log.warning("arrivals_failed", messages=len(replies), error=_reason(error))
 
     def _write_images(self, images: list[WaitingArrival], keys: list[JournalKey]) -> None:
         """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
         new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]] = {}
         repeats: list[WaitingArrival] = []
-        known: dict[tuple[str, str], KnownImage] = {}
+        known: dict[tuple[str, str], str] = {}
         for image, key in zip(images, keys, strict=True):
             if new.setdefault(image.key, (image, key))[0] is not image:
                 repeats.append(image)
@@ -380,8 +423,23 @@ class Writer:
             repeats += [new.pop(key)[0] for key in known]
             self._accept(new)
         for image in repeats:
-            first = known.get(image.key) or new[image.key][0].arrival
-            self._call(image.reply, Duplicate(first.payload_sha256))
+            sha256 = known.get(image.key) or new[image.key][0].arrival.payload_sha256
+            self._call(image.reply, Duplicate(sha256))
+
+    def _write_requests(self) -> None:
+        """Commit requests for text and answer them."""
+        group = [self._requests.popleft() for _ in range(min(_BATCH_REQUESTS, len(self._requests)))]
+        if not group:
+            return
+        try:
+            answers = self._store.transact(accept_generations, [request for request, _ in group])
+        except Exception as error:  # noqa: BLE001 - the line goes on
+            self._refuse([reply for _, reply in group], error)
+            return
+        self.is_failing = False
+        self._call(self._reports.texts_accepted, [answer for answer in answers if isinstance(answer, Generation)])
+        for (_, reply), answer in zip(group, answers, strict=True):
+            self._call(reply, answer)
 
     def _accept(self, new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]]) -> None:
         if not new:

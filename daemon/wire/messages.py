@@ -17,9 +17,9 @@ from daemon.records import (
     MAX_ATTRIBUTES,
     MAX_ATTRIBUTES_BYTES,
     BoardRef,
+    Generation,
     Pixels,
     SentImage,
-    TextRequest,
     attributes_fit,
     attributes_text,
 )
@@ -219,7 +219,7 @@ class ResultsSince:
     limit: int
 
 
-Message = Inspect | TextRequest | Hello | ResultsSince
+Message = Inspect | Generation | Hello | ResultsSince
 
 
 # --- fields ------------------------------------------------------------------------------------------------------
@@ -408,9 +408,9 @@ def _pixels(fields: _Fields) -> Pixels:
     return Pixels("raw", shape)
 
 
-def _generate(header: Header) -> TextRequest:
+def _generate(header: Header) -> Generation:
     fields = _Fields(header.fields)
-    return TextRequest(
+    return Generation(
         request_id=fields.key("id"),
         source=fields.key("source"),
         model=fields.name("model"),

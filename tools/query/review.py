@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from daemon.storage.database.connections import StoreError, sqlite_path
 from daemon.storage.database.reviews import Review, ReviewRefusedError, WaitingFilter, history, waiting
 from daemon.storage.database.schema import boards
 from daemon.storage.database.store import Store
-from daemon.storage.review_requests import decision, not_stored
+from daemon.storage.decisions import Decision, not_stored
 from daemon.wire.control import ControlError, ask
 from routing_rules.defects import defect_code, defect_in_words
 from tools.query.reading import is_defect_used, newest_attempt, read_defect, read_defect_labels
@@ -26,7 +26,7 @@ from tools.terminal.console import DEFAULT_CONFIG, CommandError
 from tools.terminal.open_line import plant_time, reading
 
 _WAIT_S = 10.0
-#: Board ids have no more: what is longer is a serial.
+#: Board ids have at most so many digits; a longer text is a serial.
 _MAX_DIGITS = 18
 
 
@@ -66,31 +66,29 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_cod
     A fail without a defect gets the line's own, and a label becomes its code; a code that neither rules nor results
     have is refused without `new_code`. An undo without `newest` takes back the newest decision.
     """
-    request = {name: value for name, value in fields.items() if value is not None}
     try:
-        decision(request)
+        decision = Decision.from_fields(fields)
     except ControlError as error:
         raise DecisionError(str(error), status=2) from None
-    if "defect" in request:
-        request["defect"] = _known_code(settings, request["defect"], is_new=new_code)
-    elif request.get("verdict") == "fail" and "inspection_id" in request:
-        defect = _in_database(settings, lambda connection: read_defect(connection, request["inspection_id"]))
-        request |= {"defect": defect} if defect is not None else {}
-    if "newest" not in request:
-        newest = _newest_review(settings, request)
+    if decision.defect is not None:
+        decision = replace(decision, defect=_known_code(settings, decision.defect, is_new=new_code))
+    elif decision.verdict == "fail" and (image := decision.inspection_id) is not None:
+        decision = replace(decision, defect=_in_database(settings, lambda connection: read_defect(connection, image)))
+    if decision.newest is None:
+        newest = _newest_review(settings, decision)
         # A decision that was undone leaves the image waiting: there is nothing to overrule.
-        if newest is not None and (newest.is_open or "undo" in request):
-            request["newest"] = newest.review_id
+        if newest is not None and (newest.is_open or decision.verdict is None):
+            decision = replace(decision, newest=newest.review_id)
     try:
-        return ask(settings.endpoints.control, "review", timeout_s=_WAIT_S, **request)
+        return ask(settings.endpoints.control, "review", timeout_s=_WAIT_S, **decision.fields)
     except ControlError as error:
         code, reason = error.code, error.reason
     try:
         if code == "no_daemon":
-            return _write_here(config, settings, request)
+            return _write_here(config, settings, decision)
     except ReviewRefusedError as error:
         code, reason = error.code, error.reason
-    raise DecisionError(_conflict(config, settings, request, reason, new_code) if code == "conflict" else reason)
+    raise DecisionError(_conflict(config, settings, decision, reason, new_code) if code == "conflict" else reason)
 
 
 def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
@@ -107,13 +105,13 @@ def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
     return typed
 
 
-def _conflict(config: Path, settings: Config, request: Mapping[str, Any], reason: str, is_new: bool) -> str:
+def _conflict(config: Path, settings: Config, decision: Decision, reason: str, is_new: bool) -> str:
     reason = plant_time(settings.plant.clock(), reason) or reason
-    newest = _newest_review(settings, request) if "verdict" in request else None
-    return reason if newest is None else f"{reason}; to overrule it: {_command(config, request, newest, is_new)}"
+    newest = _newest_review(settings, decision) if decision.verdict is not None else None
+    return reason if newest is None else f"{reason}; to overrule it: {_command(config, decision, newest, is_new)}"
 
 
-def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> Mapping[str, Any]:
+def _write_here(config: Path, settings: Config, decision: Decision) -> Mapping[str, Any]:
     """Write to the database. The line's locks keep a daemon from starting meanwhile."""
     path = sqlite_path(settings.database)
     if not path.is_file():
@@ -124,28 +122,28 @@ def _write_here(config: Path, settings: Config, request: Mapping[str, Any]) -> M
         raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
     try:
         with locks, closing(Store(settings.database)) as store:
-            return asdict(store.review(decision(request)))
+            return asdict(store.review(decision))
     except StoreError as error:
         raise DecisionError(str(error)) from None
     except (SQLAlchemyError, OSError) as error:
         raise DecisionError(not_stored(error)) from None
 
 
-def _command(config: Path, request: Mapping[str, Any], newest: Review, is_new: bool) -> str:
+def _command(config: Path, decision: Decision, newest: Review, is_new: bool) -> str:
     """Return the command that overrules the review `newest` with the same decision."""
-    subject = [str(request["board_id"]), "--board"] if "board_id" in request else [str(request["inspection_id"])]
-    words = ["coserve", "review", *subject, str(request["verdict"])]
+    subject = [str(decision.inspection_id)] if decision.board_id is None else [str(decision.board_id), "--board"]
+    words = ["coserve", "review", *subject, str(decision.verdict)]
     for name in ("defect", "note", "reviewer"):
-        if name in request:
-            words += [f"--{name}", str(request[name])]
+        if (value := getattr(decision, name)) is not None:
+            words += [f"--{name}", value]
     words += ["--new-code"] if is_new else []
     if config != DEFAULT_CONFIG:
         words += ["--config", str(config)]
     return shlex.join([*words, "--after", str(newest.review_id)])
 
 
-def _newest_review(settings: Config, request: Mapping[str, Any]) -> Review | None:
-    subject = request.get("inspection_id"), request.get("board_id")
+def _newest_review(settings: Config, decision: Decision) -> Review | None:
+    subject = decision.inspection_id, decision.board_id
     past = _in_database(settings, lambda connection: history(connection, *subject))
     return past[-1] if past else None
 

@@ -18,6 +18,7 @@ from daemon.dashboard.site.database import Database
 from daemon.dashboard.site.pictures import WIDTHS, NoPicture, PictureSize, StoredPicture
 from daemon.dashboard.site.site import Filters, SearchText, Site, Verdict
 from daemon.storage.database.boards import serial_range
+from daemon.storage.decisions import Decision
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER
 
@@ -122,16 +123,16 @@ def router(site: Site) -> APIRouter:
     def decide(
         request: Request,
         board_id: IdInPath,
-        verdict: Annotated[Literal["pass", "fail", "undo"], Form()],
+        verdict: Annotated[str, Form()],
         note: Annotated[str, Form()] = "",
-        newest: SeenReview = "",
+        newest: SeenReview = None,
         cookie: ReviewerCookie = "",
     ) -> Response:
         reviewer, note = name_of(cookie), note.strip()
         fields: dict[str, Any] = {"undo": True} if verdict == "undo" else {"verdict": verdict, "note": note or None}
-        fields |= {"reviewer": reviewer or None, "newest": int(newest) if newest else None}
+        fields |= {"board_id": board_id, "reviewer": reviewer or None, "newest": newest}
         try:
-            site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, board_id=board_id, **fields)
+            site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **Decision.from_fields(fields).fields)
         except ControlError as error:
             status = REFUSED.get(error.code, 503)
             refusal = {"problem": error.reason, "note": note, "status_code": status}

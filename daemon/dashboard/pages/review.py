@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from pydantic import AfterValidator, Json
+from pydantic import Json
 from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
@@ -36,6 +36,7 @@ from daemon.storage.database.reviews import (
     waiting,
 )
 from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, stages
+from daemon.storage.decisions import Decision
 from daemon.wire.control import ControlError
 from daemon.wire.messages import MAX_INTEGER, NAME
 
@@ -72,15 +73,10 @@ ORDER BY step
 
 ImageId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]
 ReviewerCookie = Annotated[str, Cookie(alias=_NAME_COOKIE)]
-SeenReview = Annotated[str, Form(pattern=r"^[0-9]{0,19}$")]
+SeenReview = Annotated[int | None, Form()]
 #: The images that a reviewer skipped, the longest ago first: the browser remembers at most 200 (static/review.js).
 SkippedIds = Annotated[str, Query(pattern=r"^([0-9]{1,19}(,[0-9]{1,19}){0,199})?$")]
 Question = Select[*tuple[Any, ...]]
-
-
-def _finite(boxes: Any) -> Any:
-    json.dumps(boxes, allow_nan=False)  # ValueError: control could not be asked with it
-    return boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,26 +207,24 @@ class _ReviewPage:
         verdict: Annotated[str, Form()],
         defect: Annotated[str, Form()] = "",
         note: Annotated[str, Form()] = "",
-        boxes: Annotated[Json[Any], AfterValidator(_finite), Form()] = None,
-        newest: SeenReview = "",
+        boxes: Annotated[Json[Any], Form()] = None,
+        newest: SeenReview = None,
         cookie: ReviewerCookie = "",
     ) -> JSONResponse:
-        code = self._site.rules.code(defect) if defect else ""
-        fields = {"defect": code, "note": note.strip(), "boxes": boxes}
-        given = {name: value for name, value in fields.items() if value}
-        return self._write(image, cookie, newest, verdict=verdict, **given)
+        fields = {"defect": self._site.rules.code(defect) if defect else None, "note": note.strip() or None}
+        return self._write(image, cookie, newest, verdict=verdict, boxes=boxes, **fields)
 
-    def undo(self, image: ImageId, newest: SeenReview = "", cookie: ReviewerCookie = "") -> JSONResponse:
+    def undo(self, image: ImageId, newest: SeenReview = None, cookie: ReviewerCookie = "") -> JSONResponse:
         return self._write(image, cookie, newest, undo=True)
 
-    def _write(self, image: int, cookie: str, newest: str, **fields: Any) -> JSONResponse:
+    def _write(self, image: int, cookie: str, newest: int | None, **fields: Any) -> JSONResponse:
         """Have the daemon write a decision; return its row, or the refusal for the page to show."""
         reviewer = name_of(cookie)
         if not reviewer:
             return _refusal(401, "no_name", "give your name first: reload the page")
-        fields |= {"inspection_id": image, "reviewer": reviewer} | ({"newest": int(newest)} if newest else {})
         try:
-            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **fields)
+            decision = Decision.from_fields(fields | {"inspection_id": image, "reviewer": reviewer, "newest": newest})
+            written = self._site.ask_daemon("review", timeout_s=REVIEW_TIMEOUT_S, **decision.fields)
         except ControlError as error:
             return _refusal(REFUSED.get(error.code, 503), error.code, error.reason)
         return JSONResponse(written)

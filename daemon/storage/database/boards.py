@@ -5,6 +5,7 @@ nothing (`inspections.surplus`) are left out.
 """
 
 import json
+import sqlite3
 import string
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,8 +13,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, bindparam, func, select
 
+from daemon.storage.database.connections import Prepared
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
 from routing_rules.routes import Position, Recipe, Verdict, worst
@@ -26,17 +28,23 @@ MAX_ATTEMPT = 2**63 - 1
 #: Boards whose attempts stay in memory; a line has a few at a time, and a forgotten one costs two queries.
 _CACHED_BOARDS = 1024
 _CACHED_ATTEMPTS = 256
-_ATTEMPTS = select(boards, recipes.c.positions, recipes.c.time_limit_s).join(
-    recipes,
-    (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
-    isouter=True,
+_ATTEMPTS = (
+    select(boards, recipes.c.positions, recipes.c.time_limit_s)
+    .join(
+        recipes,
+        (recipes.c.rules_version == boards.c.rules_version) & (recipes.c.board_type == boards.c.board_type),
+        isouter=True,
+    )
+    .where(boards.c.board_type == bindparam("board_type"), boards.c.serial == bindparam("serial"))
 )
-_THAT_MATTER = (
+_NEWEST = Prepared(_ATTEMPTS.order_by(boards.c.attempt.desc()).limit(1))
+_NUMBERED = Prepared(_ATTEMPTS.where(boards.c.attempt == bindparam("number")))
+_THAT_MATTER = Prepared(
     select(
         *(inspections.c.inspection_id, inspections.c.component, inspections.c.designator),
         *(inspections.c.verdict, inspections.c.defect, inspections.c.reason),
     )
-    .where(inspections.c.surplus.is_(None))
+    .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
 )
 #: The lists of a closed attempt, the worst first: a position is in one of them.
@@ -225,23 +233,23 @@ def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice |
 class BoardAttempts:
     """The attempts at one board (type, serial), with their rows in `boards`; each is read when it is asked for."""
 
-    def __init__(self, connection: Connection, board_type: str, serial: str) -> None:
-        self._query = _ATTEMPTS.where(boards.c.board_type == board_type, boards.c.serial == serial).limit(1)
+    def __init__(self, sql: sqlite3.Connection, board_type: str, serial: str) -> None:
+        self._board = {"board_type": board_type, "serial": serial}
         self._attempts: dict[int, tuple[Attempt, Row]] = {}
         self.newest = 0
-        self._read(connection, self._query.order_by(boards.c.attempt.desc()))
+        self._read(sql, _NEWEST(sql, **self._board))
 
-    def get(self, connection: Connection, number: int) -> tuple[Attempt, Row] | None:
+    def get(self, sql: sqlite3.Connection, number: int) -> tuple[Attempt, Row] | None:
         if number not in self._attempts and number <= self.newest:
-            self._read(connection, self._query.where(boards.c.attempt == number))
+            self._read(sql, _NUMBERED(sql, **self._board, number=number))
         return self._attempts.get(number)
 
-    def choose(self, connection: Connection, named: int | None, component: str, designator: str) -> AttemptChoice:
-        found = [self.get(connection, number) for number in (named or self.newest, self.newest)]
+    def choose(self, sql: sqlite3.Connection, named: int | None, component: str, designator: str) -> AttemptChoice:
+        found = [self.get(sql, number) for number in (named or self.newest, self.newest)]
         attempts = {one[0].number: one[0] for one in found if one}
         free = 1
         if self.newest == MAX_ATTEMPT:
-            free = free_number(lambda number: self.get(connection, number) is not None)
+            free = free_number(lambda number: self.get(sql, number) is not None)
         return choose_attempt(attempts, named, component, designator, free)
 
     def add(self, row: Row, recipe: Recipe) -> Attempt:
@@ -254,13 +262,14 @@ class BoardAttempts:
     def are_many(self) -> bool:
         return len(self._attempts) > _CACHED_ATTEMPTS
 
-    def _read(self, connection: Connection, query: Select[Any]) -> None:
-        row = connection.execute(query).mappings().one_or_none()
-        if row is None:
+    def _read(self, sql: sqlite3.Connection, found: sqlite3.Cursor) -> None:
+        values = found.fetchone()
+        if values is None:
             return
-        recipe = stored_recipe(row["board_type"], row["positions"], row["time_limit_s"])
-        attempt = self.add({name: row[name] for name in boards.c.keys()}, recipe)  # noqa: SIM118  # a column collection
-        images = connection.execute(_THAT_MATTER.where(inspections.c.board_id == attempt.board_id))
+        *columns, positions, time_limit_s = values
+        row = dict(zip(boards.c.keys(), columns, strict=True))
+        attempt = self.add(row, stored_recipe(row["board_type"], positions, time_limit_s))
+        images = _THAT_MATTER(sql, board_id=attempt.board_id)
         for inspection_id, component, designator, verdict, defect, reason in images:
             attempt.take(component, designator)
             if verdict is not None:
@@ -273,11 +282,11 @@ class BoardCache:
     def __init__(self) -> None:
         self._boards: OrderedDict[BoardKey, BoardAttempts] = OrderedDict()
 
-    def get(self, connection: Connection, board_type: str, serial: str) -> BoardAttempts:
+    def get(self, sql: sqlite3.Connection, board_type: str, serial: str) -> BoardAttempts:
         key = (board_type, serial)
         board = self._boards.get(key)
         if board is None:
-            board = self._boards[key] = BoardAttempts(connection, board_type, serial)
+            board = self._boards[key] = BoardAttempts(sql, board_type, serial)
         self._boards.move_to_end(key)
         return board
 

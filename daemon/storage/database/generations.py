@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from daemon.records import AcceptedText, BoardRef, TextOutcome, TextRequest
-from daemon.storage.database.rows import WrittenResults, generation_message, rounded
+from daemon.records import BoardRef, Duplicate, Generation
+from daemon.storage.database.rows import Row, WrittenResults, generation_message, rounded
 from daemon.storage.database.schema import boards, generations
 from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
@@ -22,31 +22,32 @@ _RESULT = ("reason", "mode", "text", "prompt_tokens", "new_tokens", "expert_fetc
 _WAITS = generations.c.status == "accepted"
 
 
-def as_sent(row: Sequence[Any]) -> TextRequest:
+def as_sent(row: Sequence[Any]) -> Generation:
     source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, stream = row
-    return TextRequest(
-        source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, None, stream=bool(stream)
-    )
+    return Generation(source, request_id, model, prompt, max_new_tokens, task, slo_ms, deadline_ms, stream=bool(stream))
 
 
-def accept_texts(tx: Transaction, requests: Sequence[TextRequest]) -> list[AcceptedText | TextRequest]:
-    """Add a row for each request; return the earlier request in place of one whose key is taken."""
+def _sent_row(generation: Generation) -> Row:
+    return {column.name: getattr(generation, column.name) for column in AS_SENT}
+
+
+def accept_generations(tx: Transaction, requests: Sequence[Generation]) -> list[Generation | Duplicate]:
     return [_accept(tx, request) for request in requests]
 
 
-def _accept(tx: Transaction, request: TextRequest) -> AcceptedText | TextRequest:
+def _accept(tx: Transaction, request: Generation) -> Generation | Duplicate:
     key = (generations.c.source == request.source) & (generations.c.request_id == request.request_id)
     earlier = tx.connection.execute(select(*AS_SENT).where(key)).one_or_none()
     if earlier is not None:
-        return as_sent(earlier)
-    row = {column.name: getattr(request, column.name) for column in AS_SENT} | {
+        return Duplicate(as_sent(earlier).content)
+    row = _sent_row(request) | {
         "board_id": None if request.board is None else _board_id(tx.connection, request.board),
         "accepted_at": tx.at,
         "status": "accepted",
         "stream": int(request.stream),
     }
     inserted = tx.connection.execute(insert(generations).returning(generations.c.generation_id), [row])
-    return AcceptedText(inserted.scalar_one(), request, tx.now_wall_s, tx.now_s)
+    return replace(request, generation_id=inserted.scalar_one(), accepted_wall_s=tx.now_wall_s, accepted_s=tx.now_s)
 
 
 def _board_id(connection: Connection, board: BoardRef) -> int | None:
@@ -56,30 +57,29 @@ def _board_id(connection: Connection, board: BoardRef) -> int | None:
     return connection.execute(query.order_by(boards.c.attempt.desc()).limit(1)).scalar()
 
 
-def finish_texts(tx: Transaction, outcomes: Sequence[TextOutcome]) -> WrittenResults:
-    written = WrittenResults()
-    for outcome in outcomes:
-        at = generations.c.generation_id == outcome.generation_id
-        row = tx.connection.execute(select(generations).where(at, _WAITS)).mappings().one_or_none()
-        if row is None:
-            continue
-        if row["deadline_ms"] is not None and (outcome.total_ms or 0.0) > row["deadline_ms"]:
-            outcome = replace(outcome, text=None, reason="deadline")  # noqa: PLW2901 - the outcome that counts
-        result: dict[str, Any] = {
+def finish_generations(tx: Transaction, ended: Sequence[Generation], written: WrittenResults) -> None:
+    """Finish requests, each once: one that is finished already, or unknown, stays as it is."""
+    for one in ended:
+        is_late = one.deadline_ms is not None and (one.total_ms or 0.0) > one.deadline_ms
+        end = replace(one, text=None, reason="deadline") if is_late else one
+        result: Row = {
             "completed_at": tx.at,
-            "status": "unknown" if outcome.text is None else "done",
-            **{name: getattr(outcome, name) for name in _RESULT},
-            **{name: rounded(getattr(outcome, name)) for name in ("ttft_ms", "tpot_ms", "total_ms")},
-            **{name: rounded(getattr(outcome, name), 6) for name in ("predictor_hit_rate", "brownout_threshold")},
-            "seq": tx.next_seq(),
+            "status": "unknown" if end.text is None else "done",
+            **{name: getattr(end, name) for name in _RESULT},
+            **{name: rounded(getattr(end, name)) for name in ("ttft_ms", "tpot_ms", "total_ms")},
+            **{name: rounded(getattr(end, name), 6) for name in ("predictor_hit_rate", "brownout_threshold")},
+            "seq": tx.numbers.seq + 1,
         }
-        tx.connection.execute(update(generations).where(at).values(result))
-        written.published.append(generation_message({**row, **result}))
-        written.done.append((row["source"], len(row["prompt"].encode())))
-    return written
+        waiting = update(generations).where(generations.c.generation_id == end.generation_id, _WAITS)
+        if tx.connection.execute(waiting.values(result)).rowcount:
+            tx.next_seq()
+            written.published.append(generation_message(_sent_row(end) | result))
+            written.done_texts.append((end.source, end.size_bytes))
 
 
-def unfinished_texts(tx: Transaction) -> list[AcceptedText]:
+def unfinished_generations(tx: Transaction) -> list[Generation]:
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
     rows = tx.connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
-    return [AcceptedText(number, as_sent(sent), wall_seconds(at)) for number, at, *sent in rows]
+    return [
+        replace(as_sent(sent), generation_id=number, accepted_wall_s=wall_seconds(at)) for number, at, *sent in rows
+    ]

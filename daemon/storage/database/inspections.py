@@ -23,6 +23,7 @@ from daemon.records import (
 )
 from daemon.storage.database import rows
 from daemon.storage.database.boards import Attempt, BoardAttempts, ClosingReason, folded, positions_text
+from daemon.storage.database.connections import Prepared, among, update_rows
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -37,7 +38,7 @@ from daemon.storage.database.schema import (
     rules_versions,
     stages,
 )
-from daemon.storage.database.transaction import Transaction, among, run_prepared, update_rows
+from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
 from routing_rules.routes import Routes, Verdict
 
@@ -82,7 +83,7 @@ def accept_images(
     tx.add(boards, new_boards)
     for row in new_boards:
         described.pop(row["board_id"], None)
-    update_rows(tx.connection, boards, ("attributes",), list(described.values()))
+    update_rows(tx.sql, boards, ("attributes",), list(described.values()))
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
     return taken
@@ -92,7 +93,7 @@ def _assign(
     tx: Transaction, arrival: Arrival, serving: Serving, new_boards: list[Row], described: dict[int, Row]
 ) -> tuple[Row, bool] | Refused:
     board = tx.board(arrival.board.type, arrival.board.serial)
-    choice = board.choose(tx.connection, arrival.board.attempt, arrival.component, arrival.designator)
+    choice = board.choose(tx.sql, arrival.board.attempt, arrival.component, arrival.designator)
     served: Served | None = serving.current
     if not choice.opens:
         _, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
@@ -267,7 +268,7 @@ class ResultsBatch:
 
     def close_due(self) -> None:
         for board_type, serial, number in self._tx.take_due():
-            found = self._tx.board(board_type, serial).get(self._tx.connection, number)
+            found = self._tx.board(board_type, serial).get(self._tx.sql, number)
             if found is not None and not found[0].closed:
                 self._close(*found, "time_limit")
 
@@ -277,24 +278,25 @@ class ResultsBatch:
         for row in self._rows(_COPIED, list(paths)):
             self._drop(row)
         copied = [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
-        update_rows(self._tx.connection, inspections, ("image_path",), copied)
+        update_rows(self._tx.sql, inspections, ("image_path",), copied)
 
     def flush(self) -> None:
         tx = self._tx
-        update_rows(tx.connection, inspections, _RESULT, self._inspections)
+        update_rows(tx.sql, inspections, _RESULT, self._inspections)
         tx.add(stages, self._stages)
         tx.add(detections, self._detections)
         for attempt, row in self._boards.values():
             row["inspected"] = row["inspected"] if attempt.closed else attempt.inspected
-        update_rows(tx.connection, boards, _CLOSING, [row for _, row in self._boards.values()])
+        update_rows(tx.sql, boards, _CLOSING, [row for _, row in self._boards.values()])
         for statement, ids in ((_KEEP, self._to_keep), (_DROP, self._to_drop)):
             if ids:
-                run_prepared(tx.connection, statement, ids=json.dumps(ids))
+                statement(tx.sql, ids=json.dumps(ids))
 
-    def _rows(self, query: Select[Any], ids: Sequence[int]) -> Iterator[Row]:
-        names = query.selected_columns.keys()
-        for row in run_prepared(self._tx.connection, query, ids=json.dumps(ids)) if ids else ():
-            yield dict(zip(names, row, strict=True))
+    def _rows(self, query: Prepared, ids: Sequence[int]) -> Iterator[Row]:
+        if ids:
+            found = query(self._tx.sql, ids=json.dumps(ids))
+            names = [name for name, *_ in found.description]
+            yield from (dict(zip(names, row, strict=True)) for row in found)
 
     def _finish(self, row: Row, outcome: Outcome) -> None:
         tx = self._tx
@@ -405,7 +407,7 @@ def end_editions(tx: Transaction, numbers: Collection[int]) -> None:
     tx.connection.execute(update(editions).where(editions.c.edition.in_(numbers)).values(ended_at=tx.at))
 
 
-_WAITING = pending_images("judge").where(among(inspections.c.inspection_id))
-_COPIED = select(pending).where(among(pending.c.inspection_id))
-_KEEP = update(pending).where(among(pending.c.inspection_id)).values(task="keep")
-_DROP = delete(pending).where(among(pending.c.inspection_id))
+_WAITING = Prepared(pending_images("judge").where(among(inspections.c.inspection_id)))
+_COPIED = Prepared(select(pending).where(among(pending.c.inspection_id)))
+_KEEP = Prepared(update(pending).where(among(pending.c.inspection_id)).values(task="keep"))
+_DROP = Prepared(delete(pending).where(among(pending.c.inspection_id)))

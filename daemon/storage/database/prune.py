@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, or_, select, update
 
+from daemon.storage.database.connections import among
 from daemon.storage.database.inspections import newest_passes
 from daemon.storage.database.schema import (
     age_marks,
@@ -27,7 +28,7 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from daemon.storage.database.transaction import Transaction, among
+from daemon.storage.database.transaction import Transaction
 from routing_rules.routes import Verdict
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)

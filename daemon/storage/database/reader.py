@@ -11,11 +11,11 @@ from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
-from daemon.records import Published, TextRequest
+from daemon.records import Generation, Published
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
 from daemon.storage.database.reviews import messages_after
-from daemon.storage.database.rows import KnownImage, board_message, generation_message, inspection_message
+from daemon.storage.database.rows import board_message, generation_message, inspection_message
 from daemon.storage.database.schema import (
     boards,
     detections,
@@ -28,7 +28,7 @@ from daemon.storage.database.schema import (
     stream_position,
 )
 
-_FIND_IMAGE = "SELECT inspection_id, image_sha256 FROM inspections WHERE source = ? AND image_id = ?"
+_FIND_IMAGE = "SELECT image_sha256 FROM inspections WHERE source = ? AND image_id = ?"
 
 
 class ResultsReader:
@@ -44,8 +44,8 @@ class ResultsReader:
             self._held.close()
         self._engine.dispose()
 
-    def find(self, source: str, image_id: str) -> KnownImage | None:
-        """Find an accepted image. Every arrival asks, so it has its own connection, without SQLAlchemy.
+    def find(self, source: str, image_id: str) -> str | None:
+        """Return the sha256 of an accepted image. Every arrival asks, so it has its own connection, without SQLAlchemy.
 
         The pool's work would take longer than the query. Nothing is left open: SQLite commits by itself.
         """
@@ -57,9 +57,9 @@ class ResultsReader:
                     row = cursor.fetchone()
         except sqlite3.Error as error:
             raise OperationalError(_FIND_IMAGE, (source, image_id), error) from error
-        return KnownImage(*row) if row is not None else None
+        return row[0] if row is not None else None
 
-    def find_text(self, source: str, request_id: str) -> TextRequest | None:
+    def find_text(self, source: str, request_id: str) -> Generation | None:
         table = generations.c
         query = select(*AS_SENT).where(table.source == source, table.request_id == request_id)
         with self._engine.connect() as connection:

@@ -7,7 +7,6 @@ line's own verdict, by `daemon`; the note says what was undone and by whom.
 The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,14 +42,13 @@ from daemon.storage.database.schema import (
     stages,
 )
 from daemon.storage.database.transaction import Transaction
+from daemon.storage.decisions import DAEMON, UNDECIDED, UNDO, Decision
 from daemon.wire.control import ControlError
 from experts.drift import BINS, EDGES, RECENT_ANSWERS
 from experts.spec import digest_of
 
 #: Verdicts of the line that wait for a person's decision.
 WAITING = ("review", "fail", "unknown")
-#: The reviewer of the line's own verdicts, as in the view `final_verdicts`.
-DAEMON = "daemon"
 #: Recent confidences are taken from the newest images only; of a rare expert fewer answers are among them.
 RECENT_IMAGES = 100_000
 #: Changes against reviewers: corrections that would no longer be needed, and new ones that would.
@@ -62,12 +60,8 @@ EFFECTS = {
 }
 #: What gave an answer: expert, version, settings.
 VersionKey = tuple[str, str, str | None]
-#: A label, and x1, y1, x2, y2 in pixels of the image.
-DrawnBox = tuple[str, float, float, float, float]
 _VERSION_KEY = (stages.c.expert, stages.c.expert_version, stages.c.expert_settings)
 
-_UNDO = re.compile(r"(?:undecided again: )?undo of review ([0-9]{1,19}) by (.+)")
-_UNDECIDED = "undecided again: "
 _OF_BOARD = (boards.c.board_type, boards.c.serial, boards.c.attempt, boards.c.lot, boards.c.station)
 
 
@@ -92,13 +86,13 @@ class Review:
     @property
     def writer(self) -> str:
         """The person who wrote this row; for an undo not `reviewer`, whose earlier decision stands again."""
-        match = _UNDO.fullmatch(self.note or "")
+        match = UNDO.fullmatch(self.note or "")
         return match[2] if match else self.reviewer
 
     @property
     def is_open(self) -> bool:
         """True if the image or attempt waits for a decision again after this row."""
-        return self.verdict == "review" or (self.note or "").startswith(_UNDECIDED)
+        return self.verdict == "review" or (self.note or "").startswith(UNDECIDED)
 
     def __str__(self) -> str:
         what = f"decided {self.answer}"
@@ -111,24 +105,6 @@ class Review:
     @property
     def answer(self) -> str:
         return f"{self.verdict} {self.defect}" if self.defect else self.verdict
-
-
-@dataclass(frozen=True, slots=True)
-class ReviewDecision:
-    """A decision to write. `newest` is the last row that its reviewer saw, if any; `verdict` None undoes it."""
-
-    inspection_id: int | None
-    reviewer: str
-    newest: int | None
-    verdict: str | None
-    defect: str | None = None
-    note: str | None = None
-    board_id: int | None = None
-    boxes: tuple[DrawnBox, ...] = ()
-
-    @property
-    def subject(self) -> str:
-        return f"image {self.inspection_id}" if self.board_id is None else f"board {self.board_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +124,7 @@ class ReviewRefusedError(ControlError):
     """A decision that was not written."""
 
 
-def is_undo(note: str | None) -> bool:
-    return bool(note and _UNDO.fullmatch(note)) or bool(note and note.startswith(_UNDECIDED))
-
-
-def append(tx: Transaction, wanted: ReviewDecision) -> tuple[Review, Published | None]:
+def append(tx: Transaction, wanted: Decision) -> tuple[Review, Published | None]:
     """Write the decision and return its row with its message, or the row of an attempt whose answer was lost."""
     subject = _subject(tx.connection, wanted)
     past = history(tx.connection, wanted.inspection_id, wanted.board_id)
@@ -200,7 +172,7 @@ def history(connection: Connection, inspection_id: int | None, board_id: int | N
     return [Review(**row) for row in connection.execute(query).mappings()]
 
 
-def _subject(connection: Connection, wanted: ReviewDecision) -> dict[str, Any]:
+def _subject(connection: Connection, wanted: Decision) -> dict[str, Any]:
     """Return the line's verdict and defect of an image or attempt, with its board. Raises ReviewRefusedError."""
     image = inspections.c
     if wanted.board_id is None:
@@ -301,7 +273,7 @@ def _where(which: WaitingFilter) -> list[ColumnElement[bool]]:
 
 def _is_decided() -> ColumnElement[bool]:
     newest = reviews.alias("newest")
-    undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{_UNDECIDED}%")
+    undecided = newest.c.note.is_not(None) & newest.c.note.like(f"{UNDECIDED}%")
     is_decision = newest.c.verdict != "review", ~undecided, is_newest(newest)
     return exists().where(newest.c.inspection_id == inspections.c.inspection_id, *is_decision)
 
@@ -319,7 +291,7 @@ def _asked_again() -> Select[*tuple[Any, ...]]:
     return select(newest.c.inspection_id).where(is_image, newest.c.verdict == "review", is_newest(newest))
 
 
-def _is_repeated(connection: Connection, wanted: ReviewDecision, past: list[Review]) -> bool:
+def _is_repeated(connection: Connection, wanted: Decision, past: list[Review]) -> bool:
     """Return True if the newest row is the wanted one, written right after the one that its reviewer saw."""
     newest, before = past[-1], past[-2].review_id if len(past) > 1 else None
     if newest.writer != wanted.reviewer or before != wanted.newest:
@@ -331,13 +303,13 @@ def _is_repeated(connection: Connection, wanted: ReviewDecision, past: list[Revi
     return decision == (wanted.verdict, wanted.defect, wanted.note, *wanted.boxes)
 
 
-def _undoing(past: list[Review], wanted: ReviewDecision, verdict: str, defect: str | None) -> dict[str, Any]:
+def _undoing(past: list[Review], wanted: Decision, verdict: str, defect: str | None) -> dict[str, Any]:
     standing = decisions(past)
     if not standing:
         raise ReviewRefusedError("no_decision", f"{wanted.subject} has no decision: there is nothing to undo")
     note = f"undo of review {standing[-1].review_id} by {wanted.reviewer}"
     if len(standing) == 1:
-        row: dict[str, Any] = {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": _UNDECIDED + note}
+        row: dict[str, Any] = {"reviewer": DAEMON, "verdict": verdict, "defect": defect, "note": UNDECIDED + note}
     else:
         row = {name: getattr(standing[-2], name) for name in ("reviewer", "verdict", "defect")} | {"note": note}
     return row | {"undo_of": standing[-1].review_id}

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Pixels, Published
+from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
 from experts.editions.edition import Edition
 
@@ -24,12 +24,6 @@ _STAGE = ("expert", "expert_version", "expert_settings", "label", "device", "exe
 _TIMES = ("queued_ms", "load_ms", "infer_ms")
 _AS_SENT = ("source", "image_id", "component", "designator", "captured_at", "deadline_ms")
 _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), attrgetter(*_TIMES)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownImage:
-    inspection_id: int
-    payload_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +44,17 @@ class ImageCopy:
     image_path: str | None
 
 
+#: Written by one transaction, and tried again together.
+Result = Outcome | Generation | ExpertSwitch | ImageCopy
+
+
 @dataclass(slots=True)
 class WrittenResults:
     """The effects of one transaction: messages by `seq`, (source, bytes) of what finished, copies to make."""
 
     published: list[Published] = field(default_factory=list[Published])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    done_texts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     copies: list[CopyRequest] = field(default_factory=list[CopyRequest])
     freed_journal: bool = False
 

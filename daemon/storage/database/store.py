@@ -2,35 +2,39 @@
 
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 from sqlalchemy import Connection, func, insert, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, ExpertSwitch, JournalKey, Outcome, Published, Refused
+from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Published, Refused
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
-from daemon.storage.database.connections import StoreError, open_for_writing
+from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
+from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.rows import CopyRequest, ImageCopy, KnownImage, Recovery, WrittenResults
+from daemon.storage.database.rows import CopyRequest, ImageCopy, Recovery, Result, WrittenResults
 from daemon.storage.database.transaction import (
     Clock,
     TimeLimit,
     Transaction,
     WriterMemory,
-    begin,
     read_numbers,
+    set_numbers,
 )
-from daemon.units import wall_seconds
+from daemon.storage.decisions import Decision
+from daemon.units import utc_text, wall_seconds
 from experts.durable import replace_durably
-from experts.versions import current_user
+from experts.people import current_user
 from routing_rules.routes import Routes, Verdict
 
 P = ParamSpec("P")
@@ -145,6 +149,8 @@ class Store:
         except OSError as error:
             raise StoreError(f"cannot make the database at {url}: {error}") from error
         try:
+            with self.engine.connect() as connection:
+                self._sql = driver_of(connection)
             migrate(self.engine, tell)
             self._begin(0 if "pass" in keep else good_examples, sample)
         except SQLAlchemyError as error:
@@ -178,15 +184,15 @@ class Store:
         if self._record is not None:
             self._record.close()
 
-    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], KnownImage]:
+    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], str]:
+        """Return the sha256 of those that are stored, by source and id."""
         table = schema.inspections.c
-        query = select(table.inspection_id, table.image_sha256)
-        known: dict[tuple[str, str], KnownImage] = {}
+        known: dict[tuple[str, str], str] = {}
         with self.engine.connect() as connection:
             for arrival in arrivals:
                 is_it = (table.source == arrival.source) & (table.image_id == arrival.image_id)
-                if row := connection.execute(query.where(is_it)).first():
-                    known[arrival.source, arrival.image_id] = KnownImage(*row)
+                if sha256 := connection.execute(select(table.image_sha256).where(is_it)).scalar():
+                    known[arrival.source, arrival.image_id] = sha256
         return known
 
     def recover(self) -> Recovery:
@@ -198,7 +204,7 @@ class Store:
             return Recovery(
                 pending=waiting,
                 editions=inspections.editions_in_use(connection),
-                last_seq=read_numbers(connection).seq,
+                last_seq=read_numbers(self._sql).seq,
                 last_batch_id=_last_batch_id(connection),
             )
 
@@ -222,16 +228,17 @@ class Store:
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
 
-    def write(
-        self, outcomes: Sequence[Outcome] = (), switches: Sequence[ExpertSwitch] = (), copies: Sequence[ImageCopy] = ()
-    ) -> WrittenResults:
+    def write(self, results: Sequence[Result] = ()) -> WrittenResults:
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
-            batch.judge(outcomes)
+            batch.judge([result for result in results if isinstance(result, Outcome)])
             batch.close_due()
-            batch.note_copies(copies)
+            batch.note_copies([result for result in results if isinstance(result, ImageCopy)])
             batch.flush()
-            tx.add(schema.expert_switches, [rows.switch_row(switch) for switch in switches])
+            switches = [rows.switch_row(result) for result in results if isinstance(result, ExpertSwitch)]
+            tx.add(schema.expert_switches, switches)
+            texts = [result for result in results if isinstance(result, Generation)]
+            finish_generations(tx, texts, batch.written)
         return batch.written
 
     def transact(self, change: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -239,9 +246,7 @@ class Store:
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 
-    def review(
-        self, decision: reviews.ReviewDecision, publish: Callable[[list[Published]], None] = lambda _: None
-    ) -> reviews.Review:
+    def review(self, decision: Decision, publish: Callable[[list[Published]], None] = lambda _: None) -> reviews.Review:
         """Write a person's decision, or its undoing, and `publish` it once durable. Raises ReviewRefusedError."""
         with self._transaction() as tx:
             review, message = reviews.append(tx, decision)
@@ -294,11 +299,33 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
-        with begin(self.engine, self._boards, self._memory, self._clock) as tx:
-            before_seq = tx.numbers.seq
+        """Begin and commit with the driver: SQLAlchemy's connection, begin and end cost as much as many rows."""
+        sql, memory, tx = self._sql, self._memory, None
+        try:
+            sql.execute("BEGIN IMMEDIATE")
+            before = memory.numbers or read_numbers(sql)
+            wall_s, now_s = self._clock.wall_s(), self._clock.monotonic_s()
+            tx = Transaction(sql, self.engine, replace(before), wall_s, utc_text(wall_s), now_s, self._boards, memory)
             yield tx
-        if self._record is not None and tx.numbers.seq != before_seq:
-            self._record.note(tx.numbers.seq)
+            if tx.numbers != before:
+                set_numbers(sql, tx.numbers)
+            sql.execute("COMMIT")
+        except BaseException as error:
+            if sql.in_transaction:
+                with suppress(sqlite3.Error):
+                    sql.execute("ROLLBACK")
+            if tx is not None:
+                tx.forget()
+            if isinstance(error, sqlite3.Error):
+                raise DBAPIError.instance("", None, error, sqlite3.Error) from error
+            raise
+        else:
+            if self._record is not None and tx.numbers.seq != before.seq:
+                self._record.note(tx.numbers.seq)
+            tx.adopt()
+        finally:
+            if tx is not None:
+                tx.end()
 
 
 def _settle_epoch(tx: Transaction, record: EpochRecord | None) -> tuple[str, bool]:

@@ -21,8 +21,8 @@ from daemon.consumers.mqtt.settings import MqttSettings
 from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
 from daemon.storage.database.reader import ResultsReader
-from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import Store
+from daemon.storage.decisions import Decision
 from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
@@ -139,8 +139,8 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
         bringing = Bringing(tmp_path, broker.port)
         bringing.database.grow(1)
         with closing(Store(bringing.database.url)) as store:
-            store.review(ReviewDecision(1, "Eva", None, "fail", "D1"))
-            store.review(ReviewDecision(None, "Ben", None, "pass", board_id=1, note="scratch is harmless"))
+            store.review(Decision(1, "Eva", None, "fail", "D1"))
+            store.review(Decision(None, "Ben", None, "pass", board_id=1, note="scratch is harmless"))
         async with bringing.running():
             await bringing.reached(5)
             await bringing.until(lambda: len(mes.messages) == 8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
 from daemon.errors import StartError
-from daemon.storage.writer import WriteFailed
+from daemon.records import WriteFailed
 from tests.contract.peer import Peer
 from tests.daemon.wire.wire_parts import a_line, a_png, an_inspect
 from tests.waiting import until

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from daemon.language.model_thread import ModelThread
-from daemon.records import AcceptedText, TextOutcome, TextRequest
+from daemon.records import Generation
 from tests.waiting import until
 
 
@@ -22,7 +23,7 @@ class Steps:
         self.going = threading.Event()
         self.going.set()
         self.stepping = threading.Event()
-        self.taken: list[int] = []
+        self.taken: list[Generation] = []
         self.error: Exception | None = None
         self.changed: str | None = None
         self.budget_bytes = 0
@@ -32,20 +33,20 @@ class Steps:
     def is_idle(self) -> bool:
         return not self.taken
 
-    def begin(self, text: AcceptedText, arrived_s: float) -> TextOutcome | None:
-        if text.request.prompt == "bad":
-            return TextOutcome(text.generation_id, None, "bad_prompt")
-        self.taken.append(text.generation_id)
+    def begin(self, text: Generation, arrived_s: float) -> Generation | None:
+        if text.prompt == "bad":
+            return replace(text, reason="bad_prompt")
+        self.taken.append(text)
         return None
 
-    def step(self) -> tuple[list[tuple[TextOutcome, str | None]], Exception | None]:
+    def step(self) -> tuple[list[tuple[Generation, str | None]], Exception | None]:
         self.stepping.set()
         self.going.wait()
         self.stepping.clear()
         if self.error is not None:
             error, self.error = self.error, None
-            return [(TextOutcome(self.taken.pop(0), None, "model_failed"), None)], error
-        return [(TextOutcome(self.taken.pop(0), "text", None), None)], None
+            return [(replace(self.taken.pop(0), reason="model_failed"), None)], error
+        return [(replace(self.taken.pop(0), text="text"), None)], None
 
     def was_changed(self) -> str | None:
         return self.changed
@@ -66,7 +67,7 @@ class Bench:
     """A thread with its outcomes and the models that it opened."""
 
     def __init__(self, **settings: Any) -> None:
-        self.outcomes: dict[int, TextOutcome] = {}
+        self.outcomes: dict[int, Generation] = {}
         self.opened: list[Steps] = []
         self.fails_to_open: Exception | None = None
         self.thread = ModelThread("m", self.open, 100, on_outcome=self.ended, **settings)
@@ -79,14 +80,14 @@ class Bench:
         self.opened[-1].budget_bytes = budget_bytes
         return self.opened[-1]
 
-    def ended(self, outcome: TextOutcome) -> None:
+    def ended(self, outcome: Generation) -> None:
         assert outcome.generation_id not in self.outcomes, "a request ends once"
         self.outcomes[outcome.generation_id] = outcome
 
     def ask(self, *numbers: int, prompt: str = "p") -> None:
         for number in numbers:
-            request = TextRequest("s", str(number), "m", prompt)
-            self.thread.generate(AcceptedText(number, request, time.time(), time.monotonic()))
+            at = {"accepted_wall_s": time.time(), "accepted_s": time.monotonic()}
+            self.thread.generate(Generation("s", str(number), "m", prompt, generation_id=number, **at))
 
     def until_open(self) -> Steps:
         """Wait for the model; return it."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from daemon.config.settings import Model
-from daemon.records import AcceptedText, TextOutcome, TextRequest
+from daemon.records import Generation
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from daemon.language.model_thread import ModelThread
@@ -32,9 +32,9 @@ def served(checkpoint: Path, **settings: Any) -> Iterator[ServedModel]:
     opened.close()
 
 
-def a_text(prompt: str, number: int = 1, new_tokens: int = 2) -> AcceptedText:
-    request = TextRequest("s", str(number), "m", prompt, max_new_tokens=new_tokens)
-    return AcceptedText(number, request, time.time(), time.monotonic())
+def a_text(prompt: str, number: int = 1, new_tokens: int = 2) -> Generation:
+    at = {"accepted_wall_s": time.time(), "accepted_s": time.monotonic()}
+    return Generation("s", str(number), "m", prompt, max_new_tokens=new_tokens, generation_id=number, **at)
 
 
 def reason(model: ServedModel, prompt: str) -> str | None:
@@ -81,7 +81,7 @@ class Line:
         checkpoint = a_text_model(folder / "model")
         self.model = Model(checkpoint=checkpoint, memory=memory, **{"mode": "ondemand"} | settings)
         self.opened: list[ServedModel] = []
-        self.outcomes: dict[int, TextOutcome] = {}
+        self.outcomes: dict[int, Generation] = {}
         #: Called with the rows of each layer of each step.
         self.breaks: Callable[[ForwardStep], None] = lambda _step: None
         self.thread = ModelThread("m", self.open, memory, on_outcome=self.ended)
@@ -93,7 +93,7 @@ class Line:
         self.opened.append(model)
         return model
 
-    def ended(self, outcome: TextOutcome) -> None:
+    def ended(self, outcome: Generation) -> None:
         self.outcomes[outcome.generation_id] = outcome
 
     def ask(self, prompts: dict[int, str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from daemon.host.temperature import Reading
 from daemon.monitor.metrics import Gauges, Metrics
-from daemon.records import BatchDone, ExpertSwitch, Outcome, Published, Stage, TextOutcome
+from daemon.records import BatchDone, ExpertSwitch, Generation, Outcome, Published, Stage
 from daemon.storage.disk_space import FreeSpace
 
 #: A name that would break a text format that escapes nothing.
@@ -57,14 +57,14 @@ def a_scrape(**changed: object) -> str:
     } | changed
     metrics.registry.register(Gauges(lambda: facts))
     stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0, "s", "{}")
-    metrics.finished(Outcome(1, "pass", None, None, (stage, stage)))
+    metrics.finished([Outcome(1, "pass", None, None, (stage, stage))])
     metrics.batch_done(BatchDone("cpu/0", "cpu", "R0402", "resnet18", 0, 8, 1.0, 2.0, 30.0, 20.0))
     metrics.switched(ExpertSwitch(1.0, "cpu", "cpu", "R0402", (), 100, 20.0, "disk", "demand"))
     metrics.published([Published(1, "inspection/a/b/", {"verdict": "unknown", "reason": HOSTILE, "latency_ms": 5.0})])
     metrics.answered("rejected", "bad_image")
     metrics.reviewed("pass")
     metrics.pruned("images", 2)
-    metrics.text_finished(TextOutcome(1, None, "deadline"))
+    metrics.text_finished(Generation("s", "g", "m", "why?", reason="deadline"))
     return metrics.exposition()
 
 

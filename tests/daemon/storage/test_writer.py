@@ -6,18 +6,18 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from daemon.records import Accepted, Outcome, Pixels, Published
+from daemon.records import Accepted, Duplicate, Generation, Outcome, Pixels, Published, WriteFailed
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store
 from daemon.storage.journal import GROUP_IMAGES, Journal
-from daemon.storage.writer import Duplicate, WriteFailed, Writer
+from daemon.storage.writer import Writer
 from routing_rules.routes import Routes
 from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
 from tests.editions import a_serving, next_edition
@@ -47,9 +47,9 @@ class Running:
         self.serving = a_serving(some_rules())
         self.writer = Writer(self.store, self.journal, self.serving, self.folder / "images", **self.options)
         self.recovery = self.writer.recover()
-        self.writer.start(
-            SimpleNamespace(accepted=self.accepted.extend, published=self.published.extend, done=self.done.extend)
-        )
+        of_images = {"accepted": self.accepted.extend, "published": self.published.extend, "done": self.done.extend}
+        of_texts = {"texts_accepted": lambda _: None, "texts_done": self.done.extend}
+        self.writer.start(SimpleNamespace(**of_images, **of_texts))
 
     def send(self, *arrivals) -> list[Any]:
         """Write all at once and wait for every answer."""
@@ -113,7 +113,7 @@ def test_the_same_image_many_times_in_flight_becomes_one_row(running):
     copies = [an_arrival("a", payload=JPEG if n % 2 else PNG) for n in range(50)]
     answers = running.send(*copies)
     assert [type(answer) for answer in answers] == [Accepted, *[Duplicate] * 49]
-    assert {answer.payload_sha256 for answer in answers[1:]} == {copies[0].payload_sha256}
+    assert {answer.content for answer in answers[1:]} == {copies[0].payload_sha256}
     assert running.rows("SELECT image_id, image_sha256 FROM inspections") == [("a", copies[0].payload_sha256)]
     assert running.send(an_arrival("a")) == [Duplicate(copies[0].payload_sha256)]
     running.restart()
@@ -200,6 +200,20 @@ def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(r
     verdicts = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
     assert verdicts == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
     assert [message.seq for message in running.published] == [1, 2, 3]
+
+
+def test_a_text_is_accepted_once_and_ends_once_even_if_no_row_can_hold_it(running):
+    request, replies = Generation("mes", "g1", "m", "why?"), []
+    for one in (request, replace(request, prompt="who?")):
+        running.writer.store_generation(one, replies.append)
+    until(lambda: len(replies) == 2)
+    assert replies[1] == Duplicate(request.content)
+    for _ in range(2):
+        running.writer.finish_generation(replace(replies[0], text="\ud800"))
+    running.stop()
+    assert running.rows("SELECT status, reason, text FROM generations") == [("unknown", "internal_error", None)]
+    assert [message.seq for message in running.published] == [1]
+    assert running.done == [("mes", 4)]
 
 
 def quick_rules(time_limit: str) -> Routes:

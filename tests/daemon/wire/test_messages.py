@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.records import BoardRef, Pixels, TextRequest
+from daemon.records import BoardRef, Generation, Pixels
 from daemon.wire.messages import (
     Inspect,
     MessageError,
@@ -197,8 +197,8 @@ def test_a_reason_is_short_and_ascii_whatever_was_sent() -> None:
 def test_generate_is_read_and_checked() -> None:
     header = {"type": "generate", "id": "g", "source": "s", "model": "m", "prompt": "why\n?", "stream": True}
     message, _ = parse(frames_of(header))
-    assert isinstance(message, TextRequest)
-    assert asdict(message) == asdict(TextRequest("s", "g", "m", "why\n?", stream=True))
+    assert isinstance(message, Generation)
+    assert asdict(message) == asdict(Generation("s", "g", "m", "why\n?", stream=True))
     wrong: dict[str, list[Any]] = {
         "id": [None],
         "source": ["a b"],

@@ -17,10 +17,8 @@ from daemon.intake.admission import Admission, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, JournalKey
-from daemon.storage.database.rows import KnownImage
+from daemon.records import Accepted, Arrival, Duplicate, JournalKey, WriteFailed
 from daemon.storage.quarantine import Quarantine
-from daemon.storage.writer import Duplicate, WriteFailed
 from daemon.wire.endpoints import CurveKeys, Gate
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
@@ -83,10 +81,10 @@ class MemoryReader:
         self.going = threading.Event()
         self.going.set()
 
-    def find(self, source: str, image_id: str) -> KnownImage | None:
-        for number, arrival in enumerate(self._writer.arrivals, start=1):
+    def find(self, source: str, image_id: str) -> str | None:
+        for arrival in self._writer.arrivals:
             if (arrival.source, arrival.image_id) == (source, image_id):
-                return KnownImage(number, arrival.payload_sha256)
+                return arrival.payload_sha256
         return None
 
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None:

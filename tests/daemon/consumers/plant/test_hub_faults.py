@@ -22,8 +22,8 @@ import pytest
 from daemon.plant.picture_store import open_pictures
 from daemon.plant.settings import HubSettings, Pictures, Retention
 from daemon.plant.upkeep import Upkeep
-from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import Store
+from daemon.storage.decisions import Decision
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.consumers.plant.test_plant_consumer import (
     counts,
@@ -139,7 +139,7 @@ def _load(database: ResultsDatabase) -> tuple[int, tuple[int, int, int]]:
     """Add boards of two days, with a review at the end; return the last `seq`, and the rows that the hub must get."""
     last = database.grow(BOARDS)
     with closing(Store(database.url)) as store:
-        store.review(ReviewDecision(2 * BOARDS, "Eva", None, "fail", "D1"))
+        store.review(Decision(2 * BOARDS, "Eva", None, "fail", "D1"))
     return last + 1, (2 * BOARDS, BOARDS, 1)
 
 
@@ -164,7 +164,7 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
         def review(self, fields: Any) -> None:
             super().review(fields)
             with closing(Store(database.url)) as store:
-                store.review(ReviewDecision(fields["inspection_id"], "Eva", fields.get("newest"), "fail", "D9"))
+                store.review(Decision(fields["inspection_id"], "Eva", fields.get("newest"), "fail", "D9"))
 
     async def run() -> None:
         database.grow(1)

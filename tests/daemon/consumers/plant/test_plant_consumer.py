@@ -14,8 +14,8 @@ import pytest
 from daemon.consumers.protocol import ReviewAnswerError
 from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
-from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import Store
+from daemon.storage.decisions import Decision
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
@@ -108,8 +108,8 @@ async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boar
         ]
         store = Store(database.url)
         with closing(store):
-            store.review(ReviewDecision(1, "Eva", None, "pass", None, "a shadow"))
-            store.review(ReviewDecision(None, "Ben", None, "fail", board_id=2))
+            store.review(Decision(1, "Eva", None, "pass", None, "a shadow"))
+            store.review(Decision(None, "Ben", None, "fail", board_id=2))
         await until(lambda: runner.position == 8)
     assert hub.ask("SELECT first_passed, first_final_passed FROM yields_by_hour") == [
         {"first_passed": 1, "first_final_passed": 1}  # one more, one less

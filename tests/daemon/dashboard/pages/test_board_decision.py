@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import zmq
 
 from daemon.storage.database.store import Store
-from daemon.storage.review_requests import write_review
+from daemon.storage.decisions import Decision
+from daemon.storage.writer import Writer
 from daemon.wire.control import ControlServer
 from tests.daemon.dashboard.web import EVIL, Web
 
@@ -34,7 +36,7 @@ def storing(web: Web) -> Iterator[None]:
             return done
 
         writer: Any = SimpleNamespace(run=run, publish=list)
-        return write_review(writer, fields)
+        return asdict(Writer.write_decision(writer, Decision.from_fields(fields)))
 
     (web.folder / "run").mkdir(exist_ok=True)
     context: zmq.Context[Any] = zmq.Context()

@@ -23,7 +23,7 @@ def passes(line: Line, number: int, *, every_s: float = 61.0, verdict: str = "pa
         (image,) = line.accept(an_arrival(f"image-{line.images}", component, type="loose"))
         written = line.store.write([an_outcome(image.inspection_id, verdict)])  # type: ignore[arg-type]
         copies = [ImageCopy(one.inspection_id, f"images/{one.inspection_id}.png") for one in written.copies]
-        line.store.write(copies=copies)
+        line.store.write(copies)
         line.clock.pass_s(every_s)
 
 
@@ -78,7 +78,7 @@ def test_a_copy_under_way_is_dropped_later_and_none_is_kept_where_none_is_wanted
     line.clock.pass_s(61.0)
     passes(line, 1)
     assert line.store.drop_examples() == []
-    line.store.write(copies=[ImageCopy(image.inspection_id, "images/slow.png")])
+    line.store.write([ImageCopy(image.inspection_id, "images/slow.png")])
     assert line.store.drop_examples() == ["images/slow.png"]
     (tmp_path / "b").mkdir()
     without = a_line(tmp_path / "b")
@@ -107,7 +107,7 @@ def test_a_share_of_all_passes_is_kept_by_the_bytes_of_the_image_and_outlives_th
         (image,) = line.accept(an_arrival(f"i{number}", designator=f"R{number}", payload=payload))
         is_failed = number % 10 == 0
         written = line.store.write([an_outcome(image.inspection_id, "fail" if is_failed else "pass")])
-        line.store.write(copies=[ImageCopy(each.inspection_id, "images/1.jpg") for each in written.copies])
+        line.store.write([ImageCopy(each.inspection_id, "images/1.jpg") for each in written.copies])
         if not is_failed and int(hashlib.sha256(payload).hexdigest(), 16) < 0.2 * 2**256:
             sampled.add(image.inspection_id)
     line.store.drop_examples()

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from daemon.records import TextRequest
+from daemon.records import Generation
 from daemon.storage.database import migrate as migrating
 from daemon.storage.database.connections import StoreError, open_for_writing
-from daemon.storage.database.generations import accept_texts
+from daemon.storage.database.generations import accept_generations
 from daemon.storage.database.migrate import Step, migrate
-from daemon.storage.database.reviews import ReviewDecision
 from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import copy_database
+from daemon.storage.decisions import Decision
 from tests import ROOT
 from tests.daemon.storage.database.migrate_again import NEXT
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
@@ -76,8 +76,8 @@ def a_database(folder: Path) -> Path:
     images = line.accept(an_arrival("boxes", "QFP64", "U1", lot="Los 7"), an_arrival("waits", source="cam:2"))
     stages = [a_stage(), a_stage("yolo", detections=(a_box(), a_box("void")), label=None)]
     line.judge(an_outcome(images[0].inspection_id, "fail", "D1", stages=stages))
-    line.store.review(ReviewDecision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))
-    line.store.transact(accept_texts, [TextRequest("mes", "g1", "m", "Was ist „kalt“?")])
+    line.store.review(Decision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))
+    line.store.transact(accept_generations, [Generation("mes", "g1", "m", "Was ist „kalt“?")])
     line.store.close()
     return folder / "inspection.db"
 

@@ -7,8 +7,9 @@ import pytest
 from daemon.records import Published
 from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.prune import AgeLimit
-from daemon.storage.database.reviews import Review, ReviewDecision, ReviewRefusedError
+from daemon.storage.database.reviews import Review, ReviewRefusedError
 from daemon.storage.database.upkeep import check_database
+from daemon.storage.decisions import Decision
 from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
 
 HOSTILE = "'); DROP TABLE reviews; -- <script>alert(1)</script> \U0001f4a5"
@@ -32,7 +33,7 @@ class Reviewed:
         return self.line.rows("SELECT max(board_id) FROM boards")[0][0]
 
     def decide(self, verdict: str | None, *, after=None, by="Eva", image=None, board=None, **more: object) -> Review:
-        decision = ReviewDecision(image, by, after, verdict, board_id=board, **more)
+        decision = Decision(image, by, after, verdict, board_id=board, **more)
         return self.line.store.review(decision, self.published.extend)
 
     def refusal(self, *arguments: object, **named: object) -> tuple[str, str]:

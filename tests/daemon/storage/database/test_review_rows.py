@@ -10,9 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from daemon.storage.database.reviews import (
-    DrawnBox,
     Review,
-    ReviewDecision,
     ReviewRefusedError,
     WaitingFilter,
     count_of,
@@ -20,7 +18,8 @@ from daemon.storage.database.reviews import (
     history,
     waiting,
 )
-from daemon.storage.review_requests import write_review
+from daemon.storage.decisions import Decision, DrawnBox
+from daemon.storage.writer import Writer
 from daemon.wire.control import ControlError
 from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
 
@@ -44,7 +43,7 @@ class Kit:
         self, image: int, verdict: str | None, defect=None, note=None, *, after=None, reviewer="Eva", boxes=()
     ) -> Review:
         self.line.clock.pass_s(1)
-        return self.line.store.review(ReviewDecision(image, reviewer, after, verdict, defect, note, boxes=boxes))
+        return self.line.store.review(Decision(image, reviewer, after, verdict, defect, note, boxes=boxes))
 
     def boxes(self, *images: int) -> list[tuple[int, DrawnBox, str]]:
         with self.engine.connect() as connection:
@@ -188,15 +187,15 @@ def test_images_of_a_board_that_somebody_decided_as_a_whole_wait_for_nobody_unti
     image, other = kit.image("fail", serial="A"), kit.image("fail", serial="B")
     with closing(sqlite3.connect(kit.line.folder / "inspection.db")) as connection, connection:
         ((board,),) = connection.execute("UPDATE boards SET verdict = 'fail' WHERE serial = 'A' RETURNING board_id")
-    released = kit.line.store.review(ReviewDecision(None, "Eva", None, "pass", board_id=board))
+    released = kit.line.store.review(Decision(None, "Eva", None, "pass", board_id=board))
     assert kit.waits() == [other]
     asked = kit.decide(image, "review")
     assert kit.waits() == [image, other], "somebody wants to look at it nevertheless"
     kit.decide(image, None, after=asked.review_id)
     assert kit.waits() == [other]
-    kit.line.store.review(ReviewDecision(None, "Ben", released.review_id, None, board_id=board))
+    kit.line.store.review(Decision(None, "Ben", released.review_id, None, board_id=board))
     assert kit.waits() == [image, other]
-    undone = kit.line.store.review(ReviewDecision(None, "Ben", released.review_id + 3, "review", board_id=board))
+    undone = kit.line.store.review(Decision(None, "Ben", released.review_id + 3, "review", board_id=board))
     assert kit.waits() == [image, other], undone
 
 
@@ -236,7 +235,7 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
 
     def fill() -> None:
         for _ in range(200):
-            newest = write_review(writer, dict(request))["review_id"]
+            newest = Writer.write_decision(writer, Decision.from_fields(request)).review_id
             request.update(newest=newest, verdict="unknown" if request["verdict"] == "pass" else "pass")
 
     with pytest.raises(ControlError, match="full: try again") as refused:
@@ -244,8 +243,6 @@ def test_a_full_disk_is_said_and_the_same_decision_is_stored_once_there_is_room(
     assert refused.value.code == "not_stored"
     before = kit.history(request["inspection_id"])
     pages(100_000)
-    written = write_review(writer, dict(request))
-    assert write_review(writer, dict(request)) == written
-    assert [review.review_id for review in kit.history(request["inspection_id"])[len(before) :]] == [
-        written["review_id"]
-    ]
+    written = Writer.write_decision(writer, Decision.from_fields(request))
+    assert Writer.write_decision(writer, Decision.from_fields(request)) == written
+    assert [review.review_id for review in kit.history(request["inspection_id"])[len(before) :]] == [written.review_id]

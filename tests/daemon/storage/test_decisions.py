@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon.storage.review_requests import decision
+from daemon.storage.decisions import Decision
 from daemon.wire.control import ControlError
 from tests.contract.client import Line, running
 
@@ -59,7 +59,7 @@ WRONG: dict[str, list[dict[str, Any]]] = {
 def test_a_field_that_is_wrong_is_named(text: str) -> None:
     for changed in WRONG[text]:
         with pytest.raises(ControlError) as refused:
-            decision(GOOD | changed)
+            Decision.from_fields(GOOD | changed)
         assert refused.value.code == "bad_field"
         assert text in refused.value.reason
 
