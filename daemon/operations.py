@@ -1,6 +1,5 @@
 """Requests of operators to a running line, called by the control thread; the drive answers those for the scheduler."""
 
-import json
 import threading
 import time
 from collections import deque
@@ -33,7 +32,7 @@ from daemon.monitor.metrics import Metrics
 from daemon.monitor.pipeline_probe import PipelineProbe
 from daemon.monitor.timeline import MAX_WINDOW_S, Rejections, WorkTimeline
 from daemon.shadow.shadows import Shadows
-from daemon.storage.database.changes import PROGRAM, RESTORED, RULES, Change, ChangeNotes, State, expert_subject
+from daemon.storage.database.changes import PROGRAM, RULES, Change, ChangeNotes, State, expert_subject
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.decisions import Decision
 from daemon.storage.retention import RetentionThread
@@ -46,7 +45,7 @@ from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
-from experts.editions.history import experts_of
+from experts.editions.history import experts_of, past
 from experts.people import current_user
 
 #: A thread that has held the probe for this long hangs (pipeline_probe.py).
@@ -283,7 +282,7 @@ class Operations:
         start = Change(at, who, "start", PROGRAM, new=version("coserve"), note=note)
         settings = State(at, who, "settings", stated_settings(path), note)
         in_force = self._in_force("start", at, who, note)
-        steps = (*self._version_steps(), *_restored(path.parent / RESTORED))
+        steps = (*self._version_steps(), *self._restores())
         states = (settings, *self._keys_allowed(at, who, note), in_force)
         self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
 
@@ -312,6 +311,15 @@ class Operations:
             for name, expert in experts.items()
             for step in expert.steps
             if step.did != "found"
+        ]
+
+    def _restores(self) -> list[Change]:
+        """Return each `coserve restore` that the editions tell of: each is written once."""
+        folder, number = EditionFolder(self.config.catalog), self.serving.current.number
+        return [
+            Change(utc_text(edition.created_at.timestamp()), edition.who, "restore", "line", note=edition.note)
+            for edition in past(folder, number)
+            if edition.why == "restore"
         ]
 
     def _keys_allowed(self, at: str, who: str, note: str | None) -> tuple[State, ...]:
@@ -576,14 +584,6 @@ def _flat(limits: dict[str, Any]) -> dict[str, str | None]:
     memory = {f"expert_memory {device}": size for device, size in limits["expert_memory"].items()}
     named = {name: value for name, value in limits.items() if name != "expert_memory"} | memory
     return {name: None if value is None else str(value) for name, value in named.items()}
-
-
-def _restored(file: Path) -> list[Change]:
-    """Return the change that `coserve restore` noted beside the configuration."""
-    try:
-        return [Change(**json.loads(file.read_bytes()))]
-    except (OSError, ValueError, TypeError):
-        return []
 
 
 def _seconds(fields: dict[str, Any]) -> float:

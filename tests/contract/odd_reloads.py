@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from daemon.dispatch.drive import Drive
 from experts.editions.folder import EditionFolder, EditionWriter
@@ -35,7 +36,7 @@ def _die_after(owner: type, method: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "read-only":
-        EditionFolder.may_write = lambda _: False
+        patch.object(EditionFolder, "may_write", lambda _: False).start()
     else:
         _die_after(*_STEPS[sys.argv[1]])
     sys.exit(run(Path(sys.argv[2])))

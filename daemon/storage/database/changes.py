@@ -15,8 +15,6 @@ from daemon.storage.database.transaction import Transaction
 
 RULES = "rules"
 PROGRAM = "CoServe"
-#: A file that `coserve restore` leaves beside coserve.yaml: a Change as JSON.
-RESTORED = "restored.json"
 _IN_FORCE = ("start", "reload")
 
 
