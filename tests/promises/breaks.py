@@ -670,7 +670,7 @@ BREAKS = (
     Break(
         "A new version is at the PCs",
         "daemon/operations.py",
-        "            self.prefetch(self.catalogs.current, catalog)\n",
+        "        self.prefetch(before.catalog, served.catalog)\n",
         "",
         ("contract/test_cluster_live.py",),
     ),
