@@ -341,6 +341,7 @@ class DevicePool(ThreadedPool):
 
         super().__init__(pool, executors, slots, channels or Channels(), sources, enter_nicely)
         self._marks = {executor: new_mark() for executor in self._workers}
+        self._logs: dict[ExecutorId, Any] = {name: self._log.bind(executor=name) for name in self._workers}
         self._network, self._read, self._max_pixels, self._clock = infer, read, max_pixels, clock
 
     def run(self, batch: Batch, done: Callable[[Batch], None]) -> None:
@@ -352,7 +353,7 @@ class DevicePool(ThreadedPool):
             self._answer(batch)
         except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
             if not isinstance(error, _AbandonedError):
-                self._log.exception("batch_failed", expert=batch.spec.name, images=len(batch.images))
+                self._logs[batch.executor].exception("batch_failed", expert=batch.spec.name, images=len(batch.images))
             batch.fail(_text(error))
             batch.device_error = _text(error) if is_device_error(error) else None
         batch.ended_s = self._clock()
@@ -379,11 +380,13 @@ class DevicePool(ThreadedPool):
             except JournalError as error:
                 fault = batch.answers[number] = Fault.from_unread(error)
                 if fault.kind == "bad_image":
-                    self._log.error("image_damaged", segment=error.segment, offset=error.offset, reason=error.reason)
+                    where = {"segment": error.segment, "offset": error.offset}
+                    self._logs[batch.executor].error("image_damaged", **where, reason=error.reason)
             except _AbandonedError:
                 raise
             except Exception as error:  # noqa: BLE001  a hostile image costs one image
-                self._log.exception("image_failed", segment=image.key.segment, offset=image.key.offset)
+                where = {"segment": image.key.segment, "offset": image.key.offset}
+                self._logs[batch.executor].exception("image_failed", **where)
                 batch.answers[number] = Fault("bad_image", _text(error))
         return prepared
 
@@ -413,7 +416,8 @@ class DevicePool(ThreadedPool):
             if is_device_error(error):
                 batch.device_error = _text(error)
             if len(chosen) == 1 or batch.device_error is not None:
-                self._log.warning("inference_failed", expert=slot.spec.name, error=_text(error))
+                log = self._logs[batch.executor]
+                log.warning("inference_failed", expert=slot.spec.name, error=_text(error))
                 for number in chosen:
                     batch.answers[number] = Fault("expert_failed", _text(error))
                 return

@@ -11,7 +11,7 @@ import torch
 
 from daemon.dispatch.trace import replay
 from daemon.policy.matrix import Performance
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId, ExpertSpec, name_of
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import SlotPool
@@ -115,7 +115,8 @@ def test_every_image_of_the_trace_ends_and_visits_the_experts_of_the_trace(
     visits: dict[str, int] = {}
     for line in map(json.loads, record.read_text().splitlines()[1:]):
         if line["call"] == "next_action" and "batch" in (line["result"] or {}):
-            visits[line["result"]["expert"]] = visits.get(line["result"]["expert"], 0) + len(line["result"]["batch"])
+            expert = name_of(line["result"]["expert"])
+            visits[expert] = visits.get(expert, 0) + len(line["result"]["batch"])
     assert visits == work.trace.visits()
     assert list(replay(record)) == []
 
@@ -144,7 +145,7 @@ def test_a_server_serves_every_image_once_at_each_of_its_experts(
         answer = loader.answer
 
         def counted(model: Any, spec: ExpertSpec, prepared: Sequence[Prepared]) -> Sequence[Answer]:
-            visits[spec.expert] = visits.get(spec.expert, 0) + len(prepared)
+            visits[spec.name] = visits.get(spec.name, 0) + len(prepared)
             return answer(model, spec, prepared)
 
         loader.answer = counted
