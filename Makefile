@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Only what a line needs, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: begin here.
 demo: $(LINE)
@@ -45,9 +45,10 @@ check: $(INSTALLED)
 house: $(INSTALLED)
 	@$(BIN)/python -m tests.house
 
-# docs/img/rooms.svg: the rooms and their arrows, from the imports.
+# docs/img/rooms.svg: the rooms and their arrows, from the imports; docs/img/one-image.svg: the way of an image, traced.
 rooms: $(INSTALLED)
 	$(BIN)/python -m tests.house --picture docs/img/rooms.svg
+	$(BIN)/python -m tests.house --image docs/img/one-image.svg
 
 # What tests need beside Python (a C compiler, systemd's tools, …): installed where that is possible, otherwise named.
 system-tools:
@@ -84,6 +85,10 @@ test-cameras: $(INSTALLED)
 # Breaks the code of over fifty promises, one by one, and lists what no test noticed; about an hour.
 promises: $(INSTALLED)
 	$(BIN)/python -m tests.promises
+
+# Every promise with its test, from the tests' marks: build/promises.md.
+promises-list: $(INSTALLED)
+	$(BIN)/python -m tests.promises --list
 
 # An hour with hostile peers: memory, handles, threads, nothing lost.
 soak: $(INSTALLED)

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.cluster.remote_devices import ClusterDevices
 from daemon.config.settings import Config, Model, StartSettings, at_their_keys
 from daemon.delivery.deliveries import Deliveries
-from daemon.dispatch.channels import Channels
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive, facts_of
-from daemon.dispatch.flow import Chains
-from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import Devices
+from daemon.dispatch.pool import Devices
 from daemon.dispatch.trace import Makeup
 from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children, ChildSpec
@@ -45,7 +43,6 @@ from daemon.monitor.timeline import Rejections, WorkTimeline
 from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
-from daemon.policy.request import device_of
 from daemon.records import (
     Accepted,
     BatchDone,
@@ -78,7 +75,7 @@ from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
-from experts.versions import current_user
+from experts.people import current_user
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -160,7 +157,7 @@ class App:
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
-        self._language = LanguageModels(config, self._drive, list(self._pools.values()), _served_model)
+        self._language = LanguageModels(config, self._drive, self._pools, _served_model)
         self._admission = Admission(
             config.limits,
             self._serving,
@@ -245,17 +242,15 @@ class App:
         if served is not None and digest in (None, served.edition.sha256):
             return served
         if not folder.may_write():
-            why = (
-                "no edition is in force yet"
-                if served is None
-                else f"{folder.file(served.number)} is not from this line"
-            )
+            file = folder.file(served.number) if served is not None else None
+            why = f"{file} is another than this line's" if file else "no edition is in force yet"
             raise StartError(f"{why}, and only {folder.root.owner()} may make one: coserve reload as that user")
 
         def build(before: Edition | None) -> Draft:
             if before is None:
                 return working_files(config, self._note)
-            return draft_of(before, folder, "reload", f"was {before.number} of another line, or of an older folder")
+            note = f"was {before.number} of another line, or of an older folder"
+            return replace(draft_of(before, folder, "reload", note), keeps_files=True)
 
         return stored(make_edition(config, current_user(), build, line).edition, folder)
 
@@ -277,8 +272,9 @@ class App:
     def _make_drive(self, config: Config, measured: Measurements, devices: Devices) -> Drive:
         """Divide the devices as the policy needs: one pool per device, or one per executor."""
         facts, executors = partition(*pools_and_executors(config), preset(config.policy))
-        self._pools = pools = {each.pool: devices.pool(each) for each in facts}
-        channels = Channels()
+        self._pools = devices.pools(
+            facts, executors, self._journal.read, self._decode_marks.place, config.limits.max_pixels
+        )
         makeup = Makeup(
             experts=facts_of(self._serving.all(), measured.usage),
             pools=facts,
@@ -289,24 +285,8 @@ class App:
         )
         return Drive(
             makeup,
-            Chains(self._serving, time.monotonic, time.time, self._shadows.offer),
             self._serving,
-            [
-                devices.executor(
-                    each,
-                    pools[each.pool],
-                    self._journal.read,
-                    config.devices[device_of(each.pool)].threads,
-                    self._decode_marks.place(),
-                    config.limits.max_pixels,
-                )
-                for each in executors
-            ],
-            # A load from this disk into another PC is limited by the network, not by the disk.
-            [
-                PoolLoader(each.pool, pools[each.pool], Channels() if each.is_remote else channels, pools)
-                for each in facts
-            ],
+            self._pools,
             usage=measured.usage,
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
@@ -452,7 +432,7 @@ class App:
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
             self._bad_images.put((image, reason))
-            self.finished(Outcome(image.inspection_id, "unknown", None, "bad_image", ()))
+        self.finished([Outcome(image.inspection_id, "unknown", None, "bad_image", ()) for image, _ in self._poison])
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -533,9 +513,13 @@ class App:
         self._leave_backlog(images)
         self._metrics.completed(len(images))
 
-    def finished(self, outcome: Outcome) -> None:
-        self._metrics.finished(outcome)
-        self._writer.finish(outcome)
+    def judged(self, answers: list[Judged]) -> None:
+        self._shadows.offer(answers)
+
+    def finished(self, outcomes: list[Outcome]) -> None:
+        self._metrics.finished(outcomes)
+        for outcome in outcomes:
+            self._writer.finish(outcome)
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self._bad_images.put((image, reason))

@@ -52,7 +52,7 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
     try:
-        routes = load_routes(config.rules, catalog or None, config.catalog)
+        routes = load_routes(config.rules, catalog or None)
     except RulesError as error:
         return [*_in_order([*problems, *map(str, error.problems)]), *claims], {}
     if catalog is None:

@@ -46,7 +46,8 @@ from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
-from experts.versions import Versions, VersionsError, current_user
+from experts.editions.history import experts_of
+from experts.people import current_user
 
 #: A thread that has held the probe for this long hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
@@ -295,8 +296,8 @@ class Operations:
     def _version_steps(self) -> list[Change]:
         """Return what `coserve experts` did to versions, with or without a daemon: each is written once."""
         try:
-            steps = Versions(self.config.catalog).steps()
-        except (VersionsError, OSError) as error:
+            experts = experts_of(EditionFolder(self.config.catalog))
+        except (EditionError, OSError) as error:
             self._log.warning("versions_unreadable", problem=str(error))
             return []
         return [
@@ -308,7 +309,9 @@ class Operations:
                 *((step.version, None) if step.did in ("prune", "unshadow") else (step.before, step.version)),
                 step.note,
             )
-            for name, step in steps
+            for name, expert in experts.items()
+            for step in expert.steps
+            if step.did != "found"
         ]
 
     def _keys_allowed(self, at: str, who: str, note: str | None) -> tuple[State, ...]:

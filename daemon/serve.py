@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from daemon.app import App
-from daemon.dispatch.orders import Devices
+from daemon.dispatch.pool import Devices
 from daemon.errors import ConfigError, StartError
 from daemon.host.logs import configure_logs, is_journal
 from daemon.host.machine import foreign_owners

@@ -18,6 +18,7 @@ from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId, identified
 from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
 from experts.weights import PAGE_BYTES, WeightsHeader, read_header
+from routing_rules.document import read_yaml_text
 
 #: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
 UNREADABLE = LayoutId("unreadable")
@@ -35,6 +36,10 @@ Confidences = Mapping[str, tuple[int, ...]]
 
 def is_digest(text: str) -> bool:
     return re.fullmatch(_SHA256, text) is not None
+
+
+class CatalogError(Exception):
+    """A catalog's file cannot be read; the text names it and its first mistake."""
 
 
 class Normalisation(BaseModel):
@@ -110,10 +115,15 @@ class CatalogEntry(BaseModel):
 
     @property
     def network(self) -> str:
-        """Describe what computes the answer: `resnet18`, `head on a resnet18 (line@50e527a8f71d)`."""
+        """Describe what computes the answer: `resnet18`, `head on a resnet18 (backbone 50e527a8f71d)`."""
         if self.backbone is not None:
-            return f"head on a {self.architecture} ({Path(self.backbone.file).stem})"
+            return f"head on a {self.architecture} (backbone {self.backbone.sha256[:12]})"
         return self.architecture if self.classes else f"{self.architecture} as backbone"
+
+    @property
+    def weights(self) -> set[str]:
+        """Return the sha256 of its weights, and of its backbone's."""
+        return {self.sha256} if self.backbone is None else {self.sha256, self.backbone.sha256}
 
     def moved_from(self, root: Path) -> "CatalogEntry":
         """Return this entry of the catalog in `root` with absolute paths, for a catalog elsewhere."""
@@ -162,6 +172,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     specs: dict[ExpertId, ExpertSpec] = {}
     headers: dict[ExpertId, WeightsHeader] = {}
     backbones: dict[str, ExpertSpec] = {}
+    backbone_names = {entry.sha256: name for name, entry in catalog_file.experts.items() if not entry.classes}
     problems: list[Problem] = []
     for name, entry in catalog_file.experts.items():
         place = ("experts", name)
@@ -179,7 +190,8 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
         try:
             header = read_header(file)
             if entry.backbone is not None:
-                backbone = _backbone_spec(entry.backbone, entry, root)
+                named = backbone_names.get(entry.backbone.sha256, "backbone")
+                backbone = _backbone_spec(named, entry.backbone, entry, root)
         except WeightsError as error:
             problems.append(((*place, "file"), str(error)))
             specs[expert] = identified(_spec(expert, entry, file, UNREADABLE, PAGE_BYTES))
@@ -202,14 +214,13 @@ def _files(entry: CatalogEntry) -> tuple[str, ...]:
     return (entry.file,) if entry.backbone is None else (entry.file, entry.backbone.file)
 
 
-def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) -> ExpertSpec:
+def _backbone_spec(name: str, backbone: BackboneReference, head: CatalogEntry, root: Path) -> ExpertSpec:
     """Return the spec that fills the slot of a head's family. Raises WeightsError.
 
     Its name has its version, so that heads of two versions are two families.
     """
-    file, version = root / backbone.file, backbone.sha256[:12]
+    file = root / backbone.file
     header = read_header(file)
-    name = ExpertId(f"{file.stem.removesuffix(f'@{version}')}@{version}")
     entry = CatalogEntry(
         architecture=head.architecture,
         file=backbone.file,
@@ -217,7 +228,8 @@ def _backbone_spec(backbone: BackboneReference, head: CatalogEntry, root: Path) 
         normalisation=head.normalisation,
         sha256=backbone.sha256,
     )
-    spec = _spec(name, entry, file.resolve(), LayoutId(header.metadata.get("layout", UNREADABLE)), header.slot_bytes)
+    named = ExpertId(f"{name}@{backbone.sha256[:12]}")
+    spec = _spec(named, entry, file.resolve(), LayoutId(header.metadata.get("layout", UNREADABLE)), header.slot_bytes)
     if header.stored_as:
         spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
     return identified(spec)
@@ -337,7 +349,26 @@ def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, w
     )
 
 
-def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+def read_catalog(path: Path) -> dict[str, CatalogEntry]:
+    """Return a catalog's entries as the file has them, none if there is no such file. Raises CatalogError."""
+    try:
+        document = read_yaml_text(path.read_bytes().decode("utf-8-sig"), str(path))
+        if document.problems:
+            raise CatalogError(str(document.problems[0]))
+        data = document.data or {}
+        return CatalogFile.model_validate({**data, "experts": data.get("experts") or {}}).experts
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CatalogError(f"{path}: is not a catalog of experts: {error}") from None
+
+
+def add_expert(path: Path, expert: str, entry: Mapping[str, Any]) -> None:
+    """Add or replace one entry; the file is written anew, without comments. Raises CatalogError, ValidationError."""
+    write_catalog(path, {**read_catalog(path), expert: dict(entry)})
+
+
+def write_catalog(path: Path, entries: Mapping[str, Mapping[str, Any] | CatalogEntry]) -> None:
     """Check the entries, then replace the catalog file atomically."""
     model = CatalogFile.model_validate({"experts": {name: dict(entry) for name, entry in entries.items()}})
     document = {"experts": {name: rendered(entry) for name, entry in model.experts.items()}}

@@ -1,15 +1,11 @@
 """Files that outlive a power cut. Here because `experts` imports nothing of the daemon, which uses it too."""
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-#: Beside the catalog while several files of a line are replaced: their old texts.
-_SWITCH = ".switch.json"
 
 
 def sync(path: Path) -> None:
@@ -33,11 +29,11 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         raise FileExistsError(errno.EEXIST, "is not a file, and is never replaced: name another", str(path))
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else 0o600)
     try:
-        if mode is not None:
-            os.fchmod(fd, mode)
         yield part
+        if mode is not None:
+            os.fchmod(fd, mode)  # now: one without the right to write could not be filled
         os.fsync(fd)
         if not os.path.samestat(os.fstat(fd), part.stat()):
             raise FileExistsError(f"another process writes {path} at the same time: try again")  # noqa: TRY301
@@ -62,41 +58,19 @@ def replace_text(path: Path, text: str, like: Path | None = None) -> None:
     replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
 
 
-@contextmanager
-def switching(catalog: Path, old: Mapping[Path, str]) -> Iterator[None]:
-    """Replace files of a line together: until the block ends, and after a crash in it, the texts `old` are in force.
-
-    An error in the block is like a crash: the next change restores the old texts.
-    """
-    switch = catalog.with_name(_SWITCH)
-    replace_text(switch, json.dumps({str(file.absolute()): text for file, text in old.items()}), like=catalog)
-    yield
-    switch.unlink()
-    sync(switch.parent)
-
-
-def texts_before_switch(catalog: Path) -> dict[str, str]:
-    """Return the texts in force by file if a switch has begun and not ended; else nothing. Raises OSError."""
-    switch = catalog.with_name(_SWITCH)
-    try:
-        return dict(json.loads(switch.read_bytes()))
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError):
-        raise OSError(errno.EIO, "is damaged: delete it, and pull the release again", str(switch)) from None
-
-
-def end_cut_off_switch(catalog: Path) -> None:
-    for file, text in texts_before_switch(catalog).items():
-        replace_text(Path(file), text)
-    catalog.with_name(_SWITCH).unlink(missing_ok=True)
-
-
 def make_folders(folder: Path, root: Path) -> None:
-    """Make `folder` and its parents below `root` durably, with the mode of `root` if that exists."""
+    """Make `folder` and its parents below `root` durably, with the mode of `root` and, by root, its owner."""
     missing = [path for path in (folder, *folder.parents) if path.is_relative_to(root) and not path.exists()]
     for path in reversed(missing):
         path.mkdir(parents=True, exist_ok=True)
         if path != root:
             shutil.copymode(root, path)
+            give_to_owner_of(root, path)
         sync(path.parent)
+
+
+def give_to_owner_of(folder: Path, path: Path) -> None:
+    """Let the folder's people go on where somebody with sudo began."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

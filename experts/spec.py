@@ -95,7 +95,7 @@ class ExpertSpec:
 
     @cached_property
     def name(self) -> str:
-        """The catalog's name of the expert; for a backbone its file's with its version: `line@50e527a8f71d`."""
+        """The catalog's name of the expert; for a backbone with its version: `line@50e527a8f71d`."""
         return name_of(self.expert)
 
     @property

@@ -1,8 +1,12 @@
-"""Editions for tests that need no files."""
+"""Editions for tests: without files, and the first one of a line's folder."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
+from daemon.config.settings import load_config
+from daemon.line.line import load_rules_and_catalog
+from daemon.line.making import Draft, make_edition
 from daemon.line.served import Served
 from daemon.line.serving import Serving
 from experts.catalog import Catalog
@@ -26,3 +30,26 @@ def next_edition(serving: Serving, routes: Routes, catalog: Mapping[ExpertId, Ex
     served = a_served(routes, catalog or serving.current.catalog, serving.current.number + 1)
     serving.put_in_force(served, 0.0)
     return served
+
+
+class NoDaemon:
+    """A line whose daemon does not run and whose database names no edition (daemon/line/making.py, `RunningLine`)."""
+
+    def highest(self) -> int:
+        return 0
+
+    def digest(self, number: int) -> None: ...
+
+    def check(self, served: Served) -> None: ...
+
+    def adopt(self, number: int) -> None: ...
+
+
+def files_in_force(path: Path) -> Edition:
+    """Put the files of a line in force, as a first start or `coserve reload` does, without a wait for editors."""
+    config = load_config(path, {})
+    routes, catalog = load_rules_and_catalog(config)
+    experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
+    return make_edition(
+        config, "ines", lambda _: Draft(routes.text, experts, "reload", keeps_files=True), NoDaemon()
+    ).edition

@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 from experts.catalog import write_catalog
+from experts.editions.weights import WeightsStore
 
 #: `coserve run`, for `Service` and `Line`: the daemon on this PC's devices, which computes with torch.
 COSERVE_RUN = ("tools", "run")
@@ -58,13 +59,15 @@ def _eighty(*first: str) -> tuple[str, ...]:
 
 
 def a_line(folder: Path, experts: Path, *, memory: str = "150MB", **settings: Any) -> Path:
-    """A folder that `coserve run` takes; sockets and ports of its own. Weights are linked, not copied."""
+    """A folder that `coserve run` takes; sockets and ports of its own. Weights are linked, not copied.
+
+    They lie in the store of editions too: what a test does to the file that the catalog names, no daemon sees.
+    """
     (folder / "experts").mkdir(parents=True)
-    for file in experts.iterdir():
-        if file.suffix == ".safetensors":
-            os.link(file, folder / "experts" / file.name)
-        else:
-            shutil.copy(file, folder / "experts" / file.name)
+    shutil.copy(experts / "catalog.yaml", folder / "experts")
+    for file in experts.glob("*.safetensors"):
+        os.link(file, folder / "experts" / file.name)
+    link_weights(folder / "experts" / "catalog.yaml")
     (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
     config: dict[str, Any] = {
         "endpoints": {
@@ -80,6 +83,16 @@ def a_line(folder: Path, experts: Path, *, memory: str = "150MB", **settings: An
     path = folder / "coserve.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
+
+
+def link_weights(catalog: Path) -> None:
+    """Put the weights of a catalog where editions look for them: a first start then copies none."""
+    store = WeightsStore(catalog)
+    for entry in yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"].values():
+        place = store.place(entry["sha256"])
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            os.link(catalog.parent / entry["file"], place)
 
 
 def a_jpeg(seed: int = 0, width: int = 80, height: int = 60) -> bytes:

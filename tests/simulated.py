@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.simulated import SimulatedPool, SimulatedSlot
+from daemon.dispatch.pool import DevicePool, Mark, Read, device_pools
+from daemon.dispatch.simulated import SimulatedMemory, SimulatedSlot
 from daemon.policy.request import ExecutorFacts, PoolFacts
-from daemon.records import JournalKey
 from daemon.serve import serve
 from experts.catalog import write_catalog
 from experts.errors import ExpertError, WeightsError
@@ -37,7 +36,7 @@ _GPUS = 16
 
 
 class SimulatedDevices:
-    """Devices for a whole line: real executor and loader threads over pools and networks that are simulated.
+    """Devices for a whole line: real threads over memory and networks that are simulated.
 
     A load reads the weights file and checks its digest. `answer(spec, image)` stands in for a network.
     """
@@ -48,19 +47,16 @@ class SimulatedDevices:
     def gpu_count(self) -> int:
         return _GPUS
 
-    def pool(self, facts: PoolFacts) -> SimulatedPool:
-        return SimulatedPool(facts.budget_bytes, facts.device, _verify_weights)
-
-    def executor(
+    def pools(
         self,
-        facts: ExecutorFacts,
-        pool: SimulatedPool,
-        read: Callable[[JournalKey], bytes],
-        threads: int,
-        mark: Callable[[JournalKey | None], None],
+        facts: Sequence[PoolFacts],
+        executors: Sequence[ExecutorFacts],
+        read: Read,
+        new_mark: Callable[[], Mark],
         max_pixels: int,
-    ) -> ExecutorThread:
-        return ExecutorThread(facts, pool.slot, read, self._infer, mark=mark, max_pixels=max_pixels)
+    ) -> list[DevicePool]:
+        memories = {each.pool: SimulatedMemory(each.budget_bytes, _verify_weights) for each in facts}
+        return device_pools(facts, executors, memories, self._infer, read, new_mark, max_pixels)
 
     def _infer(self, _slot: SimulatedSlot, images: Sequence[Prepared], experts: Sequence[ExpertSpec]) -> list[Answer]:
         return [self._answer(expert, image) for expert, image in zip(experts, images, strict=True)]
@@ -103,8 +99,7 @@ def make_experts(folder: Path) -> None:
     """Write the experts of tests/lines.py with weights that nothing computes with, and their catalog."""
     from tests.lines import CLASSIFIERS  # here, because hundreds of daemons import this module and make none
 
-    labels = ("ok", "odd", "bad")
-    entries = {name: _expert(folder, name, "resnet18", labels, _CLASSIFIER_BYTES) for name in CLASSIFIERS}
+    entries = {name: a_classifier(folder, name, ("ok", "odd", "bad")) for name in CLASSIFIERS}
     labels = ("bridge", "void", *(f"label{number}" for number in range(78)))
     entries["yolo-solder"] = _expert(folder, "yolo-solder", "yolo11n", labels, _DETECTOR_BYTES)
     write_catalog(folder / "catalog.yaml", entries)
@@ -115,6 +110,11 @@ def a_service(config: Path, log: Path, environ: Mapping[str, str] | None = None)
     from tools.setup.service import Service
 
     return Service(config, log, environ, command=DAEMON)
+
+
+def a_classifier(folder: Path, name: str, labels: Iterable[str]) -> dict[str, Any]:
+    """Write the weights of a classifier; return its entry in the catalog of `folder`."""
+    return _expert(folder, name, "resnet18", labels, _CLASSIFIER_BYTES)
 
 
 def _expert(folder: Path, name: str, kind: str, classes: Iterable[str], weights_bytes: int) -> dict[str, Any]:

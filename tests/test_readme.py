@@ -113,7 +113,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_what_the_pages_point_to_exists() -> None:
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target, anchor in re.findall(r"\]\(([^)#\s:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
             path = page.parent / target if target else page
             assert path.exists(), (page.name, target)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from daemon.storage.decided_pictures import Decided, DecidedPicture, decided_pictures, decided_question, learned_files
 from daemon.units import utc_text
-from experts.catalog import CatalogEntry
-from experts.catalog_edit import add_to_catalog
+from experts.catalog import CatalogEntry, add_expert
 from experts.durable import replace_durably
 from experts.errors import ImageError
 from experts.spec import ExpertId, ExpertSpec
@@ -51,7 +50,7 @@ def learn(
     """Train a version, keep it as a candidate, judge stored images again with it; write the report and return it.
 
     `training` is the folder that the version in service was trained on; without it only decided pictures are used.
-    Raises CommandError, TrainingError, VersionsError.
+    Raises CommandError, TrainingError, EditionError.
     """
     in_service = _in_service(line, name)
     decided = _decided(line, name, in_service)
@@ -70,7 +69,7 @@ def learn(
         report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_progress)
         compared = _compare(report, pictures, in_service, decided.passes)
         version = change.put(line, name, out, f"learned from {len(pictures)} decisions")
-        document, *drawings = learned_files(line.versions.catalog, name)
+        document, *drawings = learned_files(line.config.catalog, name)
         for drawn, place in zip(draw_report(report, out / "reports"), drawings, strict=True):
             place.parent.mkdir(exist_ok=True)
             replace_durably(place, drawn.read_bytes())
@@ -187,8 +186,7 @@ def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) ->
         form = {key: getattr(head, key) for key in ("architecture", "input_size", "normalisation")}
         backbones = [(own.name, CatalogEntry(**form, file=str(own.file), sha256=own.sha256))]
     for name, entry in backbones[-1:]:
-        moved = entry.moved_from(line.versions.folder)
-        add_to_catalog(catalog, name, moved.model_dump(mode="json", exclude_defaults=True))
+        add_expert(catalog, name, dict(entry.moved_from(line.folder.root)))
 
 
 def _compare(

@@ -34,7 +34,7 @@ _RETRY_S = 1.0
 _CHUNK_BYTES = 4 << 20
 #: Parts of a file that are sent at the same time.
 _WINDOW = 4
-#: Hung batches that may still hold a thread, beside one batch of each executor (running_work.py).
+#: Hung batches that may still hold a thread, beside one batch of each executor (watch.py).
 _MAX_HUNG = 4
 
 
@@ -138,7 +138,7 @@ class RelayedDevice:
         match head["do"]:
             case "run":
                 run = actor.run.options(concurrency_group="batches")
-                self._ask(actor, head, lambda: run.remote(head["executor"], head["order_bytes"], body))
+                self._ask(actor, head, lambda: run.remote(head["executor"], head["batch_bytes"], body))
             case "load":
                 load, spec = actor.load.options(concurrency_group="loads"), json.dumps(head["spec"])
                 self._ask(actor, head, lambda: load.remote(head["pool"], spec))

@@ -13,13 +13,14 @@ from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Unanswered
-from daemon.records import JournalKey
-from experts.spec import ExpertSpec
+from daemon.dispatch.pool import Batch, Fault
+from daemon.policy.request import ExecutorId
+from daemon.records import JournalKey, Pixels
+from experts.spec import Answer, ExpertSpec
 
 _LENGTHS = struct.Struct(">II")
 #: The limit of a body holds a batch of large images, that of a head the JSON about it.
@@ -66,7 +67,18 @@ def code_version() -> str:
 
 # Values as JSON, and back
 
-_SPEC, _ORDER = TypeAdapter(ExpertSpec), TypeAdapter(BatchOrder)
+
+class SentImage(NamedTuple):
+    """An image of a batch: the place of its bytes behind the batch, and its head on the batch's backbone."""
+
+    key: JournalKey
+    pixels: Pixels
+    head: ExpertSpec | None = None
+
+
+_SPEC = TypeAdapter(ExpertSpec)
+#: Its number, its expert and its images.
+_BATCH = TypeAdapter(tuple[int, ExpertSpec, list[SentImage]])
 
 
 def plain_spec(spec: ExpertSpec) -> dict[str, Any]:
@@ -83,50 +95,54 @@ def _cached_in(folder: Path, spec: ExpertSpec) -> ExpertSpec:
     return replace(spec, file=folder / spec.sha256, backbone=backbone)
 
 
-def packed_order(order: BatchOrder, chosen: Sequence[int], sizes: Sequence[int]) -> bytes:
+def packed_batch(batch: Batch, chosen: Sequence[int], sizes: Sequence[int]) -> bytes:
     """Encode the images `chosen` of a batch as JSON; `sizes` are the lengths of their bytes, which follow it."""
-    places = zip(chosen, accumulate(sizes, initial=0), sizes, strict=False)
-    images = tuple(
-        replace(order.images[number], key=JournalKey(order.batch_id, begin, size)) for number, begin, size in places
-    )
-    return _ORDER.dump_json(replace(order, images=images))
+    keys = (JournalKey(batch.number, *place) for place in zip(accumulate(sizes, initial=0), sizes, strict=False))
+    images = [
+        SentImage(key, batch.images[number].pixels, batch.heads[number])
+        for number, key in zip(chosen, keys, strict=True)
+    ]
+    return _BATCH.dump_json((batch.number, batch.spec, images))
 
 
-def order_of(body: bytes, order_bytes: int, folder: Path) -> tuple[BatchOrder, dict[JournalKey, bytes]]:
-    order = _ORDER.validate_json(body[:order_bytes])
+def batch_of(
+    body: bytes, batch_bytes: int, executor: ExecutorId, folder: Path
+) -> tuple[Batch, dict[JournalKey, bytes]]:
+    number, spec, images = _BATCH.validate_json(body[:batch_bytes])
     # Each head once: a batch's images are judged together if their heads are one object.
-    heads = {image.head: image.head and _cached_in(folder, image.head) for image in order.images}
-    images = tuple(replace(image, head=heads[image.head]) for image in order.images)
-    keys = [image.key for image in images]
-    payloads = {key: body[order_bytes + key.offset : order_bytes + key.offset + key.length] for key in keys}
-    return replace(order, spec=_cached_in(folder, order.spec), images=images), payloads
+    heads = {image.head: image.head and _cached_in(folder, image.head) for image in images}
+    batch = Batch(number, executor, _cached_in(folder, spec), images, [heads[image.head] for image in images])
+    places = [(image.key, batch_bytes + image.key.offset) for image in images]
+    return batch, {key: body[begin : begin + key.length] for key, begin in places}
 
 
 class Report(BaseModel):
-    """The part of a `BatchReport` that a worker knows, checked because it comes from another PC."""
+    """The part of an ended `Batch` that a worker knows, checked because it comes from another PC."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
 
     infer_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     memory_limit: Annotated[int, Field(ge=1)] | None
     device_error: str | None
-    results: tuple[Unanswered | Answered, ...]
+    answers: tuple[Fault | Answer, ...]
+    sizes: tuple[tuple[int, int], ...]
 
 
-def plain_report(report: BatchReport) -> dict[str, Any]:
-    return Report.model_validate(report).model_dump(mode="json")
+def plain_report(batch: Batch) -> dict[str, Any]:
+    return Report.model_validate(batch).model_dump(mode="json")
 
 
 def checked_report(plain: Any, experts: Sequence[ExpertSpec]) -> Report:
     """Decode a worker's report about images at `experts`; ValueError if it cannot be one."""
     report = Report.model_validate(plain)
-    if len(report.results) != len(experts):
-        raise ValueError(f"{len(report.results)} results for {len(experts)} images")
-    answers = [each.answer if isinstance(each, Answered) else None for each in report.results]
-    for answer, expert in zip(answers, experts, strict=True):
-        labels = {answer.label, *(box.label for box in answer.detections)} if answer else set[str | None]()
+    if not len(report.answers) == len(report.sizes) == len(experts):
+        raise ValueError(f"{len(report.answers)} answers for {len(experts)} images")
+    for answer, expert in zip(report.answers, experts, strict=True):
+        if isinstance(answer, Fault):
+            continue
+        labels = {answer.label, *(box.label for box in answer.detections)}
         if unknown := labels - {*expert.classes, *([None] if expert.task == "detect" else [])}:
             raise ValueError(f"{expert.expert} has no label {', '.join(map(repr, unknown))}")
-    if not all(answer.is_finite for answer in answers if answer):
-        raise ValueError("a confidence or a box is not a finite number")
+        if not answer.is_finite:
+            raise ValueError("a confidence or a box is not a finite number")
     return report

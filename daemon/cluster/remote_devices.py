@@ -9,25 +9,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
-from daemon.cluster.messages import checked_report, packed_order, plain_spec, receive, send
+from daemon.cluster.messages import checked_report, packed_batch, plain_spec, receive, send
 from daemon.config.settings import Config, Device
+from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.orders import BatchOrder, BatchReport, Devices, Executor, Fault, ImageOrder, Pool, Unanswered
+from daemon.dispatch.pool import Batch, Devices, Fault, Mark, Pool, Read, ThreadedPool
 from daemon.errors import DeviceLostError
 from daemon.host.children import ChildSpec
-from daemon.host.worker import Worker
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId, device_of
-from daemon.records import JournalKey
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError
 from experts.spec import ExpertId, ExpertSpec, LoadReport
@@ -131,29 +129,28 @@ class RemoteDevice:
         return DeviceLostError(f"{self.name} on {host}: {self.problem or 'its worker was lost and has started again'}")
 
 
-class RemotePool:
+class RemoteSlots:
     """Expert memory of another PC's device: `load` blocks; other orders do not, and keep their order."""
 
     def __init__(self, facts: PoolFacts, device: RemoteDevice) -> None:
-        self.device = device.name
         self.budget_bytes = facts.budget_bytes
-        self._pool = facts.pool
-        self._remote = device
+        self._pool, self._device = facts.pool, device
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: Any = None) -> LoadReport:  # noqa: ARG002
+    def slot(self, expert: ExpertId) -> Any:
+        raise ExpertError(expert, f"lies on another PC, in {self._pool}")
+
+    def load(self, spec: ExpertSpec, *, source: Any = None) -> LoadReport:  # noqa: ARG002
         """Raises ExpertError, caused by DeviceLostError if the device is lost meanwhile.
 
         The report's time includes sending the weights.
         """
-        for expert in evict:
-            self.unload(expert)
         answer: Future[dict[str, Any] | None] = Future()
         began_s = time.monotonic()
         order = {"do": "load", "pool": self._pool, "files": {spec.sha256: str(spec.file)}, "spec": plain_spec(spec)}
-        self._remote.call(self._remote.life, answer.set_result, order)
+        self._device.call(self._device.life, answer.set_result, order)
         done = answer.result()
         if done is None:
-            lost = self._remote.error()
+            lost = self._device.error()
             raise ExpertError(spec.expert, str(lost)) from lost
         size = done.get("bytes")
         if "error" in done or not isinstance(size, int) or size < 0:
@@ -163,121 +160,94 @@ class RemotePool:
         return LoadReport(size, (time.monotonic() - began_s) * 1000.0)
 
     def unload(self, expert: ExpertId) -> None:
-        self._remote.tell({"do": "unload", "pool": self._pool, "expert": expert})
+        self._device.tell({"do": "unload", "pool": self._pool, "expert": expert})
 
     def resize(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._remote.resize(self._pool, budget_bytes)
+        self._device.resize(self._pool, budget_bytes)
 
 
-class _UnsentBatch(NamedTuple):
-    """A batch with its unsent images, and the report about the others."""
+class RemotePool(ThreadedPool):
+    """Memory and executors of another PC's device. An executor's thread reads the images' bytes and sends them.
 
-    order: BatchOrder
-    life: str | None
-    started_s: float
-    images: tuple[ImageOrder, ...]
-    done: BatchReport | None = None
+    Its loads are limited by the network, so it has channels of its own.
+    """
 
+    def __init__(self, facts: PoolFacts, executors: Sequence[ExecutorId], device: RemoteDevice, read: Read) -> None:
+        super().__init__(facts.pool, executors, RemoteSlots(facts, device), Channels())
+        self._device, self._read = device, read
+        device.pools[facts.pool] = facts.budget_bytes
+        device.executors |= dict.fromkeys(executors, facts.pool)
 
-def _first_part(images: tuple[ImageOrder, ...]) -> tuple[ImageOrder, ...]:
-    sizes = accumulate(image.key.length for image in images)
-    return images[: max(1, sum(size <= _MAX_PART_BYTES for size in sizes))]
+    def run(self, batch: Batch, done: Callable[[Batch], None]) -> None:
+        life, batch.started_s = self._device.life, time.monotonic()
+        self._workers[batch.executor].put(lambda: self._send(batch, 0, life, done))
 
-
-def _join_reports(first: BatchReport, then: BatchReport) -> BatchReport:
-    limits = [report.memory_limit for report in (first, then) if report.memory_limit is not None]
-    results, infer_ms = first.results + then.results, first.infer_ms + then.infer_ms
-    return replace(then, results=results, infer_ms=infer_ms, memory_limit=min(limits, default=None))
-
-
-class RemoteExecutor:
-    """One stream of batches on another PC's device. A thread reads the images' bytes and sends them."""
-
-    def __init__(self, facts: ExecutorFacts, device: RemoteDevice, read: Callable[[JournalKey], bytes]) -> None:
-        self.facts = facts
-        self._device = device
-        self._read = read
-        self._worker: Worker[_UnsentBatch] = Worker(f"executor {facts.executor}", self._send)
-        self._report: Callable[[BatchReport], None] = lambda _report: None
-
-    def start(self, report: Callable[[BatchReport], None]) -> None:
-        self._report = report
-        self._worker.start()
-
-    def submit(self, order: BatchOrder) -> None:
-        self._worker.put(_UnsentBatch(order, self._device.life, time.monotonic(), order.images))
-
-    def give_up(self) -> RequestId | None:
-        """Restart the worker, and return None: which image hangs is unknown here."""
+    def abandon_batch(self, batch: Batch) -> None:
+        """Restart the worker: which image hangs is unknown here."""
         self._device.tell({"do": "give_up"})
-        self._worker = self._worker.successor()
-        return None
+        super().abandon_batch(batch)
 
-    def stop(self, timeout_s: float) -> bool:
-        return self._worker.stop(timeout_s)
-
-    def _send(self, unsent: _UnsentBatch) -> None:
-        part, faults = replace(unsent.order, images=_first_part(unsent.images)), dict[int, Unanswered]()
-        try:
-            payloads = self._payloads(part, faults)
-            packed = packed_order(part, tuple(payloads), [*map(len, payloads.values())])
-        except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
-            failure = {"error": f"{type(error).__name__}: {error}", "is_device_error": True}
-            self._go_on(unsent, self._report_of(part, unsent.started_s, failure, {}))
-            return
-        files = {image.head.sha256: str(image.head.file) for image in part.images if image.head is not None}
-        head = {"do": "run", "executor": self.facts.executor, "files": files, "order_bytes": len(packed)}
+    def _send(self, batch: Batch, first: int, life: str | None, done: Callable[[Batch], None]) -> None:
+        """Send the images from `first` on that fit one message, and the others once these are answered."""
+        sizes = accumulate(image.key.length for image in batch.images[first:])
+        end = first + max(1, sum(size <= _MAX_PART_BYTES for size in sizes))
+        payloads: dict[int, bytes] = {}
 
         def on_answer(answer: dict[str, Any] | None) -> None:
-            self._go_on(unsent, self._report_of(part, unsent.started_s, answer, faults))
+            self._take(batch, [*payloads], answer)
+            if batch.device_error is None and end < len(batch.images):
+                self._workers[batch.executor].put(lambda: self._send(batch, end, life, done))
+                return
+            if batch.device_error is not None:
+                batch.answers[end:] = [Fault("expert_failed", batch.device_error)] * len(batch.answers[end:])
+            batch.ended_s = time.monotonic()
+            done(batch)
 
-        self._device.call(unsent.life, on_answer, head, packed, *payloads.values())
+        try:
+            for number in range(first, end):
+                try:
+                    payloads[number] = self._read(batch.images[number].key)
+                except JournalError as error:
+                    batch.answers[number] = Fault.from_unread(error)
+            packed = packed_batch(batch, [*payloads], [*map(len, payloads.values())])
+        except Exception as error:  # noqa: BLE001  the drive must learn that this batch is over
+            payloads = dict.fromkeys(range(first, end), b"")
+            on_answer({"error": f"{type(error).__name__}: {error}", "is_device_error": True})
+            return
+        heads = [head for number in payloads if (head := batch.heads[number]) is not None]
+        files = {head.sha256: str(head.file) for head in heads}
+        head = {"do": "run", "executor": batch.executor, "files": files, "batch_bytes": len(packed)}
+        self._device.call(life, on_answer, head, packed, *payloads.values())
 
-    def _go_on(self, unsent: _UnsentBatch, part: BatchReport) -> None:
-        rest = unsent.images[len(part.results) :]
-        if unsent.done is not None:
-            part = _join_reports(unsent.done, part)
-        if rest and part.device_error is None:
-            self._worker.put(unsent._replace(images=rest, done=part))
+    def _take(self, batch: Batch, numbers: Sequence[int], answer: dict[str, Any] | None) -> None:
+        """Fill in what the worker said about the images `numbers`."""
+        if answer is None:
+            batch.is_lost = True
+            reason = batch.device_error = str(self._device.error())
+        elif answer.get("is_device_error"):
+            reason = batch.device_error = str(answer.get("error"))
+        elif "report" not in answer:
+            reason = str(answer.get("error", "no answer"))
         else:
-            lost = (Unanswered("expert_failed", part.device_error or ""),) * len(rest)
-            self._report(replace(part, results=part.results + lost))
-
-    def _payloads(self, order: BatchOrder, faults: dict[int, Unanswered]) -> dict[int, bytes]:
-        payloads: dict[int, bytes] = {}
-        for number, image in enumerate(order.images):
             try:
-                payloads[number] = self._read(image.key)
-            except JournalError as error:
-                fault: Fault = "unreadable" if isinstance(error.__cause__, OSError) else "bad_image"
-                faults[number] = Unanswered(fault, str(error))
-        return payloads
-
-    def _report_of(
-        self, order: BatchOrder, started_s: float, answer: dict[str, Any] | None, faults: dict[int, Unanswered]
-    ) -> BatchReport:
-        name, times_s = self.facts.executor, (started_s, time.monotonic())
-        reason = error = str(self._device.error()) if answer is None else None
-        if answer is not None and answer.get("is_device_error"):
-            reason = error = str(answer.get("error"))
-        elif answer is not None and "report" in answer:
-            experts = [image.head or order.spec for n, image in enumerate(order.images) if n not in faults]
-            try:
-                report = checked_report(answer["report"], experts)
+                report = checked_report(answer["report"], [batch.expert_of(number) for number in numbers])
             except ValueError as mistake:
-                reason = error = f"its worker sent no report: {' '.join(str(mistake).split())[:300]}"
+                reason = batch.device_error = f"its worker sent no report: {' '.join(str(mistake).split())[:300]}"
             else:
-                results = iter(report.results)
-                whole = tuple(faults.get(number) or next(results) for number in range(len(order.images)))
-                outcome = report.infer_ms, report.memory_limit, report.device_error
-                return BatchReport(name, order.batch_id, whole, *times_s, *outcome)
-        lost = (Unanswered("expert_failed", reason or (answer or {}).get("error", "no answer")),) * len(order.images)
-        return BatchReport(name, order.batch_id, lost, *times_s, 0.0, None, error, is_lost=answer is None)
+                for number, given, size in zip(numbers, report.answers, report.sizes, strict=True):
+                    batch.answers[number], batch.sizes[number] = given, size
+                limits = [limit for limit in (batch.memory_limit, report.memory_limit) if limit is not None]
+                batch.memory_limit = min(limits, default=None)
+                batch.infer_ms += report.infer_ms
+                batch.device_error = report.device_error
+                return
+        for number in numbers:
+            batch.answers[number] = Fault("expert_failed", reason)
 
 
 class ClusterDevices:
-    """`Devices` (orders.py) of this PC and of others, and the connection to the Ray driver."""
+    """`Devices` (pool.py) of this PC and of others, and the connection to the Ray driver."""
 
     def __init__(self, path: Path, config: Config, own: Devices) -> None:
         self._path = path
@@ -298,27 +268,21 @@ class ClusterDevices:
     def gpu_count(self) -> int:
         return self._own.gpu_count()
 
-    def pool(self, facts: PoolFacts) -> Pool:
-        device = self._remote.get(facts.device)
-        if device is None:
-            return self._own.pool(facts)
-        device.pools[facts.pool] = facts.budget_bytes
-        return RemotePool(facts, device)
-
-    def executor(
+    def pools(
         self,
-        facts: ExecutorFacts,
-        pool: Any,
-        read: Callable[[JournalKey], bytes],
-        threads: int,
-        mark: Callable[[JournalKey | None], None],
+        facts: Sequence[PoolFacts],
+        executors: Sequence[ExecutorFacts],
+        read: Read,
+        new_mark: Callable[[], Mark],
         max_pixels: int,
-    ) -> Executor:
-        device = self._remote.get(device_of(facts.pool))
-        if device is None:
-            return self._own.executor(facts, pool, read, threads, mark, max_pixels)
-        device.executors[facts.executor] = facts.pool
-        return RemoteExecutor(facts, device, read)
+    ) -> Sequence[Pool]:
+        own = [each for each in facts if each.device not in self._remote]
+        remote = [
+            RemotePool(each, [one.executor for one in executors if one.pool == each.pool], device, read)
+            for each in facts
+            if (device := self._remote.get(each.device)) is not None
+        ]
+        return [*self._own.pools(own, executors, read, new_mark, max_pixels), *remote]
 
     def children(self) -> list[ChildSpec]:
         fd = self._theirs.fileno()

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from daemon.cluster.messages import code_version, order_of, plain_report, spec_of
-from daemon.dispatch.orders import BatchReport, Unanswered
+from daemon.cluster.messages import batch_of, code_version, plain_report, spec_of
+from daemon.dispatch.pool import Batch, Fault
 from daemon.errors import is_device_error
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, device_of
 from daemon.records import JournalKey
 from daemon.units import size_text
 from experts.catalog import is_digest
@@ -138,26 +138,19 @@ class DeviceWorker:
         of_device = json.loads(about)
         name = of_device["device"]
         self._cache = ExpertCache(Path(os.environ[CACHE]), int(os.environ[CACHE_SIZE]))
-        devices = TorchDevices({name: Device(**of_device["settings"])})
-        self._pools = {
-            PoolId(pool): devices.pool(PoolFacts(PoolId(name), "cpu", budget_bytes, 1))
-            for pool, budget_bytes in of_device["pools"].items()
-        }
+        own = {pool: PoolId(pool.replace(device_of(PoolId(pool)), name, 1)) for pool in of_device["pools"]}
         self._payloads: dict[JournalKey, bytes] = {}
-        self._ends: dict[int, queue.SimpleQueue[BatchReport]] = {}
-        self._executors = {
-            executor: devices.executor(
-                ExecutorFacts(ExecutorId(executor), PoolId(pool)),
-                self._pools[PoolId(pool)],
-                self._payloads.__getitem__,
-                of_device["settings"]["threads"],
-                lambda _key: None,
-                of_device["max_pixels"],
-            )
-            for executor, pool in of_device["executors"].items()
-        }
-        for executor in self._executors.values():
-            executor.start(lambda report: self._ends[report.batch_id].put(report))
+        pools = TorchDevices({name: Device(**of_device["settings"])}).pools(
+            [PoolFacts(own[pool], "cpu", budget_bytes, 1) for pool, budget_bytes in of_device["pools"].items()],
+            [ExecutorFacts(ExecutorId(name), own[pool]) for name, pool in of_device["executors"].items()],
+            self._payloads.__getitem__,
+            lambda: lambda _key: None,
+            of_device["max_pixels"],
+        )
+        self._pools = dict(zip(own, pools, strict=True))
+        self._pool_of = {executor: self._pools[pool] for executor, pool in of_device["executors"].items()}
+        for pool in pools:
+            pool.start()
 
     def ping(self) -> None:
         """Show that this process is alive."""
@@ -183,7 +176,7 @@ class DeviceWorker:
         if missing := self._cache.missing([spec.sha256]):
             return json.dumps({"missing": missing})
         try:
-            done = self._pools[PoolId(pool)].load(spec)
+            done = self._pools[pool].slots.load(spec)
         except ExpertError as error:
             if missing := self._cache.drop_altered([spec.sha256]):
                 return json.dumps({"missing": missing})
@@ -194,27 +187,26 @@ class DeviceWorker:
     def unload(self, pool: str, expert: str) -> None:
         """Unload an expert, unless it went with an earlier life of the device."""
         with suppress(ExpertError):
-            self._pools[PoolId(pool)].unload(ExpertId(expert))
+            self._pools[pool].slots.unload(ExpertId(expert))
 
     def resize(self, pool: str, budget_bytes: int) -> None:
-        self._pools[PoolId(pool)].resize(budget_bytes)
+        self._pools[pool].slots.resize(budget_bytes)
 
-    def run(self, executor: str, order_bytes: int, body: bytes) -> str:
-        """Run a batch (`order_of`); return `missing` digests of heads, or its `report`."""
-        order, payloads = order_of(body, order_bytes, self._cache.folder)
-        heads = [image.head.sha256 for image in order.images if image.head is not None]
+    def run(self, executor: str, batch_bytes: int, body: bytes) -> str:
+        """Run a batch (`batch_of`); return `missing` digests of heads, or its `report`."""
+        batch, payloads = batch_of(body, batch_bytes, ExecutorId(executor), self._cache.folder)
+        heads = [head.sha256 for head in batch.heads if head is not None]
         if missing := self._cache.missing(heads):
             return json.dumps({"missing": missing})
-        end = self._ends[order.batch_id] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._payloads |= payloads
         try:
-            self._executors[executor].submit(order)
-            report = end.get()
-            has_failed = any(isinstance(each, Unanswered) and each.fault == "expert_failed" for each in report.results)
+            self._pool_of[executor].run(batch, ended.put)
+            ended.get()
+            has_failed = any(isinstance(each, Fault) and each.kind == "expert_failed" for each in batch.answers)
             if has_failed and (missing := self._cache.drop_altered(heads)):
                 return json.dumps({"missing": missing})
-            return json.dumps({"report": plain_report(report)})
+            return json.dumps({"report": plain_report(batch)})
         finally:
-            del self._ends[order.batch_id]
             for key in payloads:
                 self._payloads.pop(key, None)

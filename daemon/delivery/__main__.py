@@ -17,7 +17,7 @@ from daemon.host.logs import configure_logs
 from daemon.storage.database.connections import StoreError
 from daemon.units import printable
 
-#: It takes about 70 MB. Beyond this it fails and is started again, and the unit's MemoryMax= stays the line's.
+#: A consumer takes about 70 MB. Beyond this it fails and restarts, instead of using up the unit's MemoryMax=.
 _MAX_MEMORY_BYTES = 512 * 2**20
 
 

@@ -21,7 +21,7 @@ from routing_rules.load import KeyPath
 
 _UNSET = f"{CREDENTIALS} is not set here: systemd sets it for a unit with LoadCredential="
 _PAGE_BYTES = 4096
-#: A writer and a reader do not wait for each other: what was read half-written is read again.
+#: Reader and writer take no lock: a half-written page is read again.
 _TRIES = 5
 _MAX_TEXT = 600
 

@@ -1,7 +1,7 @@
 """The position of a consumer, in a file of its own that outlives a kill and a power cut.
 
-A restored database gives numbers again that were delivered for other messages: its new epoch says so. Marks remember
-when some earlier messages were made, and so name the last message that both databases have.
+A restored database reuses numbers for other messages; its new epoch shows that. Marks remember when earlier messages
+were made, so they find the last message that both databases have.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class PositionError(Exception):
 
 
 class Mark(NamedTuple):
-    """A delivered message: `seq` and its `at`, which no other message of that `seq` has."""
+    """A delivered message. `at` tells it from a message with the same `seq` in another history."""
 
     seq: int
     at: str
@@ -33,8 +33,8 @@ class Mark(NamedTuple):
 class DeliveryPosition:
     """Everything up to `seq` is delivered. `missed` counts what was pruned before delivery.
 
-    `epoch` is the database's; None was saved by CoServe 1.0. What is pruned up to `counted_to` is in that count
-    already, or was gone before there was this consumer.
+    `epoch` is the database's; None was saved by CoServe 1.0. What was pruned up to `counted_to` is counted
+    already, or was gone before this consumer existed.
     """
 
     seq: Annotated[int, Field(ge=0, alias="position")]
@@ -44,7 +44,7 @@ class DeliveryPosition:
     epoch: str | None = None
 
     def moved(self, seq: int, there: Sequence[Mark] = ()) -> "DeliveryPosition":
-        """Return the position after delivery up to `seq`; `there` are messages since this one that were not pruned."""
+        """Return the position after delivery up to `seq`; `there` are the messages in between that still exist."""
         after = max(self.seq, self.counted_to)
         gone = max(0, seq - after) - sum(after < mark.seq <= seq for mark in there)
         return replace(
@@ -60,7 +60,7 @@ class DeliveryPosition:
 
 
 def _thinned(marks: Sequence[Mark]) -> tuple[Mark, ...]:
-    """Keep fewer marks the older they are: of each power of two of the distance from the newest, the oldest one."""
+    """Keep the oldest mark for each power-of-two distance from the newest."""
     newest = marks[-1].seq
     oldest: dict[int, Mark] = {}
     for mark in reversed(marks):

@@ -1,7 +1,7 @@
 """Channels for weights: one transfer at a time on each, urgent loads before loads that may be needed later.
 
-All pools share the disk as one channel; each GPU has one from host memory, and host memory its own. Two simultaneous
-transfers would each take twice as long.
+All pools of a machine share the disk as one channel; each GPU has one from host memory, and host memory its own. Two
+simultaneous transfers would each take twice as long.
 """
 
 import threading
@@ -53,7 +53,7 @@ _MAX_HUNG_THREADS = 4
 
 
 class Channel:
-    """A thread that makes one transfer after the other. Each user opens the channel, and closes it when done."""
+    """A thread that makes one transfer after the other. Each pool that uses it opens it, and closes it when done."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,13 +72,13 @@ class Channel:
             if self._users == 1 and not self._closed:
                 self._thread.start()
 
-    def transfer(self, load: Load, carry_out: Callable[[], T], report: Callable[[T], None]) -> None:
-        """Call `carry_out` when its turn comes; `report` gets its result once `load` is not `under_way` any more."""
+    def transfer(self, load: Load, carry_out: Callable[[], T], done: Callable[[T], None]) -> None:
+        """Call `carry_out` when its turn comes; `done` gets its result once `load` is not `under_way` any more."""
         with self._changed:
-            self._waiting.put(load.cause, (load, carry_out, report))
+            self._waiting.put(load.cause, (load, carry_out, done))
             self._changed.notify_all()
 
-    def give_up(self, load: Load) -> None:
+    def abandon(self, load: Load) -> None:
         """If `load` is under way, leave its thread behind and go on in a new one."""
         with self._changed:
             self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
@@ -108,9 +108,9 @@ class Channel:
 
     def _run(self) -> None:
         while (transfer := self._next()) is not None:
-            _, carry_out, report = transfer
+            _, carry_out, done = transfer
             try:
-                report(self._carry_out(carry_out))
+                done(self._carry_out(carry_out))
             except Exception:  # noqa: BLE001  a defect of one transfer must not stop the others
                 self._log.exception("transfer_defect")
 

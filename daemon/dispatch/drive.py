@@ -15,20 +15,20 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from daemon.dispatch.flow import MAX_LOSSES, Chains, ImageAnswer, ImageFlow
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
-from daemon.dispatch.running_work import ExecutorHealth, HungBatch, Running, RunningWork
+from daemon.dispatch.chains import MAX_LOSSES, Chains, Judged
+from daemon.dispatch.pool import Batch, LoadEnd, Pool
 from daemon.dispatch.scheduler_control import SchedulerControl, executor_rows, memory_rows, pool_rows, queue_lengths
 from daemon.dispatch.trace import Makeup, RecordingScheduler
+from daemon.dispatch.watch import ExecutorHealth, RunningWork
 from daemon.line.served import Served
 from daemon.line.serving import Serving
-from daemon.policy.actions import Load, Run, Wait
+from daemon.policy.actions import Run, Wait
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.predict import expert_facts
-from daemon.policy.request import ExpertFacts, PoolId, Request, device_of
+from daemon.policy.request import ExpertFacts, PoolId, device_of
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId, ExpertSpec, name_of, resident_in
+from experts.spec import Answer, ExpertId, name_of, resident_in
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
 _AFTER_DEFECT_S = 0.5
@@ -49,7 +49,7 @@ class DriveCall(Generic[R]):
 
 
 #: None: stop.
-Event = tuple[Accepted, ...] | BatchReport | LoadEnd | DriveCall[Any] | None
+Event = tuple[Accepted, ...] | Batch | LoadEnd | DriveCall[Any] | None
 
 
 class Events:
@@ -82,9 +82,10 @@ class Events:
 
 
 class DriveReports(Protocol):
-    """Called on the drive's thread; none may block."""
+    """Called on the drive's thread; none may block. A turn's answers and outcomes come together."""
 
-    def finished(self, outcome: Outcome) -> None: ...
+    def judged(self, answers: list[Judged]) -> None: ...
+    def finished(self, outcomes: list[Outcome]) -> None: ...
     def bad_image(self, image: Accepted, reason: str) -> None: ...
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
@@ -93,13 +94,13 @@ class DriveReports(Protocol):
 
 
 class Drive:
-    """Runs the scheduler over executors and loaders; `start` takes the receiver of its reports.
+    """Runs the scheduler over the pools of devices; `start` takes the receiver of its reports.
 
     `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
-    `chains` gives each image's next expert, `serving` the editions, `usage` their usage probabilities as counted in a
-    profile. `record` is the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far
-    longer than predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since
-    the database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    `serving` are the editions, `usage` the usage probabilities of their experts as counted in a profile. `record` is
+    the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far longer than
+    predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since the
+    database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
     """
 
     _reports: DriveReports
@@ -107,10 +108,8 @@ class Drive:
     def __init__(  # noqa: PLR0913  app.py names each part it wires
         self,
         makeup: Makeup,
-        chains: Chains,
         serving: Serving,
-        executors: Sequence[Executor],
-        loaders: Sequence[Loader],
+        pools: Iterable[Pool],
         *,
         usage: Mapping[str, float] | None = None,
         record: Path | None = None,
@@ -126,26 +125,32 @@ class Drive:
         self._makeup = makeup
         self._serving = serving
         self._scheduler = RecordingScheduler(makeup, record) if record else makeup.scheduler()
-        self._work = RunningWork(executors, loaders, hang_after_s, clock)
-        self._flow = ImageFlow(
+        self._events = Events()
+        by_name = {pool.pool: pool for pool in pools}
+        self._work = RunningWork(
+            {facts.pool: by_name[facts.pool] for facts in makeup.pools},
+            makeup.executors,
+            hang_after_s,
+            clock,
+            self._events.put,
+        )
+        self._chains = Chains(
             self._scheduler,
-            chains,
             serving,
-            on_outcome=self._finish,
-            on_bad_image=self._refuse,
             hang_after_s=hang_after_s,
             clock=clock,
+            wall=wall,
         )
         self._health = ExecutorHealth(makeup.executors, self._scheduler)
-        self._control = SchedulerControl(self._scheduler, self._flow, self._health)
-        self._events = Events()
+        self._control = SchedulerControl(self._scheduler, self._chains, self._health)
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._remote_pools = {facts.pool for facts in makeup.pools if facts.is_remote}
-        self._fresh_loads: dict[tuple[PoolId, ExpertId], FreshLoad] = {}
+        #: Loads that no batch has used yet, and when they ended: the first batch records them.
+        self._fresh_loads: dict[tuple[PoolId, ExpertId], tuple[float, float]] = {}
         self._last_batch_id = last_batch_id
         self._switches = 0
         self._stopping = False
-        self._filling = set(self._work.loaders)
+        self._filling = set(self._work.pools)
         self._failing = False
         #: The newest answer to `ask("status")`, for other threads; empty before the first.
         self.last_status: dict[str, Any] = {}
@@ -158,7 +163,7 @@ class Drive:
 
     def start_devices(self, reports: DriveReports) -> None:
         self._reports = reports
-        self._work.start(self._events.put)
+        self._work.start()
 
     def accept(self, images: Sequence[Accepted]) -> None:
         self._events.put(tuple(images))
@@ -194,7 +199,7 @@ class Drive:
 
         def note() -> None:
             self._health.device_lost(device, reason, was_there=was_there)
-            self._flow.last_error = f"device {device}: {reason}"
+            self._chains.last_error = f"device {device}: {reason}"
             self._note_failures()
 
         self._call(note)
@@ -240,7 +245,7 @@ class Drive:
     @property
     def is_filling(self) -> bool:
         """True during the pools' initial fill, until the first verdict."""
-        return bool(self._filling) and self._flow.completed == 0
+        return bool(self._filling) and self._chains.completed == 0
 
     @property
     def has_events(self) -> bool:
@@ -248,16 +253,16 @@ class Drive:
 
     @property
     def images_under_way(self) -> int:
-        return self._flow.under_way
+        return self._chains.under_way
 
     @property
     def is_failing(self) -> bool:
         """True while something hangs or is out of service, an expert cannot be loaded, or images cannot be read."""
-        return self._failing or self._flow.parked > 0
+        return self._failing or self._chains.parked > 0
 
     @property
     def last_error(self) -> tuple[str | None, float]:
-        return self._flow.last_error, self._flow.last_error_at_s
+        return self._chains.last_error, self._chains.last_error_at_s
 
     # The drive thread
 
@@ -265,7 +270,21 @@ class Drive:
         """Handle events and carry out decisions; return when to turn again without an event (drive clock)."""
         for event in self._events.take(timeout_s):
             self._handle(event)
-        return None if self._stopping else self._decide()
+        if self._stopping:
+            self._report()
+            return None
+        return self._decide()
+
+    def _report(self) -> None:
+        chains = self._chains
+        judged, bad_images, outcomes = chains.judged, chains.bad_images, chains.outcomes
+        chains.judged, chains.bad_images, chains.outcomes = [], [], []
+        if judged:
+            self._reports.judged(judged)
+        for image, reason in bad_images:  # before its outcome, after which the journal may delete its bytes
+            self._reports.bad_image(image, reason)
+        if outcomes:
+            self._reports.finished(outcomes)
 
     def _loop(self) -> None:
         until_s: float | None = self._clock()
@@ -275,14 +294,14 @@ class Drive:
                 until_s = self.turn(timeout_s)
             except Exception as error:  # noqa: BLE001  a defect of ours must not end the line
                 self._log.exception("drive_defect")
-                self._flow.last_error = f"{type(error).__name__}: {error}"
+                self._chains.last_error = f"{type(error).__name__}: {error}"
                 until_s = self._clock() + _AFTER_DEFECT_S
                 time.sleep(_AFTER_DEFECT_S)
         self._events.refuse_the_rest()
 
     def _handle(self, event: Event) -> None:
         match event:
-            case BatchReport():
+            case Batch():
                 self._batch_ended(event)
             case LoadEnd():
                 self._load_ended(event)
@@ -292,9 +311,9 @@ class Drive:
                 except Exception as error:  # noqa: BLE001  the caller gets it
                     event.answer.set_exception(error)
             case None:
-                self._stopping = self._flow.is_stopping = True
+                self._stopping = self._chains.is_stopping = True
             case images if not self._stopping:
-                self._flow.admit(images)
+                self._chains.admit(images)
             case _:
                 pass
 
@@ -303,11 +322,11 @@ class Drive:
         if due := self._serving.due(now):
             self._end_editions(due)
         self._check_for_hangs(now)
-        wakes = [self._serving.next_end_s(), self._flow.retry_and_expire(now), self._health.next_try_s(now)]
-        for pool in self._scheduler.pools_to_ask(self._work.loaders, now):
+        wakes = [self._serving.next_end_s(), self._chains.retry_and_expire(now), self._health.next_try_s(now)]
+        self._report()
+        for pool in self._scheduler.pools_to_ask(self._work.pools, now):
             while not isinstance(change := self._scheduler.next_load(pool, now), Wait):
-                order = LoadOrder(change, self._flow.resident[change.expert]) if isinstance(change, Load) else change
-                self._work.change(pool, order)
+                self._work.change(change, self._chains.resident)
             wakes.append(change.until_s)
             if not self._work.is_loading(pool):
                 self._filling.discard(pool)  # a loader fills its pool only while nothing else is wanted
@@ -332,16 +351,31 @@ class Drive:
         queued, unloaded = queue_lengths(seen)
         waiting = sum(seen.queued.values())
         busy = {str(name): round(share, 4) for name, share in self._work.busy_shares().items()}
-        self._reports.sampled(QueueSample(self._wall(), self._flow.under_way, waiting, unloaded, queued, busy))
+        self._reports.sampled(QueueSample(self._wall(), self._chains.under_way, waiting, unloaded, queued, busy))
 
     def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
-        images = tuple(self._flow.order_of(request) for request in run.batch)
-        order = BatchOrder(self._last_batch_id, self._flow.resident[run.expert], images)
+        chains = [self._chains.of(request) for request in run.batch]
+        batch = Batch(
+            number=self._last_batch_id,
+            executor=run.executor,
+            spec=self._chains.resident[run.expert],
+            images=[chain.image for chain in chains],
+            heads=[chain.head for chain in chains],
+            requests=run.batch,
+            load_ms=self._load_ms(run),
+            began_s=now,
+        )
+        self._work.begin(batch, self._scheduler.predicted_s(run.executor, run.expert, len(chains)))
+
+    def _load_ms(self, run: Run) -> float:
+        """Return how long a batch waited for the load of its expert, if it is the first that uses it."""
         fresh = self._fresh_loads.pop((self._work.pool_of(run.executor), run.expert), None)
-        load_ms = fresh.held_up_ms(run.batch) if fresh else 0.0
-        predicted_s = self._scheduler.predicted_s(run.executor, run.expert, len(images))
-        self._work.begin(Running(run, order, load_ms, now), predicted_s)
+        if fresh is None:
+            return 0.0
+        load_ms, ended_s = fresh
+        since_s = min(request.arrived_s for request in run.batch)
+        return min(load_ms, max(0.0, ended_s - since_s) * 1000.0)
 
     def _load_ended(self, end: LoadEnd) -> None:
         load, now = end.load, self._clock()
@@ -350,13 +384,13 @@ class Drive:
                 "hung_load_ended", expert=name_of(load.expert), device=load.pool, error=end.error or "none"
             )
             self._scheduler.hung_load_ended(load)
-            self._flow.release(load.expert)
+            self._chains.release(load.expert)
             self._note_failures()
             return
         if end.error is not None:
-            self._flow.last_error = end.error
+            self._chains.last_error = end.error
             for request in self._scheduler.load_failed(load, end.error, now, end.is_device_error):
-                self._flow.end(request, "expert_failed")
+                self._chains.end(request, "expert_failed")
             if end.is_device_error:
                 self._health.load_failed(load.pool, end.error, now)
             self._note_failures()
@@ -364,98 +398,92 @@ class Drive:
         self._scheduler.load_done(load, end.load_ms / 1000.0)
         if self._failing:
             self._note_failures()
-            self._flow.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
-        self._fresh_loads[load.pool, load.expert] = FreshLoad(end.load_ms, now)
+            self._chains.release(load.expert)  # it may have been loaded into another pool than the one whose load hangs
+        self._fresh_loads[load.pool, load.expert] = end.load_ms, now
         self._switches += load.cause != "startup"
         self._reports.switched(_switch_of(end, self._wall()))
 
-    def _batch_ended(self, report: BatchReport) -> None:
-        running, is_late = self._work.ended(report)
-        pool = self._work.pool_of(report.executor)
-        if is_late:
-            self._log.warning("hung_batch_ended", executor=report.executor, expert=name_of(running.run.expert))
-            self._scheduler.hung_batch_ended(pool, running.run.expert)
+    def _batch_ended(self, batch: Batch) -> None:
+        self._work.ended(batch)
+        pool, expert = self._work.pool_of(batch.executor), batch.spec.expert
+        if batch.is_abandoned:
+            self._log.warning("hung_batch_ended", executor=batch.executor, expert=name_of(expert))
+            self._scheduler.hung_batch_ended(pool, expert)
             self._note_failures()
             return
-        if report.memory_limit is not None:
-            self._scheduler.limit_batch(report.executor, running.run.expert, report.memory_limit)
+        if batch.memory_limit is not None:
+            self._scheduler.limit_batch(batch.executor, expert, batch.memory_limit)
         # Before any next step is queued: until then the scheduler counts this batch as still sending images on.
-        if any(isinstance(result, Answered) for result in report.results):
-            self._scheduler.batch_done(report.executor, report.ended_s - report.started_s)
+        if batch.has_answers:
+            self._scheduler.batch_done(batch.executor, batch.ended_s - batch.started_s)
         else:
-            self._scheduler.batch_failed(report.executor)
-        self._note_health(report)
-        wall_ahead_s = self._wall() - self._clock()
-        self._reports.batch_done(_batch_of(running.run, running.order, report, pool, running.load_ms, wall_ahead_s))
-        for request, image, result in zip(running.run.batch, running.order.images, report.results, strict=True):
-            if isinstance(result, Answered):
-                spec = image.head or running.order.spec
-                stage = _stage_of(request, result, spec, report, pool, running.load_ms)
-                self._flow.answered(ImageAnswer(request.request_id, result.answer, result.image_size, stage))
+            self._scheduler.batch_failed(batch.executor)
+        self._note_health(batch)
+        self._reports.batch_done(_record_of(batch, device_of(pool), self._wall() - self._clock()))
+        is_device_error = batch.device_error is not None
+        for number, (request, answer) in enumerate(zip(batch.requests, batch.answers, strict=True)):
+            if isinstance(answer, Answer):
+                stage = _stage_of(batch, number, answer, device_of(pool))
+                self._chains.answered(request, answer, batch.sizes[number], stage)
             else:
-                self._flow.unanswered(
-                    request, result, is_device_error=report.device_error is not None, is_lost=report.is_lost
-                )
+                self._chains.unanswered(request, answer, is_device_error=is_device_error, is_lost=batch.is_lost)
 
-    def _note_health(self, report: BatchReport) -> None:
-        if report.device_error is None:
-            was_answered = any(isinstance(result, Answered) for result in report.results)
-            if was_answered and self._health.batch_answered(report.executor):
+    def _note_health(self, batch: Batch) -> None:
+        if batch.device_error is None:
+            if batch.has_answers and self._health.batch_answered(batch.executor):
                 self._note_failures()
             return
-        self._flow.last_error = f"executor {report.executor}: {report.device_error}"
-        if not report.is_lost:  # else `device_lost` follows
-            self._health.batch_failed(report.executor, report.device_error, self._clock())
+        self._chains.last_error = f"executor {batch.executor}: {batch.device_error}"
+        if not batch.is_lost:  # else `device_lost` follows
+            self._health.batch_failed(batch.executor, batch.device_error, self._clock())
         self._note_failures()
 
     # Hangs
 
     def _check_for_hangs(self, now: float) -> None:
         batches, loads = self._work.hung_batches(now), self._work.hung_loads(now)
-        for batch in batches:
-            self._leave_batch(batch, now)
-        for hung in loads:  # resident experts continue, and the disk may recover
-            load, expert, seconds = hung.load, name_of(hung.load.expert), round(hung.seconds, 1)
-            self._log.error("load_hung", expert=expert, device=load.pool, seconds=seconds)
-            self._flow.last_error = f"the load of {expert} to {load.pool} did not end within {hung.seconds:.0f} s"
-            self._flow.park(self._scheduler.load_hung(load))
+        for batch, seconds in batches:
+            self._leave_batch(batch, seconds, now)
+        for load, seconds in loads:  # resident experts continue, and the disk may recover
+            expert = name_of(load.expert)
+            self._log.error("load_hung", expert=expert, device=load.pool, seconds=round(seconds, 1))
+            self._chains.last_error = f"the load of {expert} to {load.pool} did not end within {seconds:.0f} s"
+            self._chains.park(self._scheduler.load_hung(load))
         if batches or loads:
             self._note_failures()
 
-    def _leave_batch(self, hung: HungBatch, now: float) -> None:
+    def _leave_batch(self, batch: Batch, seconds: float, now: float) -> None:
         """Retry all images but the one whose decoding hangs; else blame the expert, or another PC's device."""
-        run = hung.running.run
-        expert = name_of(run.expert)
-        is_remote = self._work.pool_of(run.executor) in self._remote_pools
-        images, seconds = self._flow.names(run.batch), round(hung.seconds, 1)
-        self._log.error("executor_hung", executor=run.executor, expert=expert, images=images, seconds=seconds)
-        self._scheduler.batch_hung(run.executor)
-        blamed = next((request for request in run.batch if request.request_id == hung.preparing), None)
-        if blamed is not None:
-            self._flow.is_bad(blamed, f"its decoding did not end within {hung.seconds:.0f} s")
+        executor, expert, decoding = batch.executor, batch.spec.name, batch.decoding
+        is_remote = self._work.pool_of(executor) in self._remote_pools
+        images = self._chains.names(batch.requests)
+        self._log.error("executor_hung", executor=executor, expert=expert, images=images, seconds=round(seconds, 1))
+        self._scheduler.batch_hung(executor)
+        if decoding is not None:
+            self._chains.is_bad(batch.requests[decoding], f"its decoding did not end within {seconds:.0f} s")
         else:
-            reason = f"a batch of {expert} on {run.executor} did not end within {hung.seconds:.0f} s"
-            self._flow.last_error = reason
+            reason = f"a batch of {expert} on {executor} did not end within {seconds:.0f} s"
+            self._chains.last_error = reason
             if not is_remote:  # else `device_lost` follows
-                self._health.batch_failed(run.executor, reason, now)
-                if self._health.hangs_again(run.expert):
+                self._health.batch_failed(executor, reason, now)
+                if self._health.hangs_again(batch.spec.expert):
                     self._log.error("expert_hangs", expert=expert, reason=reason)
                     why = f"{reason}, twice; replace the expert and reload"
-                    self._flow.end_all(self._scheduler.fail(run.expert, why))
-        for request in run.batch:
-            if request is not blamed:
-                self._flow.again(request, MAX_LOSSES if is_remote else 1)
+                    self._chains.end_all(self._scheduler.fail(batch.spec.expert, why))
+        for number, request in enumerate(batch.requests):
+            if number != decoding:
+                self._chains.again(request, MAX_LOSSES if is_remote else 1)
 
     def _take_editions(self, newest: Served) -> None:
         pools = self._scheduler.snapshot().pools
         self._serving.know(newest)
         lost = self._scheduler.replace_facts(facts_of((newest, *self._serving.all()), self._usage))
-        self._flow.take_editions()
+        self._chains.take_editions()
         self._health.forget_hangs()
-        self._flow.end_all(lost)
+        self._chains.end_all(lost)
         self._note_failures()
         if not self._failing:
-            self._flow.last_error = None
+            self._chains.last_error = None
         self._pin_new_versions(newest, [(expert, pool.pool) for pool in pools for expert in pool.pinned])
 
     def _end_editions(self, numbers: list[int]) -> None:
@@ -470,17 +498,11 @@ class Drive:
         for expert, pool in pins:
             if expert not in newest and (name := name_of(expert)) in by_name:
                 try:
-                    if expert in self._flow.resident:
+                    if expert in self._chains.resident:
                         self._scheduler.unpin(expert, pool)
                     self._scheduler.pin(by_name[name], pool)
                 except OperationRefusedError as error:
-                    self._flow.last_error = f"{name} is not pinned any more: {error.reason}"
-
-    def _finish(self, outcome: Outcome) -> None:
-        self._reports.finished(outcome)
-
-    def _refuse(self, image: Accepted, reason: str) -> None:
-        self._reports.bad_image(image, reason)
+                    self._chains.last_error = f"{name} is not pinned any more: {error.reason}"
 
     def _note_failures(self) -> None:
         failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._work.hanging()
@@ -493,24 +515,23 @@ class Drive:
     def _status(self) -> dict[str, Any]:
         now = self._scheduler.snapshot()
         self._note_failures()
-        facts = [executor.facts for executor in self._work.executors.values()]
+        facts = self._makeup.executors
         self.last_status = {
             "policy": self._makeup.policy,
             "executors": executor_rows(facts, now, self._work.busy_shares(), self._health.out_of_service()),
             "expert_switches": self._switches,
-            "completed": self._flow.completed,
-            "under_way": self._flow.under_way,
+            "completed": self._chains.completed,
+            "under_way": self._chains.under_way,
             "failed": {name_of(expert): why for expert, why in now.failed.items()},
-            "last_error": self._flow.last_error,
+            "last_error": self._chains.last_error,
             "pools": pool_rows(facts, now),
             "queued": dict(zip(("by_device", "unloaded"), queue_lengths(now), strict=True)),
-            "retries": self._flow.retries,
+            "retries": self._chains.retries,
         }
         return dict(self.last_status)
 
     def _memory(self) -> dict[str, Any]:
-        facts = (executor.facts for executor in self._work.executors.values())
-        return {"pools": memory_rows(facts, self._scheduler.snapshot(), self._flow.resident)}
+        return {"pools": memory_rows(self._makeup.executors, self._scheduler.snapshot(), self._chains.resident)}
 
 
 def facts_of(served: Iterable[Served], usage: Mapping[str, float] | None = None) -> tuple[ExpertFacts, ...]:
@@ -525,55 +546,40 @@ def facts_of(served: Iterable[Served], usage: Mapping[str, float] | None = None)
 # Rows of the results
 
 
-@dataclass(frozen=True, slots=True)
-class FreshLoad:
-    """A load that no batch has used yet: the first batch records it. `ended_s` is on the drive's clock."""
-
-    load_ms: float
-    ended_s: float
-
-    def held_up_ms(self, batch: Sequence[Request]) -> float:
-        since_s = min(request.arrived_s for request in batch)
-        return min(self.load_ms, max(0.0, self.ended_s - since_s) * 1000.0)
-
-
-def _stage_of(
-    request: Request, result: Answered, spec: ExpertSpec, report: BatchReport, pool: PoolId, load_ms: float
-) -> Stage:
+def _stage_of(batch: Batch, number: int, answer: Answer, device: str) -> Stage:
     """Return a row of `stages`. `load_ms` is the batch's wait for a load, 0 if its expert was resident."""
+    spec = batch.expert_of(number)
     return Stage(
         expert=spec.name,
         expert_version=spec.version,
-        label=result.answer.label,
-        confidence=result.answer.confidence,
-        detections=result.answer.detections,
-        device=device_of(pool),
-        executor=report.executor,
-        batch_id=report.batch_id,
-        batch_size=len(report.results),
-        queued_ms=max(0.0, report.started_s - request.arrived_s) * 1000.0,
-        load_ms=load_ms,
-        infer_ms=report.infer_ms,
+        label=answer.label,
+        confidence=answer.confidence,
+        detections=answer.detections,
+        device=device,
+        executor=batch.executor,
+        batch_id=batch.number,
+        batch_size=len(batch.images),
+        queued_ms=max(0.0, batch.started_s - batch.requests[number].arrived_s) * 1000.0,
+        load_ms=batch.load_ms,
+        infer_ms=batch.infer_ms,
         expert_settings=spec.settings_digest,
         settings=spec.settings,
     )
 
 
-def _batch_of(
-    run: Run, order: BatchOrder, report: BatchReport, pool: PoolId, load_ms: float, wall_ahead_s: float
-) -> BatchDone:
+def _record_of(batch: Batch, device: str, wall_ahead_s: float) -> BatchDone:
     """Return a batch's record. `wall_ahead_s` is wall clock minus drive clock."""
     return BatchDone(
-        executor=report.executor,
-        device=device_of(pool),
-        expert=name_of(run.expert),
-        architecture=order.spec.architecture,
-        step=run.batch[0].step,
-        images=len(run.batch),
-        started_wall_s=report.started_s + wall_ahead_s,
-        ended_wall_s=report.ended_s + wall_ahead_s,
-        load_ms=load_ms,
-        infer_ms=report.infer_ms,
+        executor=batch.executor,
+        device=device,
+        expert=batch.spec.name,
+        architecture=batch.spec.architecture,
+        step=batch.requests[0].step,
+        images=len(batch.images),
+        started_wall_s=batch.started_s + wall_ahead_s,
+        ended_wall_s=batch.ended_s + wall_ahead_s,
+        load_ms=batch.load_ms,
+        infer_ms=batch.infer_ms,
     )
 
 

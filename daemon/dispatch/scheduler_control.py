@@ -6,8 +6,8 @@ Operators name a device or one of its pools; a request takes effect in all pools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from daemon.dispatch.flow import ImageFlow
-from daemon.dispatch.running_work import ExecutorHealth
+from daemon.dispatch.chains import Chains
+from daemon.dispatch.watch import ExecutorHealth
 from daemon.policy.actions import PoolSnapshot, Snapshot
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
@@ -20,9 +20,9 @@ from experts.spec import ExpertId, ExpertSpec, name_of
 class SchedulerControl:
     """`handlers` maps each kind of request to a function from its fields to the answer's. Raises ControlError."""
 
-    def __init__(self, scheduler: Scheduler, flow: ImageFlow, health: ExecutorHealth) -> None:
+    def __init__(self, scheduler: Scheduler, chains: Chains, health: ExecutorHealth) -> None:
         self._scheduler = scheduler
-        self._flow = flow
+        self._chains = chains
         self._health = health
         self.handlers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "experts": self._experts,
@@ -60,8 +60,8 @@ class SchedulerControl:
                 "failed": now.failed.get(expert),
                 **({} if spec.backbone is None else {"backbone": spec.backbone.name}),
             }
-            for name, spec in self._flow.catalog.items()
-            for expert in (self._flow.resident_of(spec).expert,)
+            for name, spec in self._chains.catalog.items()
+            for expert in (self._chains.resident_of(spec).expert,)
         ]
         return {"experts": rows}
 
@@ -102,7 +102,7 @@ class SchedulerControl:
         if device is None:
             release(expert, None)
             return {"expert": name_of(expert)}
-        if expert not in self._flow.resident:
+        if expert not in self._chains.resident:
             raise ControlError("unknown_expert", f"{name_of(expert)} is not in the catalog")
         pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
         holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
@@ -149,8 +149,8 @@ class SchedulerControl:
             raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
         if device is not None and not isinstance(device, str):
             raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
-        spec = self._flow.catalog.get(ExpertId(expert))
-        return ExpertId(expert) if spec is None else self._flow.resident_of(spec).expert, device
+        spec = self._chains.catalog.get(ExpertId(expert))
+        return ExpertId(expert) if spec is None else self._chains.resident_of(spec).expert, device
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
         pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))

@@ -1,7 +1,7 @@
-"""Simulated devices: what executors and loaders promise (orders.py), without torch, weights or waiting.
+"""Simulated devices: what pools promise (pool.py), without torch, weights or waiting.
 
-A `SimulatedClock` jumps from event to event, so that a run is exact and repeatable. The pool never exceeds its budget,
-so that a policy that would overbook is caught.
+A `SimulatedClock` jumps from event to event, so that a run is exact and repeatable. The memory never exceeds its
+budget, so that a policy that would overbook is caught.
 """
 
 import heapq
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from daemon.dispatch.channels import WaitingLine
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, LoadEnd, LoadOrder, Unanswered
+from daemon.dispatch.pool import Batch, Fault, LoadEnd, StoredImage
 from daemon.errors import is_device_error
-from daemon.policy.actions import Load, Resize, Unload
-from daemon.policy.request import ExecutorFacts, PoolId, RequestId
+from daemon.policy.actions import Load
+from daemon.policy.request import PoolId, device_of
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 
-AnswerOf = Callable[[ExpertSpec, ImageOrder], Answer | Unanswered]
+AnswerOf = Callable[[ExpertSpec, StoredImage], Answer | Fault]
 
 
 class SimulatedClock:
@@ -76,7 +76,7 @@ class SimulatedChannel:
         if self.under_way is None:
             self._begin()
 
-    def give_up(self, load: Load) -> None:
+    def abandon(self, load: Load) -> None:
         if self.under_way is not None and self.under_way[0] == load:
             self._begin()
 
@@ -173,14 +173,11 @@ class SimulatedSlot:
     spec: ExpertSpec
 
 
-class SimulatedPool:
+class SimulatedMemory:
     """Residents by name only. `broken` experts fail to load. `read(spec)` may take real time, or raise ExpertError."""
 
-    def __init__(
-        self, budget_bytes: int, device: str = "cpu", read: Callable[[ExpertSpec], None] = lambda _spec: None
-    ) -> None:
+    def __init__(self, budget_bytes: int, read: Callable[[ExpertSpec], None] = lambda _spec: None) -> None:
         self.budget_bytes = budget_bytes
-        self.device = device
         self.broken: dict[ExpertId, str] = {}
         self._read = read
         self._resident: dict[ExpertId, ExpertSpec] = {}
@@ -197,11 +194,7 @@ class SimulatedPool:
             raise ExpertError(expert, "is not resident")
         return SimulatedSlot(self._resident[expert])
 
-    def load(
-        self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: "SimulatedPool | None" = None
-    ) -> LoadReport:
-        for expert in evict:
-            self._resident.pop(expert, None)
+    def load(self, spec: ExpertSpec, *, source: "SimulatedMemory | None" = None) -> LoadReport:
         if source is not None and spec.expert not in source.resident():
             raise ExpertError(spec.expert, "left the pool that it was to be copied from")
         if spec.expert in self.broken:
@@ -235,140 +228,120 @@ class SimulatedPool:
 Route = Sequence[tuple[SimulatedChannel, float]]
 
 
-class SimulatedLoader:
-    """Loads pass the channels of their route. An expert in `hangs_s` takes that many seconds longer."""
+class SimulatedPool:
+    """A pool whose loads pass the channels of their route, and whose batches take simulated seconds.
 
-    def __init__(
+    A batch of n images takes `k_s` · n + `b_s` seconds of its processor. An expert in `hangs_s` takes that many seconds
+    longer to load; `hangs(batch)` returns the extra seconds of a batch, and the image whose decoding hangs, if that is
+    the cause.
+    """
+
+    def __init__(  # noqa: PLR0913  a task's machine sets each
         self,
-        pool_id: PoolId,
-        pool: SimulatedPool,
-        route: Callable[[LoadOrder], Route],
-        pools: Mapping[PoolId, SimulatedPool] | None = None,
+        pool: PoolId,
+        memory: SimulatedMemory,
+        clock: SimulatedClock,
+        route: Callable[[Load, ExpertSpec], Route],
+        answer: AnswerOf,
+        *,
+        sources: Mapping[PoolId, SimulatedMemory] | None = None,
+        costs: Callable[[ExpertSpec], tuple[float, float]] = lambda _spec: (0.01, 0.01),
+        processor: SimulatedProcessor | None = None,
         on_load: Callable[[Load], None] = lambda _load: None,
+        on_batch: Callable[[Batch, float], None] = lambda _batch, _work_s: None,
+        carry: Callable[[int, Callable[[], None]], None] = lambda _images, done: done(),
     ) -> None:
-        """`pools` are those that bytes can be copied from; `on_load` is called when a load comes in."""
-        self.pool = pool_id
-        self._pool = pool
-        self._route = route
-        self._pools = pools or {}
-        self._on_load = on_load
+        """`costs(spec)` are k_s and b_s; without a `processor` each batch has its own.
+
+        `sources` are the memories that bytes can be copied from. `on_load` and `on_batch` are called at the start of
+        each. `carry(images, done)` brings a batch's images to the device and calls `done`: the executor waits for them.
+        """
+        self.pool, self.device, self.memory = pool, device_of(pool), memory
+        self._clock, self._route, self._answer, self._costs = clock, route, answer, costs
+        self._sources = sources or {}
+        self._run = processor.run if processor else clock.after
+        self._on_load, self._on_batch, self._carry = on_load, on_batch, carry
         self._routes: dict[Load, Route] = {}
         self.hangs_s: dict[ExpertId, float] = {}
-        self._report: Callable[[LoadEnd], None] = lambda _end: None
+        self.hangs: Callable[[Batch], tuple[float, int | None]] = lambda _batch: (0.0, None)
 
-    def start(self, report: Callable[[LoadEnd], None]) -> None:
-        self._report = report
+    @property
+    def budget_bytes(self) -> int:
+        return self.memory.budget_bytes
 
-    def apply(self, change: LoadOrder | Unload | Resize) -> None:
-        if isinstance(change, Resize):
-            self._pool.resize(change.budget_bytes)
-            return
-        if isinstance(change, Unload):
-            self._unload(change.experts)
-            return
-        load = change.load
+    def start(self) -> None:
+        """Nothing to do: there are no threads."""
+
+    def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
+        return True
+
+    # Loads
+
+    def load(self, load: Load, spec: ExpertSpec, done: Callable[[LoadEnd], None]) -> None:
         self._on_load(load)
-        self._unload(load.evict)
-        (first, seconds), *rest = self._route(change)
+        self.unload(load.evict)
+        (first, seconds), *rest = self._route(load, spec)
         self._routes[load] = route = ((first, seconds + self.hangs_s.get(load.expert, 0.0)), *rest)
-        self._pass(change, list(route))
+        self._pass(load, list(route), lambda: self._loaded(load, spec, done))
 
-    def under_way(self) -> list[tuple[Load, float]]:
+    def unload(self, experts: Iterable[ExpertId]) -> None:
+        for expert in experts:
+            self.memory.unload(expert)
+
+    def resize(self, budget_bytes: int) -> None:
+        self.memory.resize(budget_bytes)
+
+    def loads_under_way(self) -> list[tuple[Load, float]]:
         channels = dict.fromkeys(channel for route in self._routes.values() for channel, _ in route)
         begun = [channel.under_way for channel in channels]
         return [each for each in begun if each is not None and each[0].pool == self.pool]
 
-    def give_up(self, load: Load) -> None:
+    def abandon_load(self, load: Load) -> None:
         for channel, _ in self._routes.get(load, ()):
-            channel.give_up(load)
+            channel.abandon(load)
 
-    def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
-        return True
-
-    def _unload(self, experts: Iterable[ExpertId]) -> None:
-        for expert in experts:
-            self._pool.unload(expert)
-
-    def _pass(self, order: LoadOrder, route: list[tuple[SimulatedChannel, float]]) -> None:
+    def _pass(self, load: Load, route: list[tuple[SimulatedChannel, float]], done: Callable[[], None]) -> None:
         if route:
             channel, seconds = route.pop(0)
-            channel.transfer(order.load, seconds, lambda: self._pass(order, route))
+            channel.transfer(load, seconds, lambda: self._pass(load, route, done))
         else:
-            self._loaded(order)
+            done()
 
-    def _loaded(self, order: LoadOrder) -> None:
-        load = order.load
+    def _loaded(self, load: Load, spec: ExpertSpec, done: Callable[[LoadEnd], None]) -> None:
         load_ms = sum(seconds for _, seconds in self._routes.pop(load)) * 1000.0
         try:
-            source = None if load.source is None else self._pools[load.source]
-            loaded = self._pool.load(order.spec, source=source)
-            end = LoadEnd(load, order.spec, loaded.bytes, load_ms, loaded.tier)
+            loaded = self.memory.load(spec, source=None if load.source is None else self._sources[load.source])
+            end = LoadEnd(load, spec, loaded.bytes, load_ms, loaded.tier)
         except ExpertError as error:
-            end = LoadEnd(load, order.spec, 0, load_ms, "disk", str(error), is_device_error(error))
-        self._report(end)
+            end = LoadEnd(load, spec, 0, load_ms, "disk", str(error), is_device_error(error))
+        done(end)
 
+    # Batches
 
-class SimulatedExecutor:
-    """A batch of n images takes `k_s` · n + `b_s` simulated seconds of its processor; `answer` gives the answers.
+    def run(self, batch: Batch, done: Callable[[Batch], None]) -> None:
+        batch.started_s = self._clock.now()
+        hangs_s, batch.decoding = self.hangs(batch)
+        k_s, b_s = self._costs(batch.spec)
+        work_s = k_s * len(batch.images) + b_s + hangs_s
+        self._on_batch(batch, work_s)
+        self._carry(len(batch.images), lambda: self._run(work_s, lambda: self._ran(batch, done)))
 
-    `hangs(order)` returns the extra seconds of a batch, and the image whose decoding hangs, if that is the cause.
-    """
+    def abandon_batch(self, batch: Batch) -> None:
+        """Nothing to do: an executor runs any number of batches."""
 
-    def __init__(
-        self,
-        facts: ExecutorFacts,
-        pool: SimulatedPool,
-        clock: SimulatedClock,
-        answer: AnswerOf,
-        costs: Callable[[ExpertSpec], tuple[float, float]] = lambda _spec: (0.01, 0.01),
-        processor: SimulatedProcessor | None = None,
-        on_batch: Callable[[BatchOrder, float], None] = lambda _order, _work_s: None,
-        carry: Callable[[int, Callable[[], None]], None] = lambda _images, done: done(),
-    ) -> None:
-        """`costs(spec)` are k_s and b_s; without a `processor` it has its own; `on_batch` is called when one begins.
-
-        `carry(images, done)` brings a batch's images to the device and calls `done`: an executor waits for them.
-        """
-        self.facts = facts
-        self._pool = pool
-        self._clock = clock
-        self._answer = answer
-        self._costs = costs
-        self._run = processor.run if processor else clock.after
-        self._on_batch = on_batch
-        self._carry = carry
-        self.hangs: Callable[[BatchOrder], tuple[float, RequestId | None]] = lambda _order: (0.0, None)
-        self._preparing: RequestId | None = None
-        self._report: Callable[[BatchReport], None] = lambda _report: None
-
-    def start(self, report: Callable[[BatchReport], None]) -> None:
-        self._report = report
-
-    def submit(self, order: BatchOrder) -> None:
-        started_s = self._clock.now()
-        hangs_s, self._preparing = self.hangs(order)
-        k_s, b_s = self._costs(order.spec)
-        work_s = k_s * len(order.images) + b_s + hangs_s
-        self._on_batch(order, work_s)
-        self._carry(len(order.images), lambda: self._run(work_s, lambda: self._ran(order, started_s)))
-
-    def give_up(self) -> RequestId | None:
-        return self._preparing
-
-    def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
-        return True
-
-    def _ran(self, order: BatchOrder, started_s: float) -> None:
-        results = tuple(self._result(order.spec, image) for image in order.images)
-        ended_s = self._clock.now()
-        infer_ms = (ended_s - started_s) * 1000.0
-        self._report(BatchReport(self.facts.executor, order.batch_id, results, started_s, ended_s, infer_ms))
-
-    def _result(self, spec: ExpertSpec, image: ImageOrder) -> Answered | Unanswered:
+    def _ran(self, batch: Batch, done: Callable[[Batch], None]) -> None:
+        batch.ended_s = self._clock.now()
+        batch.infer_ms = (batch.ended_s - batch.started_s) * 1000.0
         try:
-            if self._pool.slot(spec.expert).spec != spec:
-                return Unanswered("expert_failed", "old weights")
+            resident = self.memory.slot(batch.spec.expert).spec
         except ExpertError as error:
-            return Unanswered("expert_failed", str(error))
-        answer = self._answer(image.head or spec, image)
-        return answer if isinstance(answer, Unanswered) else Answered(answer, (100, 100))
+            batch.fail(str(error))
+        else:
+            if resident != batch.spec:
+                batch.fail("old weights")
+            else:
+                batch.answers = [
+                    self._answer(head or batch.spec, each) for head, each in zip(batch.heads, batch.images, strict=True)
+                ]
+                batch.sizes = [(100, 100)] * len(batch.images)
+        done(batch)

@@ -1,44 +1,42 @@
 """The real devices: experts in slots of a device's memory, networks computed by torch. Only this file imports torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from daemon.config.settings import Device
-from daemon.dispatch.executors import ExecutorThread
-from daemon.policy.request import ExecutorFacts, PoolFacts
-from daemon.records import JournalKey
+from daemon.dispatch.pool import DevicePool, Mark, Read, device_pools
+from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId, device_of
 from experts.memory import PinnedBudget
 from experts.transfer import transfer_for
 from experts.vision.graphs import Recorders
 from experts.vision.infer import infer_each
-from experts.vision.slot import LayoutShelf, Slot, SlotPool
+from experts.vision.slot import LayoutShelf, SlotPool
 
 
 class TorchDevices:
-    """`Devices` (orders.py) of this PC as `coserve.yaml` describes them: CUDA devices by number, and the CPU."""
+    """`Devices` (pool.py) of this PC as `coserve.yaml` describes them: CUDA devices by number, and the CPU."""
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
+        self._devices = devices
         self._shelf = shelf_of({name: device for name, device in devices.items() if device.host is None})
 
     def gpu_count(self) -> int:
         return torch.cuda.device_count()
 
-    def pool(self, facts: PoolFacts) -> SlotPool:
-        return SlotPool(facts.device, facts.budget_bytes, self._shelf)
-
-    def executor(
+    def pools(
         self,
-        facts: ExecutorFacts,
-        pool: SlotPool,
-        read: Callable[[JournalKey], bytes],
-        threads: int,
-        mark: Callable[[JournalKey | None], None],
+        facts: Sequence[PoolFacts],
+        executors: Sequence[ExecutorFacts],
+        read: Read,
+        new_mark: Callable[[], Mark],
         max_pixels: int,
-    ) -> ExecutorThread[Slot]:
-        return ExecutorThread(
-            facts, pool.slot, read, infer_each, enter=lambda: set_threads(threads), mark=mark, max_pixels=max_pixels
-        )
+    ) -> list[DevicePool]:
+        slots = {each.pool: SlotPool(each.device, each.budget_bytes, self._shelf) for each in facts}
+        return device_pools(facts, executors, slots, infer_each, read, new_mark, max_pixels, self._enter)
+
+    def _enter(self, pool: PoolId) -> None:
+        set_threads(self._devices[device_of(pool)].threads)
 
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:

@@ -26,7 +26,7 @@ _FIRST_BACK_OFF_S = 0.5
 _LONGEST_BACK_OFF_S = 30.0
 #: After this uptime the restart back-off resets.
 _WELL_AFTER_S = 30.0
-#: Ends in a row, before the child worked, after which status, health and log say that it cannot start.
+#: Failed starts in a row after which status, health and log say that a child cannot start.
 _MANY_STARTS = 3
 #: A child that is silent for this long counts as hung (docs/decisions.md says why).
 _HUNG_AFTER_S = 60.0
@@ -37,7 +37,7 @@ _TIMES_FOR_A_START = 10
 _MAX_SILENCE_S = 0.2
 _STOP_WITHIN_S = 3.0
 _REAP_WITHIN_S = 1.0
-#: Variables for the daemon alone: systemd would take a child that uses them for the daemon.
+#: For the daemon alone: systemd would mistake a child that uses them for the daemon.
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 #: If memory runs out, the kernel ends children first (the unit's own adjustment is -500).

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 
 EVERYWHERE = ("0.0.0.0", "::", "*")  # noqa: S104 - compared, not bound
-#: More is never needed, and some systems have no limit at all.
+#: Upper bound for systems that set no limit.
 _MAX_HANDLES = 65_536
 #: The distributions that may own each package. The camera's side is also one of its own.
 OWNERS = {name: {"coserve"} for name in ("daemon", "experts", "routing_rules", "tools")}

@@ -29,7 +29,7 @@ class Worker(Generic[T]):
         self._orders.put(order)
 
     def successor(self) -> "Worker[T]":
-        """Abandon the running order to its thread, which ends after it; return the worker for later orders."""
+        """Abandon this thread to its running order; return a new worker for later orders."""
         self._orders.put(None)
         successor = Worker(self._thread.name, self._carry_out, self._enter)
         successor.start()

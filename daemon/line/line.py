@@ -22,12 +22,11 @@ from daemon.line.shared_devices import images_config, sharing_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.wire.endpoints import CurveKeys, check_endpoints, check_http
 from experts.catalog import Catalog, CatalogFile, resolve
-from experts.durable import texts_before_switch
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.spec import ExpertId
 from routing_rules.compile import RulesError, compile_rules
-from routing_rules.load import Document, Problem, read_yaml, read_yaml_text, validate
+from routing_rules.load import Problem, read_yaml, read_yaml_text, validate
 from routing_rules.routes import Routes
 
 NO_EXPERTS = (
@@ -107,7 +106,7 @@ def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Rou
         catalog, problems, _ = load_catalog(config.catalog, weights_folders(config))
         routes = None
         try:
-            routes = load_routes(config.rules, catalog or None, config.catalog)
+            routes = load_routes(config.rules, catalog or None)
         except RulesError as error:
             problems += error.problems
         if states(files) != before:
@@ -130,21 +129,9 @@ def states(files: Sequence[Path]) -> list[tuple[int, int, float]]:
     return states
 
 
-def load_routes(path: Path, catalog: Catalog | None, catalog_path: Path | None = None) -> Routes:
+def load_routes(path: Path, catalog: Catalog | None) -> Routes:
     """Compile `path`, against the catalog's experts and labels if any; RulesError lists every mistake."""
-    document = _read(path, catalog_path) if catalog_path else read_yaml(path)
-    return compile_rules(document, str(path), labels_of(catalog))
-
-
-def _read(path: Path, catalog: Path) -> Document:
-    """Read a file, or its old text while it is being replaced (experts/durable.py, `switching`)."""
-    try:
-        text = texts_before_switch(catalog).get(str(path.absolute()))
-    except OSError as error:
-        raise ConfigError([f"{error.filename}: {error.strerror}"]) from None
-    if text is None:
-        return read_yaml(path)
-    return read_yaml_text(text.removeprefix("\ufeff"), str(path), refuse_hidden=True)
+    return compile_rules(read_yaml(path), str(path), labels_of(catalog))
 
 
 def compile_kept_rules(text: str, catalog: Catalog) -> Routes | None:
@@ -163,7 +150,7 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
 
     With `folders`, a weights file that lies in none of them is a mistake.
     """
-    document = _read(path, path)
+    document = read_yaml(path)
     file, problems = validate(CatalogFile, document)
     if file is None:
         return None, problems, []

@@ -7,7 +7,6 @@ files. Whatever ends it, the edition before or the new one is in force, whole.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
 from daemon.config.settings import Config
@@ -15,7 +14,6 @@ from daemon.errors import ConfigError
 from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
 from daemon.line.served import Served, compiled
 from daemon.line.working import unloaded_edits
-from daemon.units import size_text
 from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition, EditionError, FromRelease, Why
 from experts.editions.folder import EditionFolder, without_files
@@ -23,7 +21,10 @@ from experts.editions.folder import EditionFolder, without_files
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the next edition is to hold; the files of `experts` are absolute."""
+    """What the next edition is to hold; the files of `experts` are absolute.
+
+    `keeps_files`: the working files stay as people wrote them.
+    """
 
     rules: str
     experts: Mapping[str, CatalogEntry]
@@ -31,6 +32,7 @@ class Draft:
     note: str | None = None
     release: FromRelease | None = None
     ends_earlier: bool = False
+    keeps_files: bool = False
 
 
 class RunningLine(Protocol):
@@ -87,26 +89,29 @@ def make_edition(
         writer.settle(config.rules)
         before = _in_force(folder, may_be_damaged=anew)
         draft = build(before)
-        if draft.why != "reload":
+        if not draft.keeps_files:
             _require_no_edits(config, before, discard=discard)
         edition = _edition_of(draft, who, before, _next_number(folder, running))
         served = compiled(edition, draft.experts, folder.root)
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
-        lacking = _enter(folder, draft)
+        lacking = folder.enter(draft.experts)
+        if not draft.keeps_files:
+            _require_weights(lacking, edition, before)
         is_another = before is not None and running.digest(before.number) not in (None, before.sha256)
         must_differ = anew or is_another or draft.ends_earlier
-        if before is not None and before.has_content_of(edition) and not must_differ:
+        is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
+        if before is not None and is_same and not must_differ:
             return Made(before, before, lacking, running.adopt(before.number))
         writer.add(edition)
         try:
             running.check(served)
         except BaseException:
-            writer.withdraw(edition)
+            writer.remove(edition.number)
             raise
-        writer.point(edition, rewrites=draft.why != "reload")
+        writer.point(edition, rewrites=not draft.keeps_files)
         adopted = running.adopt(edition.number)
-        if draft.why != "reload":
+        if not draft.keeps_files:
             writer.write_files(edition, config.rules)
         return Made(edition, before, lacking, adopted)
 
@@ -115,13 +120,12 @@ def working_files(config: Config, note: str | None, *, now: bool = False) -> Dra
     """Read what people edit, when no file is being written. Raises ConfigError with every mistake."""
     routes, catalog = load_rules_and_catalog(config, quiet_s=QUIET_S)
     experts = {name: entry.moved_from(config.catalog.parent) for name, entry in catalog.entries.items()}
-    return Draft(routes.text, experts, "reload", note, ends_earlier=now)
+    return Draft(routes.text, experts, "reload", note, ends_earlier=now, keeps_files=True)
 
 
 def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
     """Return the content of an edition once more."""
-    placed = {name: folder.in_place(entry).moved_from(folder.root) for name, entry in edition.experts.items()}
-    return Draft(edition.rules, placed, why, note)
+    return Draft(edition.rules, folder.placed(edition), why, note)
 
 
 def _in_force(folder: EditionFolder, *, may_be_damaged: bool) -> Edition | None:
@@ -167,17 +171,9 @@ def _edition_of(draft: Draft, who: str, before: Edition | None, number: int) -> 
     )
 
 
-def _enter(folder: EditionFolder, draft: Draft) -> dict[str, str]:
-    """Take the weights in. An expert without its own is no reason to refuse a reload: it alone fails."""
-    files = {entry.sha256: Path(entry.file) for entry in draft.experts.values()}
-    files |= {e.backbone.sha256: Path(e.backbone.file) for e in draft.experts.values() if e.backbone is not None}
-    needed, free = folder.weights.lacking_bytes(files), folder.weights.free_bytes()
-    if needed > free:
-        raise EditionError(
-            f"{folder.weights.folder}: {size_text(needed)} of weights do not fit in the {size_text(free)} that are"
-            " free: make room, or delete old versions with coserve experts prune"
-        )
-    lacking = folder.weights.enter(files)
-    if lacking and draft.why != "reload":
-        raise EditionError("\n".join(lacking.values()))
-    return lacking
+def _require_weights(lacking: Mapping[str, str], edition: Edition, before: Edition | None) -> None:
+    """Refuse an expert that is new or changed without its weights; others may have lost theirs."""
+    changed = [e for name, e in edition.experts.items() if before is None or before.experts.get(name) != e]
+    needed = set[str]().union(*(entry.weights for entry in changed))
+    if problems := [why for sha256, why in lacking.items() if sha256 in needed]:
+        raise EditionError("\n".join(problems))

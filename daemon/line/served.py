@@ -36,11 +36,7 @@ class Served:
 
 def stored(edition: Edition, folder: EditionFolder) -> Served:
     """Compile an edition with the weights of its folder's store. Raises ConfigError."""
-    experts = {
-        name: entry.with_files(lambda _, sha256: str(folder.weights.place(sha256)))
-        for name, entry in edition.experts.items()
-    }
-    return compiled(edition, experts, folder.root)
+    return compiled(edition, folder.placed(edition), folder.root)
 
 
 def compiled(edition: Edition, experts: Mapping[str, CatalogEntry], root: Path) -> Served:

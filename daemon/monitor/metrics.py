@@ -113,8 +113,8 @@ class Metrics:
         if code is not None:
             self._rejects.labels(code).inc()
 
-    def finished(self, outcome: Outcome) -> None:
-        for step, stage in enumerate(outcome.stages):
+    def finished(self, outcomes: Sequence[Outcome]) -> None:
+        for step, stage in (each for outcome in outcomes for each in enumerate(outcome.stages)):
             where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
             self._queued_at(*where).observe(stage.queued_ms / 1000)
 

@@ -16,11 +16,11 @@ from daemon.units import utc_text
 _BATCHES = 20_000
 _LOADS = 5_000
 _SAMPLES = 3_600
-#: Entries of one answer; the newest, if there are more.
+#: Most entries of one answer; older ones are left out.
 _MAX_ENTRIES = 1_000
 MAX_WINDOW_S = 3600.0
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
-#: Pairs of source and code; the one that was rejected the longest ago makes room.
+#: Most pairs of source and code; the least recently rejected one makes room.
 _MAX_PAIRS = 100
 
 

@@ -30,7 +30,7 @@ from daemon.plant.settings import HubSettings, load_plant
 from daemon.plant.upkeep import Upkeep
 from daemon.registry.hub_store import SIGNATURE_HEADER
 from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, SignedManifest
-from daemon.registry.store import Store
+from daemon.registry.store import Store, check_free_space
 from daemon.wire.keys import KeyFileError, no_token_text, read_password, read_token
 from daemon.wire.sockets import bind_http, is_loopback_name, url_of
 from experts.catalog import Digest
@@ -149,7 +149,7 @@ def release_router(hub: Hub) -> APIRouter:
     @router.put("/objects/{sha256}/space", dependencies=change)
     def check_space_for_object(sha256: str, bytes: int) -> dict[str, Any]:  # noqa: A002  # pyright: ignore[reportUnusedFunction]
         present = store.has(sha256)
-        store.check_free_space(0 if present else bytes)
+        check_free_space(store.folder, 0 if present else bytes)
         return {"present": present}
 
     @router.get("/objects/{sha256}", dependencies=read)

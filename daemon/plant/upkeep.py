@@ -24,7 +24,7 @@ _DAYS_AHEAD = 3
 #: Rows that one statement deletes: lines that write must not wait for a long transaction.
 _ROWS_AT_ONCE = 20_000
 _PICTURES_AT_ONCE = 1000
-#: The longest that a push may take: until it ends, no release names its files.
+#: Upper bound for a push; until it ends, no release names its files.
 _PUSH_S = 86400.0
 
 
@@ -137,7 +137,7 @@ def _delete_rows(engine: Engine, table: Table, line: str, before: datetime) -> i
 
 
 def _prune_pictures(engine: Engine, store: PictureStore, line: str, before: datetime) -> int:
-    """Remove pictures from before then that no other image has; their rows stay, with the state `pruned`."""
+    """Remove old pictures that no newer image shares; their rows stay, as `pruned`."""
     is_old = (pictures.c.line == line) & (pictures.c.at < before) & (pictures.c.state == "stored")
     some = select(*pictures.primary_key).where(is_old).limit(_PICTURES_AT_ONCE)
     prune = update(pictures).where(tuple_(*pictures.primary_key).in_(some)).values(state="pruned")

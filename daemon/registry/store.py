@@ -112,37 +112,8 @@ class Store:
         if place.is_file():
             return self.checked(sha256, size_bytes)
         make_folders(place.parent, self.folder)
-        part = place.with_name(place.name + _PART)
-        with part.open("ab") as target:
-            if target.tell() > size_bytes:
-                target.truncate(0)
-            began = start = target.tell()
-            self.check_free_space(size_bytes - start)
-            for piece in pieces(sha256, start) if start < size_bytes else ():
-                start += len(piece)
-                if start > size_bytes:
-                    break  # a source that does not end must not fill the disk
-                target.write(piece)
-        if part.stat().st_size != size_bytes or file_sha256(part) != sha256:
-            part.unlink()
-            if began:  # what an earlier try, or a power cut, left was wrong
-                return self.fetch(pieces, sha256, size_bytes)
-            raise ReleaseError(
-                f"the file {sha256[:12]}… is damaged: its bytes do not have that sha256, and were deleted"
-            )
-        sync(part)
-        part.replace(place)
-        sync(place.parent)
+        fetch_file(pieces, sha256, size_bytes, place)
         return place
-
-    def check_free_space(self, size_bytes: int) -> None:
-        free = shutil.disk_usage(next(place for place in (self.folder, *self.folder.parents) if place.exists())).free
-        if size_bytes + _SPARE_BYTES > free:
-            lacks = size_bytes + _SPARE_BYTES - free
-            raise ReleaseError(f"{self}: {lacks} more bytes of free disk space are needed: free some, then try again")
-
-    def drop_objects(self) -> None:
-        shutil.rmtree(self._objects, ignore_errors=True)
 
     def prune(self, is_kept: Callable[[str, int], bool], before_s: float) -> int:
         """Delete releases not kept, and files from before `before_s` that none names; return how many files.
@@ -169,6 +140,40 @@ class Store:
         if not is_name(name):
             raise ReleaseError(f"{name!r} does not name releases: use letters, digits, dash and underscore, at most 64")
         return self._manifests / name / f"{number}.json"
+
+
+def fetch_file(pieces: _Pieces, sha256: str, size_bytes: int, place: Path, mode: int | None = None) -> None:
+    """Fetch a file whose folder exists, durably, going on where an earlier try stopped. ReleaseError if it differs."""
+    part = place.with_name(place.name + _PART)
+    if part.exists() and not os.access(part, os.W_OK):
+        part.unlink()  # another user's, whose pull was cut off
+    with part.open("ab") as target:
+        if target.tell() > size_bytes:
+            target.truncate(0)
+        began = start = target.tell()
+        check_free_space(place.parent, size_bytes - start)
+        for piece in pieces(sha256, start) if start < size_bytes else ():
+            start += len(piece)
+            if start > size_bytes:
+                break  # a source that does not end must not fill the disk
+            target.write(piece)
+    if part.stat().st_size != size_bytes or file_sha256(part) != sha256:
+        part.unlink()
+        if began:  # what an earlier try, or a power cut, left was wrong
+            return fetch_file(pieces, sha256, size_bytes, place, mode)
+        raise ReleaseError(f"the file {sha256[:12]}… is damaged: its bytes do not have that sha256, and were deleted")
+    if mode is not None:
+        part.chmod(mode)
+    sync(part)
+    part.replace(place)
+    return sync(place.parent)
+
+
+def check_free_space(folder: Path, size_bytes: int) -> None:
+    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    if size_bytes + _SPARE_BYTES > free:
+        lacks = size_bytes + _SPARE_BYTES - free
+        raise ReleaseError(f"{folder}: {lacks} more bytes of free disk space are needed: free some, then try again")
 
 
 @contextmanager

@@ -23,9 +23,10 @@ from daemon.records import JournalKey
 from daemon.shadow.shadows import MAX_MESSAGE_BYTES
 from daemon.storage.journal import Journal, JournalError
 from experts.catalog import CatalogFile, resolve
+from experts.editions.folder import EditionFolder
+from experts.editions.history import experts_of
 from experts.errors import ImageError
 from experts.spec import ExpertId, resident_in
-from experts.versions import Versions
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool
@@ -40,11 +41,11 @@ class ShadowJudge:
 
     def __init__(self, path: Path) -> None:
         self._config = load_config(path)
-        stored = Versions(self._config.catalog)
-        experts = [expert for expert in stored.read().values() if expert.shadow]
+        experts = experts_of(EditionFolder(self._config.catalog)).values()
         self._versions = {expert.name: expert.shadow.version for expert in experts if expert.shadow}
-        entries = {expert.name: expert.versions[self._versions[expert.name]].entry for expert in experts}
-        self._specs, problems = resolve(CatalogFile(experts=entries), stored.folder, weights_folders(self._config))
+        entries = {each.name: each.versions[each.shadow.version].entry for each in experts if each.shadow}
+        root, folders = self._config.catalog.parent, weights_folders(self._config)
+        self._specs, problems = resolve(CatalogFile(experts=entries), root, folders)
         self.problems = {str(where[1]): message for where, message in problems}
         weights_bytes = sum(spec.weights_bytes for spec in resident_in(self._specs).values())
         limit = _PROCESS_BYTES + 2 * weights_bytes

@@ -12,7 +12,7 @@ from daemon.storage.database.reviews import DAEMON, EFFECTS, effect_of, is_newes
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import inspections, reviews, shadow_answers, stages
 from daemon.storage.database.transaction import Transaction
-from experts.versions import Shadow
+from experts.editions.candidates import Shadow
 from routing_rules.routes import Judgement
 
 _TAIL = 0.025  # of each side: the interval has 95 %

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +21,10 @@ from daemon.host.children import Children, ChildSpec
 from daemon.records import Accepted
 from daemon.shadow.comparison import add_answers, outcome_text
 from daemon.storage.writer import Writer
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import experts_of
 from experts.spec import Detection
-from experts.versions import Versions, VersionsError
 from routing_rules.routes import Judgement, Step, judge
 
 #: Interval at which images go to the process and answers come back: each turn takes the interpreter's lock once.
@@ -82,18 +85,19 @@ class Shadows:
         self._problems: dict[str, str] = {}
         self._log: Any = structlog.get_logger("shadow")
 
-    def offer(self, image: Accepted, number: int, step: Step, before: Judgement | None, judged: Judgement) -> None:
-        version = self._versions.get(step.expert)
-        if version is not None and len(self._waiting) < _MAX_WAITING:
-            self._waiting.append(ShadowImage(image, version, number, step, before, judged))
-        elif version is not None:
-            self._dropped[step.expert] += 1
+    def offer(self, answers: Iterable[tuple[Accepted, int, Step, Judgement | None, Judgement]]) -> None:
+        for image, number, step, before, judged in answers:
+            version = self._versions.get(step.expert)
+            if version is not None and len(self._waiting) < _MAX_WAITING:
+                self._waiting.append(ShadowImage(image, version, number, step, before, judged))
+            elif version is not None:
+                self._dropped[step.expert] += 1
 
     def read(self) -> None:
         """Read which versions are in shadow, at the start and after each change, and restart their process."""
         try:
-            experts = Versions(self._catalog).read()
-        except (VersionsError, OSError) as error:
+            experts = experts_of(EditionFolder(self._catalog))
+        except (EditionError, OSError) as error:
             self._log.warning("shadows_unreadable", problem=str(error))
             return
         versions = {name: expert.shadow.version for name, expert in experts.items() if expert.shadow is not None}

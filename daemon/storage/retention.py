@@ -33,7 +33,7 @@ from daemon.storage.disk_space import RESUME_FACTOR, DiskSpace, FreeSpace
 from daemon.storage.image_archive import images_by_folder, remove_images
 from daemon.storage.writer import Writer
 from daemon.units import utc_text
-from experts.versions import current_user
+from experts.people import current_user
 
 T = TypeVar("T")
 

@@ -62,8 +62,7 @@ class Edition(_Part):
     @property
     def weights(self) -> set[str]:
         """Return the sha256 of all weights, backbones included."""
-        backbones = {entry.backbone.sha256 for entry in self.experts.values() if entry.backbone is not None}
-        return {entry.sha256 for entry in self.experts.values()} | backbones
+        return set[str]().union(*(entry.weights for entry in self.experts.values()))
 
     def has_content_of(self, other: "Edition") -> bool:
         return self.rules == other.rules and self.experts == other.experts

@@ -8,16 +8,12 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import ValidationError
-from yaml import YAMLError
-
-from experts.catalog import CatalogEntry, CatalogFile, dump, rendered
-from experts.catalog_edit import read
-from experts.durable import make_folders, replace_durably, replace_text, sync
+from experts.catalog import CatalogEntry, CatalogError, dump, read_catalog, rendered
+from experts.durable import give_to_owner_of, make_folders, replace_durably, replace_text, sync
 from experts.editions.edition import Edition, EditionError, decode
 from experts.editions.weights import WeightsStore
 
@@ -82,6 +78,33 @@ class EditionFolder:
         """Return an edition's entry with its weights' place, relative to the catalog's folder."""
         return entry.with_files(lambda _, sha256: str(self.weights.place(sha256).relative_to(self.root)))
 
+    def placed(self, edition: Edition) -> dict[str, CatalogEntry]:
+        """Return an edition's entries with the absolute paths of their weights."""
+        return {
+            name: entry.with_files(lambda _, sha256: str(self.weights.place(sha256)))
+            for name, entry in edition.experts.items()
+        }
+
+    def has_weights(self, entry: CatalogEntry) -> bool:
+        return all(map(self.weights.has, entry.weights))
+
+    def enter(self, entries: Mapping[str, CatalogEntry]) -> dict[str, str]:
+        """Take in the weights of entries with absolute paths; return those that cannot be, and why.
+
+        Raises EditionError, before anything is copied, if there is no room for them.
+        """
+        files = {each.backbone.sha256: Path(each.backbone.file) for each in entries.values() if each.backbone}
+        for entry in entries.values():
+            if entry.sha256 not in files or Path(entry.file).is_file():  # several names may have the same weights
+                files[entry.sha256] = Path(entry.file)
+        needed, free = self.weights.lacking_bytes(files), self.weights.free_bytes()
+        if needed > free:
+            raise EditionError(
+                f"{self.weights.folder}: {needed / 1e6:.1f} MB of weights do not fit in {free / 1e6:.1f} MB of free"
+                " space: make room, or delete old versions with coserve experts prune"
+            )
+        return self.weights.enter(files)
+
     def may_write(self) -> bool:
         """Return whether this process may make editions here, without trying to."""
         folder = self.folder if self.folder.exists() else self.root
@@ -111,9 +134,9 @@ class EditionWriter:
             raise EditionError(f"{file} exists: an edition never changes; this one needs another number")
         replace_durably(file, edition.encoded(), self._folder.weights.mode)
 
-    def withdraw(self, edition: Edition) -> None:
-        """Delete an edition that the daemon refused and the pointer never named."""
-        self._folder.file(edition.number).unlink(missing_ok=True)
+    def remove(self, number: int) -> None:
+        """Delete an edition that nothing names: one that the daemon refused, or an old one."""
+        self._folder.file(number).unlink(missing_ok=True)
         sync(self._folder.folder)
 
     def point(self, edition: Edition, *, rewrites: bool) -> None:
@@ -149,8 +172,10 @@ def without_files(entry: CatalogEntry) -> CatalogEntry:
 def entries_of(catalog: Path) -> dict[str, CatalogEntry] | None:
     """Return a working catalog's entries without paths; None if it is missing or cannot be read."""
     try:
-        entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"), str(catalog))).experts
-    except (OSError, YAMLError, ValidationError, UnicodeDecodeError):
+        entries = read_catalog(catalog) if catalog.exists() else None
+    except CatalogError:
+        entries = None
+    if entries is None:
         return None
     return {name: without_files(entry) for name, entry in entries.items()}
 
@@ -175,6 +200,7 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("a+", encoding="ascii") as file:
         with suppress(PermissionError):
             os.fchmod(file.fileno(), 0o664)  # the next one may be another member of the group
+        give_to_owner_of(path.parent, path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

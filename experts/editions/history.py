@@ -4,13 +4,16 @@ A version is named by its weights, `0a1b2c3d4e5f`; with other settings, the same
 `0a1b2c3d4e5f+9f8e7d6c5b4a`.
 """
 
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from experts.catalog import CatalogEntry, settings_of
-from experts.editions.candidates import Candidates, Shadow, read_candidates
+from experts.catalog import CatalogEntry, CatalogError, read_catalog, settings_of
+from experts.editions.candidates import Candidates, Shadow, read_candidates, write_candidates
 from experts.editions.edition import Edition, EditionError
-from experts.editions.folder import EditionFolder
+from experts.editions.folder import EditionFolder, without_files
 from experts.spec import digest_of, setting_changes
 
 #: Editions that are read back: each names all experts, and a page asks for them every few seconds.
@@ -67,13 +70,19 @@ class Expert:
         """Return the versions that came into force in turn and were not rolled back, the one in force last."""
         line: list[str] = []
         for step in self.steps:
-            if step.did == "rollback" and len(line) > 1:
-                line.pop()
+            if step.did == "rollback" and step.version in line:
+                del line[len(line) - line[::-1].index(step.version) :]
             if step.did in ("found", "promote", "rollback") and line[-1:] != [step.version]:
                 line.append(step.version)
         # Pruned versions cannot come back.
         present = [version for version in line if version in self.versions or version == self.version]
         return [version for place, version in enumerate(present) if present[place - 1 : place] != [version]]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Return the versions that were put in and have not been in force since."""
+        last = {step.version: step.did for step in self.steps if step.did in ("put", "found", "promote", "rollback")}
+        return [version for version in self.versions if last.get(version) == "put" and version != self.version]
 
     def before(self) -> str:
         """Return the version that a rollback brings back. Raises EditionError if there is none."""
@@ -95,12 +104,11 @@ class Expert:
         why = "names several of them" if matches else "is none of them"
         raise EditionError(f"{self.name} has the versions {listed}; {name!r} {why}: `coserve experts show`")
 
-    def name_of(self, entry: CatalogEntry, folder: EditionFolder) -> str:
-        """Return the version name of an entry without files: that of the known version with its weights and settings,
-        or a new one.
+    def name_of(self, entry: CatalogEntry, root: Path) -> str:
+        """Return the version name of an entry whose file is relative to `root`: that of the known version with its
+        weights and settings, or a new one.
         """
-        weights = entry.sha256[:12]
-        settings = settings_of(folder.in_place(entry), folder.root)
+        weights, settings = version_of(entry), settings_of(entry, root)
         same = [version for version in self.known_settings if weights_of(version) == weights]
         for version in same:
             known = self.known_settings[version]
@@ -120,16 +128,38 @@ def weights_of(version: str) -> str:
     return version.partition("+")[0]
 
 
+def past(folder: EditionFolder, newest: int) -> list[Edition]:
+    """Return the edition `newest` and those in force before it, newest first; not what is damaged or was deleted.
+
+    Numbers between an edition and its parent were never in force. One that mended a damaged one has no parent.
+    """
+    editions: list[Edition] = []
+    for number in reversed(folder.numbers()):
+        if number <= newest and len(editions) < _NEWEST:
+            with suppress(EditionError):
+                editions.append(edition := folder.read(number))
+                newest = edition.parent or number - 1
+    return editions
+
+
 def experts_of(folder: EditionFolder) -> dict[str, Expert]:
-    """Return the experts in force in the catalog's order, then those of candidates. Raises EditionError, OSError."""
+    """Return the experts in force in the catalog's order, then those of candidates. Raises EditionError, OSError.
+
+    Before the first edition those of the working catalog count as in force.
+    """
     in_force, candidates = folder.in_force(), read_candidates(folder.catalog)
-    experts = {name: Expert(name) for name in (in_force.experts if in_force else {})}
-    current = in_force.number if in_force else 0
-    for number in [number for number in folder.numbers() if number <= current][-_NEWEST:]:
-        _tell(experts, folder, in_force if in_force and number == current else folder.read(number))
+    if in_force is None:
+        experts = _working(folder)
+    else:
+        experts = {name: Expert(name) for name in in_force.experts}
+        for edition in reversed([in_force, *past(folder, in_force.parent or 0)]):
+            _tell(experts, folder, edition)
     for candidate in candidates.candidates:
         expert = experts.setdefault(candidate.expert, Expert(candidate.expert))
-        _keep(expert, folder, candidate.entry, candidate.version, candidate.put_at, candidate.put_by, candidate.source)
+        entry, known = folder.in_place(candidate.entry), expert.versions.get(candidate.version)
+        expert.known_settings.setdefault(candidate.version, settings_of(entry, folder.root))
+        put = (candidate.put_at, candidate.put_by, candidate.source)
+        expert.versions[candidate.version] = StoredVersion(known.entry if known else entry, *put)
     _add_steps(experts, candidates)
     for name, shadow in candidates.shadows.items():
         if name in experts and shadow.version in experts[name].versions.keys() - {experts[name].version}:
@@ -137,30 +167,65 @@ def experts_of(folder: EditionFolder) -> dict[str, Expert]:
     return {name: expert for name, expert in experts.items() if expert.in_force or expert.versions}
 
 
+def waiting_weights(experts: Iterable[Expert]) -> set[str]:
+    """Return the sha256 of the weights of candidates and of versions in shadow."""
+    return {
+        sha256
+        for expert in experts
+        for version in (*expert.waiting, *([expert.shadow.version] if expert.shadow else ()))
+        for sha256 in expert.versions[version].entry.weights
+    }
+
+
+def keep_candidates(
+    folder: EditionFolder, entries: Mapping[str, CatalogEntry], source: str, note: str | None = None
+) -> dict[str, str]:
+    """Take in weights, at the absolute paths of `entries`, as candidates unless they are known; return their versions.
+
+    Raises EditionError.
+    """
+    with folder.changing():
+        if lacking := folder.enter(entries):
+            raise EditionError("\n".join(lacking.values()))
+        experts, candidates, versions = experts_of(folder), read_candidates(folder.catalog), dict[str, str]()
+        for name, entry in entries.items():
+            expert = experts.get(name) or Expert(name)
+            versions[name] = version = expert.name_of(folder.in_place(entry), folder.root)
+            if version not in expert.versions and version != expert.version:
+                candidates = candidates.put(name, version, without_files(entry), source, note)
+        write_candidates(folder.catalog, candidates)
+    return versions
+
+
+def _working(folder: EditionFolder) -> dict[str, Expert]:
+    try:
+        entries = read_catalog(folder.catalog)
+    except CatalogError as error:
+        raise EditionError(f"{error}; `coserve check` says where") from None
+    return {
+        name: Expert(
+            name, entry, version=version_of(entry), known_settings={version_of(entry): settings_of(entry, folder.root)}
+        )
+        for name, entry in entries.items()
+    }
+
+
 def _tell(experts: dict[str, Expert], folder: EditionFolder, edition: Edition) -> None:
     at = edition.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     source = edition.release.name if edition.release else edition.why
-    for name, entry in edition.experts.items():
-        expert = experts.setdefault(name, Expert(name))
-        version, before = expert.name_of(entry, folder), expert.version
+    for name, released in edition.experts.items():
+        expert, entry = experts.setdefault(name, Expert(name)), folder.in_place(released)
+        version, before = expert.name_of(entry, folder.root), expert.version
         if version != before:
             did = edition.why if edition.why in ("promote", "rollback") else "found"
             expert.steps.append(Step(at, edition.who, did, version, before, edition.note))
-        _keep(expert, folder, entry, version, at, edition.who, source)
-        expert.in_force, expert.version = folder.in_place(entry), version
+        if folder.weights.has(entry.sha256):
+            known = expert.versions.get(version)
+            first = (known.put_at, known.put_by, known.source) if known else (at, edition.who, source)
+            expert.versions[version] = StoredVersion(entry, *first)
+        expert.in_force, expert.version = entry, version
     for name in experts.keys() - edition.experts.keys():
         experts[name].in_force = experts[name].version = None
-
-
-def _keep(
-    expert: Expert, folder: EditionFolder, entry: CatalogEntry, version: str, at: str, by: str, source: str
-) -> None:
-    """Note a version whose weights are here. One that was put in keeps who put it, though it came into force since."""
-    expert.known_settings.setdefault(version, settings_of(folder.in_place(entry), folder.root))
-    if folder.weights.has(entry.sha256):
-        known = expert.versions.get(version)
-        first = (known.put_at, known.put_by, known.source) if known else (at, by, source)
-        expert.versions[version] = StoredVersion(folder.in_place(entry), *first)
 
 
 def _add_steps(experts: dict[str, Expert], candidates: Candidates) -> None:

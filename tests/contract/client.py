@@ -83,6 +83,15 @@ class Line:
         self.write_rules(rules)
         self.count = 0
 
+    @property
+    def catalog(self) -> Path:
+        return self.folder / "experts" / "catalog.yaml"
+
+    def weights(self, expert: str) -> Path:
+        """The file that the daemon reads for the catalog's entry; a link to one that all tests share."""
+        digest = yaml.safe_load(self.catalog.read_text(encoding="utf-8"))["experts"][expert]["sha256"]
+        return self.catalog.parent / "weights" / digest[:2] / f"{digest}.safetensors"
+
     def write_rules(self, text: str) -> None:
         (self.folder / "rules.yaml").write_text(text, encoding="utf-8")
 
@@ -174,7 +183,7 @@ class Line:
     @contextmanager
     def held(self, expert: str) -> Iterator[None]:
         """The images of `expert` have no verdict before the body ends: its file does not answer, as on a dead disk."""
-        file = self.folder / "experts" / f"{expert}.safetensors"
+        file = self.weights(expert)
         assert self.control("unload", expert=expert)["type"] == "ok"
         self.wait(lambda: all(expert not in executor["resident"] for executor in self.status()["executors"]))
         aside = file.rename(file.with_suffix(".aside"))

@@ -12,6 +12,7 @@ from tests.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg
 from tests.ports import free_port
+from tests.tools.run_commands import coserve
 
 SAME_PLACE = "  same-place: {count: 2, same: [defect, designator], within: 3 boards}\n"
 ALARMS = f"{RULES}alarms:\n{SAME_PLACE}  blind: {{verdict: unknown, count: 2, within: 2s}}\n"
@@ -68,6 +69,7 @@ def test_an_alarm_begins_is_seen_everywhere_and_ends_with_a_review_that_is_a_fal
     # A kill: the state is made again from the rows, and images that come back do not count twice.
     service.kill()
     line.write_rules(ALARMS)
+    coserve("reload", "--config", line.config)
     with line.service():
         line.wait(lambda: texts(line) == [TEXT])
         assert line.status()["alarms"] == [row]

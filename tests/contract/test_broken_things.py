@@ -188,8 +188,9 @@ def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(
 @pytest.mark.promise("Containment", "Missing or corrupt weights cost only their own images")
 def test_missing_and_corrupt_weights_cost_only_their_own_images(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)
-    missing, corrupt = (tmp_path / "experts" / f"{name}.safetensors" for name in ("C0603", "QFP64"))
+    missing, corrupt = line.weights("C0603"), line.weights("QFP64")
     missing.unlink()
+    (tmp_path / "experts" / "C0603.safetensors").unlink()
     whole = corrupt.read_bytes()
     corrupt.unlink()  # a link to the session's file
     corrupt.write_bytes(whole[:-1000] + b"\1" * 1000)

@@ -15,15 +15,16 @@ import psutil
 import pytest
 import yaml
 
-from daemon.cluster.remote_devices import ClusterDevices
+from daemon.cluster.messages import SentImage
+from daemon.cluster.remote_devices import ClusterDevices, RemotePool
 from daemon.config.settings import load_config
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder
+from daemon.dispatch.pool import Batch
 from daemon.dispatch.torch_devices import TorchDevices
 from daemon.host.children import Children
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import JournalKey, Pixels
 from experts.errors import ExpertError
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId, ExpertSpec
 from tests.contract.cluster import RayCluster, a_token
 from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
 from tests.experts.samples import an_expert_file
@@ -33,6 +34,7 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = pytest.mark.test_all
 
 NAME = "pc2-cpu"
+_EXECUTOR = ExecutorId(f"{NAME}/0")
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,17 +49,19 @@ class Remote:
         lines = {"rules": "r", "catalog": "c", "cluster": settings, "devices": {NAME: device}}
         config.write_text(yaml.safe_dump(lines), encoding="utf-8")
         self.heard: list[str] = []
-        self.reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[Batch] = queue.SimpleQueue()
         self._is_back = threading.Event()
         self._children = Children()
         self._batches = 0
         self.devices = ClusterDevices(config, load_config(config, {}), TorchDevices({}))
-        self.pool = self.devices.pool(PoolFacts(PoolId(NAME), "cpu", budget_bytes, 8, host=host))
-        facts = ExecutorFacts(ExecutorId(f"{NAME}/0"), PoolId(NAME))
-        self._executor = self.devices.executor(
-            facts, self.pool, lambda key: a_jpeg(key.offset, 90, 70), 1, lambda _key: None, 1 << 24
+        pool = PoolFacts(PoolId(NAME), "cpu", budget_bytes, 8, host=host)
+        read: Callable[[JournalKey], bytes] = lambda key: a_jpeg(key.offset, 90, 70)  # noqa: E731
+        (self._pool,) = self.devices.pools(
+            [pool], [ExecutorFacts(_EXECUTOR, pool.pool)], read, lambda: lambda _key: None, 1 << 24
         )
-        self._executor.start(self.reports.put)
+        assert isinstance(self._pool, RemotePool)
+        self.pool = self._pool.slots
+        self._pool.start()
         self._children.start(self.devices.children())
         self.devices.start(self)  # pyright: ignore[reportArgumentType]
 
@@ -77,8 +81,8 @@ class Remote:
 
     def submit(self, spec: ExpertSpec, images: int = 4) -> None:
         self._batches += 1
-        each = tuple(ImageOrder(RequestId(n), JournalKey(1, n, 1), Pixels()) for n in range(images))
-        self._executor.submit(BatchOrder(self._batches, spec, each))
+        each = [SentImage(JournalKey(1, n, 1), Pixels()) for n in range(images)]
+        self._pool.run(Batch(self._batches, _EXECUTOR, spec, each, [None] * images), self.reports.put)
 
     def judge(self, spec: ExpertSpec) -> None:
         """Load an expert, and judge a batch with it."""
@@ -86,11 +90,11 @@ class Remote:
         self.submit(spec)
         report = self.reports.get(timeout=120)
         assert report.device_error is None
-        assert [type(result) for result in report.results] == [Answered] * 4
+        assert [type(answer) for answer in report.answers] == [Answer] * 4
         self.pool.unload(spec.expert)
 
     def end(self) -> None:
-        self._executor.stop(5.0)
+        self._pool.stop(5.0)
         self._children.stop()
         self.devices.stop()
 

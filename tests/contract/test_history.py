@@ -93,10 +93,10 @@ def periods(line: Line) -> dict[str, list[tuple[str, str | None]]]:
     return told
 
 
-def in_force(told: Sequence[tuple[str, str | None]], begin: str, end: str) -> set[str | None]:
-    """Return the versions that were in force at some moment from `begin` to `end`."""
+def in_force(told: Sequence[tuple[str, str | None]], at: str) -> set[str | None]:
+    """Return the versions that were in force in the millisecond `at`."""
     ends = [since for since, _ in told[1:]] + ["9999"]
-    return {new for (since, new), until_at in zip(told, ends, strict=True) if since <= end and until_at >= begin}
+    return {new for (since, new), until_at in zip(told, ends, strict=True) if since <= at <= until_at}
 
 
 def assert_every_version_was_in_force(line: Line) -> int:
@@ -104,13 +104,13 @@ def assert_every_version_was_in_force(line: Line) -> int:
     told = periods(line)
     boards = line.rows("SELECT rules_version, first_seen_at FROM boards")
     for rules, at in boards:
-        assert rules in in_force(told["rules"], at, at), (rules, at, told["rules"])
+        assert rules in in_force(told["rules"], at), (rules, at, told["rules"])
     answers = line.rows(
-        "SELECT s.expert, s.expert_version, i.accepted_at, i.completed_at FROM stages s JOIN inspections i"
-        " ON i.inspection_id = s.inspection_id"
+        "SELECT s.expert, s.expert_version, b.first_seen_at FROM stages s JOIN inspections USING (inspection_id)"
+        " JOIN boards b USING (board_id)"
     )
-    for expert, answered, accepted_at, completed_at in answers:
-        assert answered in in_force(told[expert], accepted_at, completed_at), (expert, answered, accepted_at)
+    for expert, answered, at in answers:
+        assert answered in in_force(told[expert], at), (expert, answered, at)
     return len(boards) + len(answers)
 
 
@@ -159,13 +159,16 @@ def test_every_period_of_rules_and_experts_can_be_told_from_changes(line: Line) 
                 assert line.control("reload", who="ben", note=f"step {number}")["type"] == "ok"
     service = line.service()
     line.write_rules(f"{RULES}# while it was stopped\n")
+    done("reload", "--config", str(line.config), user="ben")
     service.start()
     line.send()
     line.idle()
     service.kill()  # what came into force is told all the same
     put_in_force(line, "R0402")
+    done("reload", "--config", str(line.config))
     with running(line):
         line.send()
+        line.send(board={"type": "free", "serial": "S2"})
     assert assert_every_version_was_in_force(line) > 120
     rules = [row for row in changes(line, *IN_FORCE) if row[2] == "rules"]
     assert len(rules) == 6
@@ -255,9 +258,9 @@ def put_back(copy: Path, line: Line) -> None:
     shutil.copyfile(copy, line.folder / "inspection.db")
 
 
-def some_results(line: Line, count: int) -> None:
+def some_results(line: Line, count: int, serial: str = "S1") -> None:
     for _ in range(count):
-        line.send()
+        line.send(board={"type": "free", "serial": serial})
     line.idle()
 
 
@@ -269,6 +272,7 @@ def test_a_clock_that_was_set_back_keeps_the_epoch_and_the_order_of_changes(line
         database.execute("UPDATE changes SET at = ?", (later,))
         database.execute("UPDATE runs SET started_at = ?, ended_at = ?", (later, later))
     line.write_rules(f"{RULES}# other\n")
+    done("reload", "--config", str(line.config))
     assert epoch_after(line) == first
     rules = [row for row in changes(line, "start") if row[2] == "rules"]
     assert rules[1][3] == rules[0][4]
@@ -315,7 +319,7 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
         done("experts", "put", "P", str(another_version(line, "P")), *config)
         new = json.loads(done("experts", "show", "P", *config, "--json"))["versions"][-1]["version"]
         done("experts", "promote", "P", new, *config)
-        some_results(line, 1)
+        some_results(line, 1, "S2")
         report = json.loads(done("backup", str(line.config), str(tmp_path / "line.tar"), "--json"))
         assert report["versions"] == 1
         assert report["versions_bytes"] > 1_000_000

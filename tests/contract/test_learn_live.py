@@ -81,7 +81,7 @@ def test_decided_pictures_become_a_better_version_that_is_not_yet_promoted(line:
     assert after["version"] == before["version"] == learned["in_service"]
     assert learned["version"] in [row["version"] for row in after["versions"]]
     coserve("experts", "promote", "R0402", learned["version"], "--config", line.config)
-    line.send(a_part(999, is_bad=True), component="P")
+    line.send(a_part(999, is_bad=True), board={"type": "free", "serial": "after"}, component="P")
     line.idle()
     assert line.rows("SELECT verdict, defect FROM inspections ORDER BY inspection_id DESC LIMIT 1") == [("fail", "D7")]
 

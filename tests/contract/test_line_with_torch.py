@@ -44,7 +44,8 @@ def test_loads_that_hang_cost_their_own_images_only(tmp_path: Path, torch_expert
     limits = {"hang_after": "4s"}
     line = Line(tmp_path, torch_experts_folder, command=RUN_ON_A_DYING_DISK, memory="140MB", limits=limits)
     with line.service() as service:
-        dying = tmp_path / "experts" / "C0603.safetensors.dies"
+        weights = line.weights("C0603")
+        dying = weights.with_name(f"{weights.name}.dies")
         line.control("unload", expert="C0603")
         dying.touch()
         waits = line.send(component="V")

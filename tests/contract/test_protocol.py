@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ CREDIT = 16
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 INSPECTION = (
     "topic seq at id source board component designator verdict defect reason late stages latency_ms rules_version"
-    " inspection_id"
+    " inspection_id edition"
 )
 STAGE = "expert version settings label confidence detections device batch queued_ms load_ms infer_ms"
 
@@ -208,7 +208,7 @@ def test_generate_is_checked_and_then_no_model_is_known(peer: Peer) -> None:
 @pytest.mark.promise("Nothing accepted is lost", "A repeated image is a `duplicate`, even while the line drains")
 def test_a_repeated_image_is_a_duplicate_before_its_board_and_payload_are_looked_at(line: Line, peer: Peer) -> None:
     header = line.inspect()
-    assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit attempt")
+    assert set(peer.ask(header, a_jpeg(5))) == keys("type id source credit attempt edition")
     again = peer.ask(header, a_jpeg(5))
     assert (again["type"], again.get("differs", False)) == ("duplicate", False)
     changed = peer.ask(header | {"board": {"type": "stranger", "serial": "S"}}, b"no image")
@@ -495,6 +495,7 @@ def test_messages_have_the_documented_fields_and_equal_what_results_since_repeat
         "missing": [],
         "reason": "complete",
         "rules_version": failed["rules_version"],
+        "edition": failed["edition"],
     }
 
 
@@ -723,9 +724,9 @@ def test_sockets_files_and_folders_have_their_modes(line: Line) -> None:
 # --- the process -------------------------------------------------------------------------------------------------
 
 
-def a_start(config: Path, **environ: str) -> "subprocess.Popen[str]":
+def a_start(config: Path, command: Sequence[str] = DAEMON, **environ: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", *DAEMON, str(config)],
+        [sys.executable, "-m", *command, str(config)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ},
     )  # fmt: skip
 
@@ -817,26 +818,43 @@ def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder
         assert (status["accepted"], status["backlog"]) == (0, 0)
 
 
-def test_what_the_kept_rules_can_no_longer_route_is_unknown(tmp_path: Path, experts_folder: Path) -> None:
+def without_f(line: Line) -> None:
+    """Let the working files know neither the component F nor its expert."""
+    line.write_rules("".join(row for row in RULES.splitlines(keepends=True) if "QFP64" not in row and "F:" not in row))
+    document = yaml.safe_load(line.catalog.read_text(encoding="utf-8"))
+    del document["experts"]["QFP64"]
+    line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+
+@pytest.mark.parametrize("ends_earlier", [False, True], ids=["reload", "reload --now"])
+def test_what_waits_is_judged_by_its_own_edition_unless_that_is_ended(
+    tmp_path: Path, experts_folder: Path, *, ends_earlier: bool
+) -> None:
     line = Line(tmp_path / "line", experts_folder)
     service = line.service()
     service.start()
-    line.send(component="P")
-    line.idle()
-    with line.held("QFP64"), line.peer() as peer:
-        for number in range(10):
-            peer.send(line.inspect(component="F"), a_jpeg(number))
-        assert {peer.take()["type"] for _ in range(10)} == {"accepted"}
+    with line.held("QFP64"):
+        waiting = [line.send(component="F") for _ in range(5)]
+        without_f(line)
+        if ends_earlier:
+            assert line.control("reload", now=True)["edition"] == 2
+            line.wait(lambda: [line.result(image)["reason"] for image in waiting] == ["edition_gone"] * 5)
+        else:
+            assert line.control("reload")["edition"] == 2
         service.kill()
-    line.write_rules("".join(row for row in RULES.splitlines(keepends=True) if "QFP64" not in row and "F:" not in row))
-    catalog = line.folder / "experts" / "catalog.yaml"
-    entries = yaml.safe_load(catalog.read_text(encoding="utf-8"))
-    del entries["experts"]["QFP64"]
-    catalog.write_text(yaml.safe_dump(entries), encoding="utf-8")
     with line.service():
-        line.idle()
-        assert line.rows("SELECT count(*) FROM inspections WHERE reason = 'rules_changed'") == [(10,)]
-        assert line.rows("SELECT DISTINCT verdict FROM inspections WHERE reason IS NOT NULL") == [("unknown",)]
+        late = line.send(component="P")
+        results = [line.result(image) for image in (*waiting, late)]
+        assert {(row["edition"], row["board"]["attempt"]) for row in results} == {(1, 1)}
+        expected = ("unknown", "edition_gone") if ends_earlier else ("fail", None)
+        assert {(row["verdict"], row["reason"]) for row in results[:5]} == {expected}
+        assert results[5]["reason"] == expected[1]
+        fresh = {"type": "free", "serial": "S1", "attempt": 2}
+        with line.peer() as peer:
+            assert peer.ask(line.inspect(component="F", board=fresh), a_jpeg(1))["code"] == "unknown_component"
+            answer = peer.ask(line.inspect(board=fresh, id="fresh"), a_jpeg(2))
+        assert (answer["type"], answer["edition"]) == ("accepted", 2)
+        assert line.result("fresh")["verdict"] == "pass"
 
 
 @pytest.mark.promise(

@@ -1,10 +1,8 @@
 """Releases between real lines: pushed, carried in a folder, pulled while boards are judged; and what is refused."""
 
 import json
+import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,20 @@ import pytest
 import yaml
 
 from coserve_client import Publisher
+from daemon.config.settings import load_config
+from daemon.registry.signing import read_signing_key
 from daemon.registry.store import Store
+from experts.editions.folder import EditionFolder
 from tests.contract.client import Line
+from tests.editions import files_in_force
 from tests.lines import a_jpeg
+from tests.one_edition import content_of
 from tests.simulated import DAEMON
 from tests.tools.run_commands import coserve
 from tests.waiting import until
-from tools.experts.change import put, switch
 from tools.experts.line import open_line
+from tools.registry.line_releases import LineReleases
+from tools.registry.pack import push as push_release
 
 RULES = """\
 boards:
@@ -40,11 +44,24 @@ def places(tmp_path: Path, version_folders: tuple[Path, Path]) -> dict[str, Path
     settings: dict[str, Any] = {"plant": {"signers": ["../keys/anna.sign"]}, "memory": "100MB"}
     a = Line(tmp_path / "a", version_folders[0], RULES_2, **settings)
     b = Line(tmp_path / "b", version_folders[0], RULES, **settings)
-    experts = open_line(a.config)
-    switch(experts, "P", put(experts, "P", version_folders[1]))
-    keys = tmp_path / "keys"
+    files_in_force(b.config)
     (tmp_path / "stick").mkdir()
-    return {"a": a.config, "b": b.config, "key": keys / "anna.sign_secret", "stick": tmp_path / "stick", "keys": keys}
+    places = {"a": a.config, "b": b.config, "stick": tmp_path / "stick", "keys": tmp_path / "keys"}
+    judge_by(places["a"], version_folders[1])
+    return places
+
+
+def judge_by(config: Path, experts: Path) -> None:
+    """Put the P of another folder in force."""
+    catalog, other = config.parent / "experts" / "catalog.yaml", yaml.safe_load((experts / "catalog.yaml").read_text())
+    entry = other["experts"]["P"]
+    file = catalog.with_name(f"{entry['sha256']}.safetensors")
+    if not file.exists():
+        os.link(experts / entry["file"], file)
+    document = yaml.safe_load(catalog.read_text())
+    document["experts"]["P"] = entry | {"file": file.name}
+    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    files_in_force(config)
 
 
 def push(places: dict[str, Path], *words: object, key: str = "anna", **options: Any) -> str:
@@ -64,12 +81,11 @@ def line_b(places: dict[str, Path]) -> Line:
     return line
 
 
-def state_of(config: Path) -> dict[str, str]:
-    """What the line would judge with: the version of each expert, and its rules."""
-    experts = open_line(config).experts()
-    return {name: expert.version or "" for name, expert in experts.items()} | {
-        "rules": (config.parent / "rules.yaml").read_text(encoding="utf-8")
-    }
+def state_of(config: Path) -> str:
+    """Return the content in force."""
+    edition = EditionFolder(load_config(config, {}).catalog).in_force()
+    assert edition is not None
+    return content_of(edition)
 
 
 def test_a_release_carried_in_a_folder_makes_another_line_judge_as_the_first(places: dict[str, Path]):
@@ -77,12 +93,45 @@ def test_a_release_carried_in_a_folder_makes_another_line_judge_as_the_first(pla
     assert push(places, "--note", "better P") == "line/1"
     said = pull(places)
     assert "line/1, signed by anna.sign: 1 expert changed, rules changed" in said
-    assert "no daemon runs: its next start serves it" in said
+    assert "edition 2 is in force; no daemon runs: its next start does" in said
     assert state_of(places["b"]) == state_of(places["a"]) != before
     assert not (places["b"].parent / "experts" / "releases" / "objects").exists()
-    assert "0 experts changed;" in pull(places)  # again: nothing to do
+    assert "0 experts changed; 0 B fetched; edition 2 is in force" in pull(places)  # again: nothing to do
+    rules = places["b"].parent / "rules.yaml"
+    rules.write_text(rules.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
+    push(places)
+    assert "rules.yaml: edited, not in force: coserve reload first" in pull(places, status=1)
+    assert "edition 3 is in force" in pull(places, "--discard")
+    assert rules.read_text(encoding="utf-8") == RULES_2
+    assert "edition 4 is in force" in pull(places, "--now", "--within", 1)
+    edition = EditionFolder(load_config(places["b"], {}).catalog).in_force()
+    assert edition is not None
+    assert edition.ends_earlier
+    assert edition.release is not None
+    assert (edition.why, edition.release.name, edition.release.number) == ("pull", "line", 2)
     coserve("check", places["b"])
-    coserve("experts", "verify", "--config", places["b"])
+
+
+def test_a_new_line_without_rules_and_experts_takes_both_from_a_release(places: dict[str, Path]):
+    folder = places["b"].parent
+    shutil.rmtree(folder / "experts")
+    (folder / "rules.yaml").unlink()
+    push(places)
+    assert "2 experts changed, rules changed" in pull(places)
+    assert state_of(places["b"]) == state_of(places["a"])
+    assert (folder / "rules.yaml").read_text(encoding="utf-8") == RULES_2
+    coserve("check", places["b"])
+
+
+def test_a_push_signs_what_is_in_force_and_nothing_that_waits_in_the_files(places: dict[str, Path]):
+    (places["a"].parent / "rules.yaml").write_text(RULES, encoding="utf-8")
+    push(places)
+    pull(places)
+    assert state_of(places["b"]) == state_of(places["a"])
+    shutil.rmtree(places["a"].parent / "experts" / "editions")
+    secret = places["keys"] / "anna.sign_secret"
+    done = coserve("plant", "push", places["a"], "--to", places["stick"], "--key", secret, status=1)
+    assert "no edition is in force on this line yet: coserve reload, then push" in " ".join(done.output.split())
 
 
 @pytest.mark.promise(
@@ -130,11 +179,13 @@ def test_releases_that_a_line_does_not_take_change_nothing(places: dict[str, Pat
     "a release | one of last year, sent again | numbers only grow, and releases expire: refused unless a "
     "person says `--allow-older`",
 )
-def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str, Path]):
+def test_a_replay_an_expired_release_and_a_way_back_by_a_person(
+    places: dict[str, Path], version_folders: tuple[Path, Path]
+):
     push(places)
     pull(places)
     first = state_of(places["b"])
-    switch(open_line(places["a"]), "P", None)
+    judge_by(places["a"], version_folders[0])
     push(places)
     pull(places)
     second = state_of(places["b"])
@@ -144,50 +195,13 @@ def test_a_replay_an_expired_release_and_a_way_back_by_a_person(places: dict[str
     assert state_of(places["b"]) == second
     pull(places, "--release", "line/1", "--allow-older")
     assert state_of(places["b"]) == first
-    config = open_line(places["a"])
-    from daemon.registry.signing import read_signing_key
-    from tools.registry.pack import push as push_release
-
-    push_release(config, Store(places["stick"]), read_signing_key(places["key"]), "line", valid_for_s=0.0)
+    key = read_signing_key(places["keys"] / "anna.sign_secret")
+    push_release(load_config(places["a"], {}), Store(places["stick"]), key, "line", valid_for_s=0.0)
     assert "line/3 expired at" in pull(places, status=1)
     shutil.rmtree(places["stick"])
     places["stick"].mkdir()
     push(places, "--no-rules")  # the store was lost, and numbers began anew
     assert "line/1 is another release than the one of this number" in pull(places, "--allow-older", status=1)
-
-
-def killed(places: dict[str, Path], patch: str) -> None:
-    """Let a pull kill itself where `patch` says."""
-    code = f"import os\n{patch}\nfrom tools.cli.main import app\napp()"
-    command = [sys.executable, "-c", code, "plant", "pull", str(places["b"]), "--from", str(places["stick"])]
-    assert subprocess.run(command, check=False, timeout=300).returncode == -signal.SIGKILL
-
-
-@pytest.mark.promise(
-    "Versions of experts",
-    "A pull that is killed at any step, also between catalog and rules, leaves the old release or the new one, "
-    "never a mix: for a daemon that starts or reloads then, for commands, and for the next pull",
-)
-@pytest.mark.parametrize(
-    "moment", [pytest.param("Store.fetch", marks=pytest.mark.test_all), "replace_entries", "LineReleases.note"]
-)
-def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one(places: dict[str, Path], moment: str):
-    before = state_of(places["b"])
-    push(places)
-    patch = {
-        "Store.fetch": "import daemon.registry.store as s\nwhole = s._pieces\ndef cut_off(file, start):\n"
-        "    yield next(whole(file, start))[:100_000]\n    os.kill(os.getpid(), 9)\ns._pieces = cut_off",
-        "replace_entries": "import experts.versions as v; v.replace_entries = lambda *_: os.kill(os.getpid(), 9)",
-        "LineReleases.note": "import tools.registry.line_releases as r;"
-        " r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)",
-    }[moment]
-    killed(places, patch)
-    is_new = moment == "LineReleases.note"
-    assert state_of(places["b"]) == (state_of(places["a"]) if is_new else before)
-    said = pull(places)
-    assert state_of(places["b"]) == state_of(places["a"])
-    fetched = {"replace_entries": "0 bytes", "LineReleases.note": "0 bytes"}.get(moment, "MB")
-    assert f"{fetched} fetched" in said or fetched == "0 bytes", said
 
 
 @pytest.mark.promise(
@@ -199,31 +213,24 @@ def test_a_pull_that_is_killed_goes_on_and_leaves_the_old_release_or_the_new_one
     "Versions of experts",
     "A timer's pull takes the newest release of the line's signers once, and leaves a person's way back as it is",
 )
-def test_a_timers_pull_takes_what_is_new_and_signed_here_and_nothing_else(places: dict[str, Path]):
+def test_a_timers_pull_takes_what_is_new_and_signed_here_and_nothing_else(
+    places: dict[str, Path], version_folders: tuple[Path, Path]
+):
     push(places)
     assert "line/1, signed by anna.sign: 1 expert changed" in pull(places, "--newest")
     first = state_of(places["b"])
     push(places, key="mallory")
-    assert "line/1 is in force:" in pull(places, "--newest")
-    switch(open_line(places["a"]), "P", None)
+    assert "this line has had line/1:" in pull(places, "--newest")
+    judge_by(places["a"], version_folders[0])
     push(places)
-    killed(places, "import tools.registry.line_releases as r; r.LineReleases.note = lambda *_: os.kill(os.getpid(), 9)")
-    second = state_of(places["b"])
-    assert second != first
-    shutil.move(places["stick"] / "manifests" / "line" / "3.json", places["stick"] / "3.json")
-    pull(places, "--newest")  # the notes say line/1, and what was killed may be in force
-    assert state_of(places["b"]) == first
-    shutil.move(places["stick"] / "3.json", places["stick"] / "manifests" / "line" / "3.json")
     assert "line/3, signed by anna.sign" in pull(places, "--newest")
-    assert state_of(places["b"]) == second
+    assert state_of(places["b"]) != first
     pull(places, "--release", "line/1", "--allow-older")
-    assert "line/1 is in force:" in pull(places, "--newest")  # a person went back
+    assert "this line has had line/3:" in pull(places, "--newest")  # a person went back
     assert state_of(places["b"]) == first
 
 
 def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dict[str, Path]):
-    from tools.registry.line_releases import LineReleases
-
     push(places)
     before = state_of(places["b"])
     with LineReleases(open_line(places["b"])).pulling():
@@ -232,43 +239,12 @@ def test_a_pull_while_another_is_under_way_waits_and_changes_nothing(places: dic
     pull(places)
 
 
-@pytest.mark.test_all
-def test_a_pull_that_is_killed_between_catalog_and_rules_leaves_no_mix_of_two_releases(places: dict[str, Path]):
-    from daemon.config.settings import load_config
-    from daemon.line.line import load_rules_and_catalog
-
-    def read() -> tuple[str, str]:
-        """What a daemon that starts or reloads now would judge with."""
-        routes, catalog = load_rules_and_catalog(load_config(places["b"], {}))
-        return routes.version, str(next(spec for name, spec in catalog.items() if name == "P").version)
-
-    push(places)
-    old, files = read(), state_of(places["b"])
-    patch = "import tools.registry.pull as p\nreal = p.replace_text\n"  # `like` is given for the pull's mark
-    killed(
-        places, f"{patch}p.replace_text = lambda *a, **named: real(*a, **named) if named else os.kill(os.getpid(), 9)"
-    )
-    on_disk = (places["b"].parent / "experts" / "catalog.yaml").read_text(encoding="utf-8")
-    assert "versions/P/" in on_disk  # the catalog is new, and the rules are old
-    assert read() == old
-    assert state_of(places["b"]) == files
-    coserve("check", places["b"])
-    line = line_b(places)
-    with line.service():
-        first = line.result(line.send(board={"type": "pair", "serial": "S1"}, designator="P1"))
-        assert first["stages"][0]["version"] == old[1]
-        assert line.rows("SELECT rules_version FROM boards") == [(old[0],)]
-        assert "the daemon serves it" in pull(places, "--now")
-    assert read() != old
-    assert state_of(places["b"]) == state_of(places["a"])
-
-
 @pytest.mark.promise(
     "Prepared files",
-    "a release | a key that the hub has revoked | a line learns of it when it asks, not by push: at its next "
-    "pull, which `coserve-pull.timer` begins ten minutes after the end of the last one. From then on it "
-    "refuses what the key signed, from every source; if the release in force is among it, each `pull --newest` "
-    "fails and says so",
+    "a release | a key that the hub has revoked | a line learns of it at its next pull, which "
+    "`coserve-pull.timer` begins ten minutes after the last one. From then on it refuses what the "
+    "key signed, from every source; if the release in force is among it, each `pull --newest` fails "
+    "and says so",
 )
 def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhere(places: dict[str, Path]):
     before = state_of(places["b"])
@@ -288,10 +264,10 @@ def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhe
     (places["stick"] / "revoked").mkdir()
     shutil.copy(places["keys"] / "anna.sign", places["stick"] / "revoked")
     said = pull(places, "--newest", status=1)
-    assert "line/1, which is in force, is signed by anna.sign, which is revoked" in said
+    assert "line/1, which this line took last, is signed by anna.sign, which is revoked" in said
 
 
-def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places: dict[str, Path]):
+def test_a_line_that_judges_takes_a_release_and_each_board_keeps_the_edition_it_began_in(places: dict[str, Path]):
     push(places)
     line = line_b(places)
     stop = threading.Event()
@@ -332,7 +308,7 @@ def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places
             stop.set()
             camera.join(120)
         line.idle()
-    assert "the daemon serves it" in said
+    assert "the daemon judges by it" in said
     (account,) = accounts
     assert account["accepted"] == account["sent"]
     rows = line.rows(
@@ -348,19 +324,3 @@ def test_a_line_that_judges_takes_a_release_between_boards_and_mixes_none(places
         "pass",
         "review",
     }
-
-
-@pytest.mark.test_all
-def test_a_pull_gives_up_where_a_board_stays_open_and_the_line_goes_on(places: dict[str, Path]):
-    before = state_of(places["b"])
-    push(places)
-    line = line_b(places)
-    with line.service():
-        line.send(board={"type": "pair", "serial": "S1"}, designator="P1")
-        assert "1 boards were still open" in pull(places, "--within", 1, status=1)
-        assert state_of(places["b"]) == before
-        line.send(board={"type": "pair", "serial": "S2"}, designator="P1")  # a new board is taken again
-        assert "the daemon serves it" in pull(places, "--now")
-    assert state_of(places["b"]) == state_of(places["a"])
-    push(places)
-    assert "2 boards are open in the results: start the line" in pull(places, status=1)

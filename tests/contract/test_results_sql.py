@@ -14,16 +14,18 @@ from daemon.storage.database.store import Store
 
 TABLES = {
     "boards": "board_id board_type serial attempt lot station first_seen_at completed_at expected inspected verdict "
-    "reason rules_version seq",
+    "reason rules_version seq edition",
     "inspections": "inspection_id source image_id board_id component designator captured_at accepted_at completed_at "
-    "deadline_ms image_bytes status verdict defect reason late rules_version image_sha256 image_path latency_ms seq",
+    "deadline_ms image_bytes status verdict defect reason late rules_version image_sha256 image_path latency_ms seq "
+    "edition",
     "stages": "inspection_id step expert expert_version label confidence device executor batch_id batch_size queued_ms "
     "load_ms infer_ms expert_settings",
     "detections": "detection_id inspection_id step label confidence x1 y1 x2 y2",
     "expert_switches": "switch_id at executor device loaded evicted bytes load_ms tier cause",
-    "reviews": "review_id inspection_id at reviewer verdict defect note board_id undo_of seq",
+    "reviews": "review_id inspection_id at reviewer verdict defect note board_id undo_of seq epoch",
     "expert_settings": "expert expert_settings settings first_used_at",
     "changes": "change_id at who what subject old new note",
+    "editions": "edition parent created_at who why rules_version sha256 note",
     "runs": "run_id started_at ended_at version epoch",
     "generations": "generation_id source request_id board_id model mode task prompt text prompt_tokens new_tokens "
     "ttft_ms tpot_ms total_ms expert_fetches predictor_hit_rate brownout_threshold accepted_at completed_at "
@@ -52,6 +54,8 @@ class Database:
         self.connection = sqlite3.connect(path)
         self.connection.execute("PRAGMA foreign_keys = ON")
         self.seq = 0
+        at = {"created_at": "2026-11-21T08:00:00.000Z", "who": "anna", "why": "reload"}
+        self.add("editions", edition=1, **at, rules_version="0123456789ab", sha256="0" * 64)
 
     def add(self, table: str, **values: Any) -> int:
         names = ", ".join(values)
@@ -77,6 +81,7 @@ class Database:
             "verdict": verdict,
             "reason": "complete" if closed else None,
             "rules_version": "0123456789ab",
+            "edition": 1,
             "seq": self.next_seq() if closed else None,
         }
         return self.add("boards", **(defaults | values))
@@ -97,6 +102,7 @@ class Database:
             "verdict": verdict,
             "late": 0,
             "rules_version": "0123456789ab",
+            "edition": 1,
             "image_sha256": "0" * 64,
             "latency_ms": 100.0 if done else None,
             "seq": self.next_seq() if done else None,
@@ -162,6 +168,7 @@ def test_keys_of_the_contract_are_enforced(database):
         ("UNIQUE", lambda: database.image(board, source="cam1", image_id="x")),
         ("UNIQUE", lambda: database.board("S2", seq=1)),
         ("FOREIGN KEY", lambda: database.image(board + 1)),
+        ("FOREIGN KEY", lambda: database.board("S2", edition=2)),
         ("FOREIGN KEY", lambda: database.stage(image + 1)),
         ("FOREIGN KEY", lambda: database.review(image + 1, "pass")),
         ("FOREIGN KEY", lambda: database.add("detections", **box)),

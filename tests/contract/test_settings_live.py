@@ -110,9 +110,9 @@ def _listed(line: Line, then: dict[str, Any], now: dict[str, Any]) -> None:
     """The commands about experts list the version once with each of its settings."""
     shown = json.loads(coserve("experts", "show", "R0402", "--json", "--config", line.config).stdout)
     assert shown["settings"] == now["settings"] == shown["serving"]["settings"]
-    rows = {row["settings"]: row for row in shown["versions"]}
+    rows = {row["settings"]: row for row in shown["versions"] if row["verdicts"]}
     assert {digest: row["verdicts"] for digest, row in rows.items()} == {then["settings"]: 1, now["settings"]: 1}
-    assert [rows[each["settings"]]["state"] for each in (then, now)] == ["other settings", "in force"]
+    assert [rows[each["settings"]]["state"] for each in (then, now)] == ["kept", "in force"]
     assert rows[then["settings"]]["differs"] == ["temperature 1.0 → 1.3"]
     assert rows[then["settings"]]["first_used_at"] < rows[now["settings"]]["first_used_at"]
     listed = json.loads(coserve("experts", "list", "--json", "--config", line.config).stdout)
@@ -122,12 +122,12 @@ def _listed(line: Line, then: dict[str, Any], now: dict[str, Any]) -> None:
 def _explained(line: Line, then: str, now: str) -> None:
     """The settings are those of the answer, not today's; only where both are the same it is said."""
     words = coserve("explain", "S1", "P1", "--config", line.config).stdout
-    assert "in force today with other settings (then → today): temperature 1.0 → 1.3" in words
+    assert "with other settings (then → today): temperature 1.0 → 1.3" in words
     assert f"settings {then}: input_size 64, temperature 1.0" in words
     assert "with the same settings" not in words
     (stage,) = json.loads(coserve("explain", "S1", "P1", "--json", "--config", line.config).stdout)["stages"]
     assert (stage["expert_settings"], stage["settings"]["temperature"]) == (then, 1.0)
-    assert stage["version_today"] == "other settings"
+    assert stage["version_today"] == "kept"
     assert stage["settings_today"] == [{"name": "temperature", "before": 1.0, "after": 1.3}]
     words = coserve("explain", "S2", "P1", "--config", line.config).stdout
     assert "it is in force today, with the same settings" in words
@@ -148,5 +148,5 @@ def _exported(line: Line, package: Path, temperatures: dict[str, float]) -> None
         assert (package / "experts" / entry["file"]).is_file()
     listed = json.loads((package / "manifest.json").read_text(encoding="utf-8"))["experts"]
     assert {row["expert_settings"]: row["today"] for row in listed} == dict(
-        zip(temperatures, ("other settings", "in force"), strict=True)
+        zip(temperatures, ("kept", "in force"), strict=True)
     )

@@ -137,7 +137,8 @@ def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], how: str
 ):
     line, version = a_shadowed_line(tmp_path / "line", version_folders)
-    weights = line.folder / "experts" / "versions" / "P" / f"{version}.safetensors"
+    experts = line.folder / "experts"
+    weights = next((experts / "weights").glob(f"*/{version}*"))
     if how == "altered":
         content = bytearray(weights.read_bytes())
         content[-1000] ^= 1
@@ -146,9 +147,8 @@ def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     elif how == "gone":
         weights.unlink()
     else:
-        versions = line.folder / "experts" / "versions.yaml"
-        text = versions.read_text(encoding="utf-8")
-        versions.write_text(text.replace("architecture: resnet18", "architecture: resnet34"), encoding="utf-8")
+        candidates = experts / "candidates.json"
+        candidates.write_text(candidates.read_text(encoding="utf-8").replace("resnet18", "resnet34"), encoding="utf-8")
     reason = {"altered": "sha256", "gone": "there is no such weights file", "other network": "holds a resnet18"}[how]
     with line.service():
         urged(line)

@@ -145,7 +145,7 @@ def test_experts_and_rules_are_recorded_with_their_versions(database: Database) 
     recorded = database.rows("SELECT expert, expert_version, sha256, classes, bytes, dtype FROM expert_versions")
     assert sorted(row[:2] for row in recorded) == used
     for expert, version, digest, classes, size, dtype in recorded:
-        file = (line.folder / "experts" / f"{expert}.safetensors").read_bytes()
+        file = line.weights(expert).read_bytes()
         assert hashlib.sha256(file).hexdigest() == digest
         assert digest[:12] == version
         assert isinstance(json.loads(classes), list)

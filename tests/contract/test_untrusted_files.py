@@ -57,7 +57,9 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     catalog = yaml.safe_load((experts / "catalog.yaml").read_text())
     (experts / "evil.pt").write_bytes(models["zip"])
     catalog["experts"]["R0402"]["file"] = "evil.pt"
+    line.weights("R0402").unlink()
     # The others keep their names: files that were swapped after the catalog was written.
+    line.weights("QFP64").unlink()
     (experts / "QFP64.safetensors").unlink()
     (experts / "QFP64.safetensors").write_bytes(models["legacy"])
     (experts / "catalog.yaml").write_text(yaml.safe_dump(catalog))
@@ -67,11 +69,11 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     with line.service():
         reasons = {component: line.result(line.send(component=component))["reason"] for component in "PVF"}
         assert reasons == {"P": "expert_failed", "V": None, "F": "expert_failed"}
-        (experts / "C0603.safetensors").unlink()
-        (experts / "C0603.safetensors").write_bytes(models["pickle"])
+        line.control("unload", expert="C0603")
+        line.weights("C0603").unlink()
+        line.weights("C0603").write_bytes(models["pickle"])
         line.control("reload")
-        line.control("pin", expert="C0603")
-        assert line.result(line.send(component="V"))
+        assert line.result(line.send(component="V"))["reason"] == "expert_failed"
     assert not trace.exists()
 
 

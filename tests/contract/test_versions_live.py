@@ -47,7 +47,7 @@ def test_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_
             number = 0
             with Publisher(line.intake, source="camera") as publisher:
                 while number < IMAGES or not stop.is_set():
-                    board = {"type": "free", "serial": "S1"}
+                    board = {"type": "free", "serial": f"S{number}"}  # each begins in the edition in force
                     component = "P" if number % 4 else "Q"
                     publisher.send(f"{number}", pictures[number % 16], board=board, component=component)
                     number += 1

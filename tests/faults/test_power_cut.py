@@ -1,6 +1,5 @@
 """Bytes and names that the replay of a power cut keeps or takes, against small processes under the shim."""
 
-import json
 import random
 import shutil
 import sqlite3
@@ -12,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.settings import load_config
 from daemon.delivery.position import DeliveryPosition, PositionFile
+from daemon.line.line import served_by
 from daemon.records import JournalKey
 from daemon.storage.journal import Journal, JournalError
 from tests.faults.powercut import Disk, Unsynced
@@ -216,9 +217,16 @@ from tools.backup.restore import unpack
 unpack(Path({str(archive)!r}), Path('new'))
 """
     folder = after_a_power_cut(tmp_path, code) / ".new.part"  # the replay does not follow a renamed folder
-    restored = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert json.loads(restored.pop(Path("restored.json")))["new"] == "line.tar"
-    assert restored == {path.relative_to(line): path.read_bytes() for path in line.rglob("*") if path.is_file()}
+    edition, before = (
+        served_by(load_config(folder / "coserve.yaml", {})),
+        served_by(load_config(line / "coserve.yaml", {})),
+    )
+    assert edition is not None
+    assert before is not None
+    assert edition.edition.has_content_of(before.edition)
+    assert (edition.number, edition.edition.why, edition.edition.note) == (2, "restore", "line.tar")
+    assert edition.catalog.headers.keys() == edition.catalog.keys() == before.catalog.keys()
+    assert (folder / "rules.yaml").read_bytes() == (line / "rules.yaml").read_bytes()
 
 
 def synced_folders(tmp_path: Path) -> set[str]:

@@ -1,10 +1,11 @@
-"""Files of the product that run for an image, from its arrival at the intake's socket to its published row."""
+"""What an image crosses from its arrival at the intake's socket to its published row: files, threads, values."""
 
 import logging
 import sys
 import tempfile
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,23 +23,50 @@ _IMAGES = 20
 _WARM_IMAGES = 3
 _PATIENCE_S = 30.0
 _FOLDERS = ("daemon/", "experts/", "routing_rules/")
+_ROOMS = ("daemon.", "experts.", "routing_rules.")
 
 
-def files_crossed() -> list[str]:
-    """Serve images on a line with simulated devices; return the files in which functions ran at least once an image.
+@dataclass(frozen=True)
+class Crossing:
+    """What runs or is made at least once an image, in the order of first calls.
+
+    `files` have calls, `cells` (a thread and a file) a function that is called so often there; `kinds` are dataclasses
+    and named tuples.
+    """
+
+    files: list[str]
+    cells: list[tuple[str, str]]
+    kinds: list[str]
+
+    @property
+    def threads(self) -> list[str]:
+        return list(dict.fromkeys(thread for thread, _ in self.cells))
+
+
+def crossing() -> Crossing:
+    """Serve images on a line with simulated devices, and count calls by thread and file.
 
     Not counted: the pure decisions of daemon/policy, which see no image; what only runs once for several images; and
     what stands behind the devices (a simulated device stands for torch's).
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    calls: Counter[str] = Counter()
+    calls: Counter[tuple[str, str, str]] = Counter()
+    made: Counter[str] = Counter()
     prefix = f"{ROOT}/"
     is_counting = threading.Event()
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
+        if event != "call" or not is_counting.is_set():
+            return
         file = frame.f_code.co_filename
-        if event == "call" and is_counting.is_set() and file.startswith(prefix):
-            calls[file.removeprefix(prefix)] += 1
+        if file.startswith(prefix):
+            thread = threading.current_thread().name.partition(" ")[0]  # all executors count as one
+            if calls or thread == "intake":  # where an image arrives
+                calls[thread, file.removeprefix(prefix), frame.f_code.co_qualname] += 1
+        elif file.startswith("<string>"):  # the methods that dataclasses and named tuples generate
+            kind = frame.f_locals.get("_cls") or type(frame.f_locals.get("self"))
+            if frame.f_code.co_name in ("__init__", "<lambda>") and kind.__module__.startswith(_ROOMS):
+                made[kind.__name__] += 1
 
     threading.setprofile(note)
     try:
@@ -47,11 +75,17 @@ def files_crossed() -> list[str]:
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
     assert "torch" not in sys.modules, "a line on simulated devices imported torch"
-    return sorted(
+    files: Counter[str] = Counter()
+    for (_, file, _), count in calls.items():
+        files[file] += count
+    crossed = [
         file
-        for file, count in calls.items()
+        for file, count in files.items()
         if count >= _IMAGES and file.startswith(_FOLDERS) and not file.startswith("daemon/policy/")
-    )
+    ]
+    functions = (key for key, count in calls.items() if count >= _IMAGES and not key[2].endswith("comp>"))
+    cells = dict.fromkeys((thread, file) for thread, file, _ in functions if file in crossed)
+    return Crossing(crossed, [*cells], [kind for kind, count in made.items() if count >= _IMAGES])
 
 
 def _serve(folder: Path, is_counting: threading.Event) -> None:

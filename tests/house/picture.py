@@ -1,10 +1,11 @@
-"""The rooms of the product and their arrows, as SVG: a box for each room, the top floor above."""
+"""Pictures as SVG: the rooms of the product with their arrows, the top floor above, and the way of one image."""
 
 import re
 from collections import defaultdict
 from html import escape
 
 from tests import ROOT
+from tests.house.one_image import Crossing
 
 _BOX = (176, 30)
 _GAP = (18, 74)
@@ -12,7 +13,7 @@ _MARGIN = 24
 _COLOURS = {"tools": "#fde8c8", "daemon": "#cfe5fb", "experts": "#d7f0d2", "routing_rules": "#ecdcf6"}
 _HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">
-<title>The rooms of CoServe and their arrows: each imports what its arrows point to</title>
+<title>{title}</title>
 <defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" orient="auto">
 <path d="M0,0 L8,4 L0,8 z" fill="#777"/></marker></defs>
 <rect width="100%" height="100%" fill="white"/>
@@ -47,7 +48,8 @@ def draw(arrows: dict[str, set[str]]) -> str:
     height = _MARGIN * 2 + (max(rows) + 1) * (_BOX[1] + _GAP[1]) - _GAP[1]
     lines = [_arrow(places[room], places[target]) for room in sorted(rooms) for target in sorted(_direct(room, rooms))]
     boxes = [_box(room, places[room]) for room in sorted(rooms)]
-    return _HEAD.format(width=width, height=height) + "\n".join(lines + boxes) + "\n</svg>\n"
+    title = "The rooms of CoServe and their arrows: each imports what its arrows point to"
+    return _HEAD.format(width=width, height=height, title=title) + "\n".join(lines + boxes) + "\n</svg>\n"
 
 
 def _box_of(room: str) -> str:
@@ -112,3 +114,32 @@ def _box(room: str, place: tuple[float, float]) -> str:
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{_BOX[0]}" height="{_BOX[1]}" rx="4" fill="{colour}" stroke="#666"/>'
         f'<text x="{x + _BOX[0] / 2:.0f}" y="{y + _BOX[1] / 2 + 4:.0f}" text-anchor="middle">{escape(room)}</text>'
     )
+
+
+_LANE, _ROW = 118, 22
+
+
+def draw_image(crossing: Crossing) -> str:
+    """Draw a column for each thread and a row for each file, top to bottom in the order of their first calls."""
+    files = list(dict.fromkeys(file for _, file in crossing.cells))
+    left, top = 270, _MARGIN + _ROW
+    width, height = left + len(crossing.threads) * _LANE + _MARGIN, top + len(files) * _ROW + _MARGIN
+    parts = [_label(left + (n + 0.5) * _LANE, top - 8, thread, "middle") for n, thread in enumerate(crossing.threads)]
+    for row, file in enumerate(files):
+        y = top + row * _ROW
+        parts.append(_label(left - 10, y + 15, file, "end"))
+        colour = _COLOURS[file.partition("/")[0]]
+        for lane, thread in enumerate(crossing.threads):
+            if (thread, file) in crossing.cells:
+                x = left + lane * _LANE + 4
+                number = crossing.cells.index((thread, file)) + 1
+                parts.append(
+                    f'<rect x="{x}" y="{y + 2}" width="{_LANE - 8}" height="{_ROW - 4}" rx="4" fill="{colour}"/>'
+                )
+                parts.append(_label(x + _LANE / 2 - 4, y + 15, str(number), "middle"))
+    title = "The way of one image: files by thread, numbered in the order of their first calls"
+    return _HEAD.format(width=width, height=height, title=title) + "\n".join(parts) + "\n</svg>\n"
+
+
+def _label(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'

@@ -1,6 +1,6 @@
 """`python -m tests.promises [--only WORDS]`: exit status 1 if a break stays unnoticed, or no longer fits the code.
 
-`--pages` breaks nothing, and writes the tables of docs/reliability.md and docs/security.md from the tests' marks.
+`--list` breaks nothing, and writes build/promises.md from the tests' marks.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tests import ROOT
 from tests.promises.breaks import BREAKS, Break
-from tests.promises.page import write_pages
+from tests.promises.page import LIST, write_list
 
 _COPY = ROOT / "build/promises"
 #: A break that hangs is noticed; all tests without a break take longer than those of one.
@@ -27,10 +27,11 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="breaks of promises with these words, or of this file"
     )
-    parser.add_argument("--pages", action="store_true", help="write the pages' tables, break nothing")
+    parser.add_argument("--list", action="store_true", help="write build/promises.md, break nothing")
     options = parser.parse_args()
-    if options.pages:
-        write_pages()
+    if options.list:
+        write_list()
+        print(LIST)
         return
     words = options.only
     breaks = [item for item in BREAKS if words in item.promise or words in item.file]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Break:
-    """`promise` begins a row of docs/reliability.md or docs/security.md; `find` stands once in `file`.
+    """`promise` begins the text of a test's mark; `find` stands once in `file`.
 
     `tests` are test ids below tests/.
     """
@@ -94,7 +94,11 @@ BREAKS = (
         (_POWER,),
     ),
     Break(
-        _FOLDERS, "experts/durable.py", "        yield part\n        os.fsync(fd)\n", "        yield part\n", (_POWER,)
+        _FOLDERS,
+        "experts/durable.py",
+        "        os.fsync(fd)\n        if not os.path.samestat",
+        "        if not os.path.samestat",
+        (_POWER,),
     ),
     Break(
         "A repeated image is a `duplicate`",
@@ -112,15 +116,15 @@ BREAKS = (
     ),
     Break(
         "An image that was not judged is `unknown`",
-        "daemon/dispatch/executors.py",
+        "daemon/dispatch/pool.py",
         "return answer if answer.is_finite else",
         "return answer if True else",
         ("daemon/dispatch/test_executors.py::test_an_answer_that_is_not_a_number_is_no_answer",),
     ),
     Break(
         "An image that was not judged is `unknown`",
-        "daemon/dispatch/flow.py",
-        "if image.deadline_s is not None and now > image.deadline_s:",
+        "daemon/dispatch/chains.py",
+        "if chain.deadline_s is not None and now > chain.deadline_s:",
         "if False:",
         ("daemon/dispatch/test_drive.py",),
     ),
@@ -327,14 +331,14 @@ BREAKS = (
     # What can break inside
     Break(
         "An image that poisons its batch",
-        "daemon/dispatch/flow.py",
-        "        if image.failures >= max_failures:\n            return None\n",
-        "        if image.failures >= max_failures:\n            pass\n",
+        "daemon/dispatch/chains.py",
+        "        if chain.failures >= max_failures:\n",
+        "        if False:\n",
         ("daemon/dispatch/test_drive_trouble.py", "daemon/dispatch/test_watchdog_of_executors.py"),
     ),
     Break(
         "Time in which the whole process stood still",
-        "daemon/dispatch/running_work.py",
+        "daemon/dispatch/watch.py",
         "min(now - self._checked_s, 2 * self.check_every_s)",
         "now - self._checked_s",
         (
@@ -640,6 +644,20 @@ BREAKS = (
         ("daemon/consumers/plant/test_plant_consumer.py",),
     ),
     Break(
+        "A replaced edition serves ten minutes",
+        "daemon/line/served.py",
+        "_SERVES_S = 600.0",
+        "_SERVES_S = 0.0",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
+        "Ten changes in a row under load",
+        "daemon/line/serving.py",
+        "if number not in gone}",
+        "}",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
         "a release",
         "daemon/registry/manifest.py",
         "if is_signed_by(signed.data, signature, key):",
@@ -670,7 +688,7 @@ BREAKS = (
     Break(
         "A new version is at the PCs",
         "daemon/operations.py",
-        "            self.prefetch(self.catalogs.current, catalog)\n",
+        "        self.prefetch(before.catalog, served.catalog)\n",
         "",
         ("contract/test_cluster_live.py",),
     ),

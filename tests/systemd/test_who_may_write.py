@@ -1,19 +1,23 @@
 """Who may change what the line judges with, on folders that systemd's own tools made, asked as the users themselves."""
 
+import multiprocessing
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from experts.editions.candidates import Candidates, write_candidates
+from experts.editions.folder import EditionFolder
 from tests import ROOT
+from tests.experts.editions.test_edition_folder import an_edition, an_entry, weights
 
 TOOLS = ("systemd-sysusers", "systemd-tmpfiles")
-#: Somebody with an account, by number: no such user need be there.
-ANNA = 4242
+#: People with accounts, by number: no such users need be there.
+ANNA, BEN, CLEO = 4242, 4243, 4244
 
 pytestmark = [
     pytest.mark.skipif(
@@ -35,6 +39,8 @@ def installed() -> Iterator[Path]:
             shipped = ROOT / "systemd" / f"coserve.{tool.removeprefix('systemd-')}"
             file = shutil.copy(shipped, root / f"{shipped.suffix[1:]}.conf")
             subprocess.run([tool, f"--root={root}", *words, file], check=True, capture_output=True)
+        for number in (1, 2):
+            make_edition(root, number)  # as root first: others may not be able to read the modules
         yield root
 
 
@@ -56,30 +62,68 @@ def may(user: int, groups: list[int], command: str) -> bool:
     return done.returncode == 0
 
 
-def test_neither_the_service_nor_who_asks_it_may_change_experts_and_rules(installed: Path) -> None:
+def as_user(user: int, groups: list[int], work: Callable[[], object]) -> bool:
+    """Do `work` as a user; return whether it got to its end."""
+
+    def child() -> None:
+        os.umask(0o022)
+        os.setgroups(groups)
+        os.setgid(groups[0])
+        os.setuid(user)
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(90)
+    return process.exitcode == 0
+
+
+def make_edition(experts: Path, number: int) -> None:
+    """Take every step that a reload, a promotion and a pull take in this folder."""
+    folder, catalog = EditionFolder(experts / "catalog.yaml"), experts / "catalog.yaml"
+    assert folder.may_write()
+    with folder.changing() as writer:
+        new = experts / f"{number}.safetensors"
+        sha256 = weights(new, number)
+        assert folder.weights.enter({sha256: new}) == {}
+        writer.add(an_edition(number, sha256))
+        writer.point(an_edition(number, sha256), rewrites=True)
+        candidates = Candidates().put("C0402", sha256[:12], an_entry(sha256), "a folder", None)
+        write_candidates(catalog, candidates)
+        writer.write_files(an_edition(number, sha256), experts / "rules.yaml")
+
+
+def test_members_of_a_group_of_their_own_make_editions_and_the_service_reads_them(installed: Path) -> None:
+    """Anna is such a member, as are Ben and the user of coserve-pull.service; the daemon and Cleo are not."""
     state, service = installed / "var/lib/coserve", group(installed, "coserve")
-    daemon = state.stat().st_uid
-    experts = state / "experts"
-    catalog = experts / "catalog.yaml"
-    catalog.write_text("experts: {}\n", encoding="utf-8")
-    catalog.chmod(0o664)
-    os.chown(catalog, 0, group(installed, "coserve-experts"))
-    for user in (daemon, ANNA):
-        assert may(user, [service], f"cat {catalog}")
-        for command in (f"echo >> {catalog}", f"rm {catalog}", f"touch {experts}/r50.safetensors"):
+    experts, teachers, daemon = state / "experts", group(installed, "coserve-experts"), state.stat().st_uid
+    for number, user in enumerate((ANNA, BEN), start=1):
+        assert as_user(user, [service, teachers], lambda number=number: make_edition(experts, number))
+    assert not may(ANNA, [service, teachers], f"touch {installed}/etc/coserve/rules.yaml")
+    files = [path for path in experts.rglob("*") if path.is_file()]
+    assert {path.relative_to(experts).parts[0] for path in files} >= {"editions", "weights", "candidates.json"}
+    assert {path.stat().st_gid for path in experts.rglob("*")} == {teachers}
+    for user in (daemon, CLEO):
+        assert as_user(user, [service], lambda: EditionFolder(experts / "catalog.yaml").in_force())
+        assert not as_user(user, [service], lambda: make_edition(experts, 3))
+        for path in experts.rglob("*"):
+            assert may(user, [service], f"test -r {path}")
+            changes = (f"touch {path}/new", f"rm -r {path}") if path.is_dir() else (f"echo >> {path}", f"rm -f {path}")
+            for command in (*changes, f"mv {path} {path}.old"):
+                assert not may(user, [service], command), command
+        for command in (f"touch {experts}/r50.safetensors", f"touch {installed}/etc/coserve/rules.yaml"):
             assert not may(user, [service], command), command
-        assert not may(user, [service], f"touch {installed}/etc/coserve/rules.yaml")
     assert may(daemon, [service], f"touch {state}/inspection.db")
     assert not may(ANNA, [service], f"touch {state}/inspection.db")
+    assert EditionFolder(experts / "catalog.yaml").current() == 2
 
 
-def test_members_of_a_group_of_their_own_change_experts_and_the_service_reads_them(installed: Path) -> None:
-    state, service = installed / "var/lib/coserve", group(installed, "coserve")
-    experts, teachers = state / "experts", group(installed, "coserve-experts")
-    assert may(ANNA, [service, teachers], f"echo 1 > {experts}/.new && mv {experts}/.new {experts}/r50.safetensors")
-    assert (experts / "r50.safetensors").stat().st_gid == teachers
-    assert may(state.stat().st_uid, [service], f"cat {experts}/r50.safetensors")
-    assert not may(ANNA, [service, teachers], f"touch {installed}/etc/coserve/rules.yaml")
+def test_a_person_goes_on_in_a_folder_of_their_own_where_sudo_began(installed: Path) -> None:
+    own = installed / "own"
+    own.mkdir()
+    os.chown(own, CLEO, CLEO)
+    make_edition(own, 1)
+    assert as_user(CLEO, [CLEO], lambda: make_edition(own, 2))
 
 
 def test_the_service_is_no_member_of_the_group_that_changes_experts(installed: Path) -> None:
@@ -88,3 +132,6 @@ def test_the_service_is_no_member_of_the_group_that_changes_experts(installed: P
     unit = (ROOT / "systemd/coserve.service").read_text(encoding="utf-8")
     assert "SupplementaryGroups=" not in unit
     assert "\nReadOnlyPaths=-/var/lib/coserve/experts\n" in unit
+    pull = (ROOT / "systemd/coserve-pull.service").read_text(encoding="utf-8")
+    assert "\nSupplementaryGroups=coserve-experts\n" in pull
+    assert "\nReadWritePaths=/var/lib/coserve/experts\n" in pull

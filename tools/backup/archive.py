@@ -11,7 +11,7 @@ import sqlite3
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,7 +34,7 @@ from tools.backup.gentle import PIECE_BYTES, GentleReader, GentleWriter
 from tools.terminal.console import os_errors_end
 from tools.terminal.new_files import claim, need_room
 
-FORMAT = 1
+FORMAT = 2
 HEAD = "backup.json"
 SUMS = "SHA256SUMS"
 #: A segment that is gone before it can be opened held images that were finished meanwhile; the next state does without.
@@ -45,7 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """Contents of a backup: `versions` kept beside those in force; `left_out` counts kept images that are not in it."""
+    """Contents of a backup: `versions` are weights kept beside those in force, `left_out` kept images that it lacks."""
 
     files: int
     bytes: int
@@ -85,9 +85,10 @@ def write_backup(
     part = archive.with_name(f".{archive.name}.part")
     with os_errors_end(archive), _claimed(part, archive) as out, ExitStack() as stack:
         snapshot = _snapshot(contents, archive, stack, progress)
+        contents.add_editions(_editions(snapshot))
         members = _members(contents, snapshot, with_images=with_images)
         need_room(contents.config, archive, sum(member.size for member in members), "the backup")
-        head = _head(snapshot.state, with_images=with_images)
+        head = _head(snapshot.state, contents.highest_edition, with_images=with_images)
         text = (json.dumps(head, indent=1) + "\n").encode()
         _write(GentleWriter(out), [Part(HEAD, text, size=len(text)), *members], contents.warnings, progress)
         os.fchmod(out, 0o600 if any(member.is_secret for member in members) else 0o640)
@@ -164,6 +165,16 @@ def _snapshot(contents: Contents, archive: Path, stack: ExitStack, progress: Pro
     return snapshot
 
 
+def _editions(snapshot: _Snapshot) -> dict[int, bool]:
+    """Return the editions that the copied rows name, True for those of open boards."""
+    if snapshot.state is None:
+        return {}
+    open_ = "SELECT 1 FROM boards WHERE boards.edition = editions.edition AND verdict IS NULL"
+    query = f"SELECT edition, EXISTS ({open_}) FROM editions"  # noqa: S608 - our own words
+    with closing(sqlite3.connect(f"{snapshot.copy.absolute().as_uri()}?immutable=1", uri=True)) as database:
+        return {number: bool(is_open) for number, is_open in database.execute(query)}
+
+
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[Part]:
     """Return the members in order, with sizes; kept images are those that the copied rows name."""
     parts = list(contents.parts)
@@ -191,7 +202,7 @@ def _sized(part: Part) -> Iterator[Part]:
     yield replace(part, size=size)
 
 
-def _head(state: CopyState | None, *, with_images: bool) -> dict[str, Any]:
+def _head(state: CopyState | None, highest_edition: int, *, with_images: bool) -> dict[str, Any]:
     return {
         "coserve_backup": FORMAT,
         "coserve": version("coserve"),
@@ -199,6 +210,7 @@ def _head(state: CopyState | None, *, with_images: bool) -> dict[str, Any]:
         "schema": state.schema if state else None,
         "last_seq": state.last_seq if state else 0,
         "waiting": state.waiting if state else 0,
+        "highest_edition": highest_edition,
         "images": with_images,
         "images_left_out": state.kept if state and not with_images else 0,
     }
@@ -225,7 +237,7 @@ def _write(out: GentleWriter, members: list[Part], warnings: list[str], progress
             done += member.size
             sums.append(f"{reader.sha256}  {member.name}\n")
             if member.sha256 not in (None, reader.sha256):
-                warnings.append(f"{member.source}: not what the catalog says: its sha256 is {reader.sha256}")
+                warnings.append(f"{member.source}: not what its edition says: its sha256 is {reader.sha256}")
         text = os.fsencode("".join(sums))
         tar.addfile(_entry(Part(SUMS, text), len(text)), io.BytesIO(text))
     out.flush()

@@ -13,15 +13,17 @@ from daemon.config.settings import is_setting, load_config, read_settings
 from daemon.delivery.position import PositionFile
 from daemon.errors import ConfigError
 from daemon.storage.database.connections import sqlite_path
-from experts.catalog import CatalogFile
-from experts.versions import VERSIONS_FILE, Versions
-from routing_rules.load import Document, KeyPath, read_yaml, validate
+from experts.editions.folder import EditionFolder
+from experts.editions.history import experts_of, past, waiting_weights
+from routing_rules.load import Document, KeyPath
 from tools.terminal.console import CommandError
 
 CONFIG = "coserve.yaml"
 _DATABASE: KeyPath = ("database",)
 #: Paths that the daemon itself fills; the snapshot decides what it needs of them.
 _FILLED = ("journal", "images", "record")
+#: Editions before the one in force whose weights are kept, so that a person may go back.
+_EARLIER = 2
 _NOTE = "# Written by `coserve backup`: paths lie inside this folder now. The file as it was: {before}\n"
 
 
@@ -33,7 +35,7 @@ class BackupError(CommandError):
 class Part:
     """One file of the archive: its path there, the source of its bytes (an `int` is an open descriptor), its size.
 
-    `sha256` is that of weights in the catalog. A part that `may_be_gone` is left out if the line has deleted its file.
+    `sha256` is that of weights. A part that `may_be_gone` is left out if the line has deleted its file.
     """
 
     name: str
@@ -48,10 +50,11 @@ class Contents:
     """A whole line: its files in their places, `database`, `journal` and `images` as paths in the archive."""
 
     def __init__(self, path: Path, *, with_secrets: bool, environ: Mapping[str, str] = os.environ) -> None:
-        """Find the files that `path` names. Raises ConfigError, VersionsError, BackupError."""
+        """Find the files that `path` names. Raises ConfigError, BackupError."""
         self.config = load_config(path, environ)
         self.parts: list[Part] = []
         self.warnings: list[str] = []
+        self.highest_edition = 0
         self._folder = path.resolve().parent
         self._with_secrets = with_secrets
         self._document = read_settings(path, environ)[0]
@@ -61,11 +64,9 @@ class Contents:
         places: dict[KeyPath, str] = {}
         for key, source in _paths(self.config):
             name = places[key] = self._place(key, source)
-            if key == ("catalog",):
-                self._add_experts(source, name)
-            elif key[0] not in _FILLED:
+            if key[0] not in _FILLED:
                 self._add_files(key, source, name)
-        self.journal, self.images = places[("journal",)], places[("images",)]
+        self.journal, self.images, self.catalog = (places[(key,)] for key in ("journal", "images", "catalog"))
         self._add_positions()
         self._add_configuration(path, any(map(is_setting, environ)))
 
@@ -111,44 +112,41 @@ class Contents:
             if file.is_file():
                 self.parts.append(Part((folder / file.name).as_posix(), file))
 
-    def _add_experts(self, source: Path, name: str) -> None:
-        document = read_yaml(source)
-        catalog, problems = validate(CatalogFile, document)
-        if catalog is None:
-            raise ConfigError(problems)
-        folder = PurePosixPath(name).parent
-        names: dict[str, str] = {}
-        for expert, entry in catalog.experts.items():
-            file = PurePosixPath(os.path.normpath(entry.file))
-            if file.is_absolute() or file.parts[0] == "..":
-                file = PurePosixPath(f"{len(names):03d}-{file.name}")
-                document.data["experts"][expert]["file"] = names[entry.file] = names.get(entry.file, file.as_posix())
-                file = PurePosixPath(names[entry.file])
-            self._add_weights(source.parent / entry.file, (folder / file).as_posix(), entry.sha256)
-        self.parts.append(Part(name, _dumped(document, source) if names else source))
-        self._add_versions(Versions(source), folder)
+    def add_editions(self, named: Mapping[int, bool]) -> None:
+        """Add the editions, what they and candidates need of the weights, and the releases that the line has had.
 
-    def _add_versions(self, versions: Versions, folder: PurePosixPath) -> None:
-        """Add the history of versions and kept weights: a restored line can put them in force."""
-        history = versions.folder / VERSIONS_FILE
-        if not history.is_file():
-            return
-        text = history.read_bytes()  # before the weights that it names
-        for name, expert in versions.read().items():
-            for version, stored in expert.versions.items():
-                file = versions.weights_file(name, version)
-                place = (folder / file.relative_to(versions.folder)).as_posix()
-                self._add_weights(file, place, stored.entry.sha256, may_be_gone=True)
-        self.parts.append(Part((folder / VERSIONS_FILE).as_posix(), text))
+        `named` are the editions of the copied database, True where a board is still open: the copy was made before, so
+        that all of it is there. Raises BackupError, EditionError.
+        """
+        folder = EditionFolder(self.config.catalog)
+        current = folder.current()
+        if current is None:
+            raise BackupError(f"{folder.pointer}: no edition is in force on this line yet: coserve reload makes it")
+        numbers = [number for number in folder.numbers() if number <= current]
+        self.highest_edition = max(current, *folder.numbers(), *named)
+        if gone := sorted(named.keys() - {*numbers}):
+            self.warnings.append(f"{folder.file(gone[0])} is gone: its boards cannot be judged any further")
+        self._add_beside(folder, folder.pointer, f"{current}\n".encode())
+        for number in numbers:
+            self._add_beside(folder, folder.file(number))
+        for file in (folder.root / "candidates.json", *sorted((folder.root / "releases").rglob("[!.]*"))):
+            if file.is_file():
+                self._add_beside(folder, file)
+        in_force = folder.read(current)
+        earlier = past(folder, in_force.parent or 0)[:_EARLIER]
+        earlier += [folder.read(number) for number in numbers if named.get(number)]
+        kept = waiting_weights(experts_of(folder).values()).union(*(edition.weights for edition in earlier))
+        for sha256 in sorted(in_force.weights | kept):
+            file, may_be_gone = folder.weights.place(sha256), sha256 not in in_force.weights
+            if file.is_file():
+                self._add_beside(folder, file, sha256=sha256, may_be_gone=may_be_gone)
+            elif not may_be_gone:
+                self.warnings.append(f"{file}: this weights file does not exist, so the backup does not have it")
 
-    def _add_weights(self, source: Path, name: str, sha256: str, *, may_be_gone: bool = False) -> None:
-        if name in self._names:
-            return  # two experts of one file
-        self._names.add(name)
-        if source.is_file():
-            self.parts.append(Part(name, source, sha256=sha256, may_be_gone=may_be_gone))
-        elif not may_be_gone:
-            self.warnings.append(f"{source}: this weights file does not exist, so the backup does not have it")
+    def _add_beside(self, folder: EditionFolder, file: Path, source: bytes | None = None, **fields: Any) -> None:
+        """Add a file of the catalog's folder, in its place beside the archive's catalog."""
+        name = PurePosixPath(self.catalog).parent / file.relative_to(folder.root)
+        self.parts.append(Part(name.as_posix(), file if source is None else source, **fields))
 
     def _add_configuration(self, path: Path, is_overridden: bool) -> None:
         """Add the file; if a path or the environment changes it, a new one with the original beside it."""

@@ -1,26 +1,31 @@
-"""`coserve restore`: a backup into an empty folder; every byte is compared before the folder gets its name."""
+"""`coserve restore`: a backup into an empty folder; every byte is compared before the folder gets its name.
+
+The backup's editions keep their numbers. What was in force comes into force as a new one, above them all.
+"""
 
 import io
 import json
 import os
 import shutil
 import tarfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from daemon.config.settings import load_config
+from daemon.errors import ConfigError
 from daemon.host.folders import make_folder
-from daemon.storage.database.changes import RESTORED, Change
 from daemon.storage.database.migrate import known_schemas
 from daemon.storage.database.upkeep import room_problem
-from daemon.units import utc_text
-from experts.durable import replace_durably, sync
-from experts.versions import current_user
+from experts.durable import sync
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.people import current_user
 from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
@@ -41,12 +46,13 @@ class Restored:
     last_seq: int
     waiting: int
     left_out: int | None
+    edition: int
 
 
 def unpack(
     archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None, note: str | None = None
 ) -> Restored:
-    """Unpack `archive` whole or not at all; BackupError names a damaged member. `note` goes into `changes`."""
+    """Unpack `archive` whole or not at all; BackupError names a damaged member. The new edition has `note`."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BackupError(f"{folder} is not an empty folder: name a new one", status=2)
@@ -62,12 +68,37 @@ def unpack(
         stack.callback(shutil.rmtree, part, ignore_errors=True)
         make_folder(part)
         head = _Unpacking(archive, part, total, progress).run()
-        change = Change(utc_text(time.time()), current_user(), "restore", "line", new=archive.name, note=note)
-        replace_durably(part / RESTORED, json.dumps(asdict(change)) + "\n", 0o640)
+        note = archive.name if note is None else f"{archive.name}: {note}"
+        edition = _put_in_force(archive, part, head["highest_edition"] + 1, note)
         part.replace(folder)
         sync(folder.parent)
     left_out = head.get("images_left_out", 0 if head.get("images") else None)
-    return Restored(folder / CONFIG, head["files"], head["made"], head["last_seq"], head["waiting"], left_out)
+    facts = (head["files"], head["made"], head["last_seq"], head["waiting"], left_out, edition)
+    return Restored(folder / CONFIG, *facts)
+
+
+def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
+    """Make the edition `number` of the one that was in force, and write the working files from it."""
+    try:
+        config = load_config(part / CONFIG, {})
+        if not all(file.resolve().is_relative_to(part.resolve()) for file in (config.catalog, config.rules)):
+            raise BackupError(f"{archive}: {CONFIG} leads out of its folder: the archive was altered")
+        folder = EditionFolder(config.catalog)
+        before = folder.in_force()
+        if before is None:
+            raise BackupError(f"{archive} has no edition in force: the archive was altered")
+        fields = {"who": current_user(), "why": "restore", "note": note, "ends_earlier": False}
+        edition = before.model_copy(
+            update={"number": number, "parent": before.number, "created_at": datetime.now(UTC), **fields}
+        )
+        with folder.changing() as writer:
+            writer.add(edition)
+            writer.point(edition, rewrites=True)
+            config.catalog.unlink(missing_ok=True)  # it may name weights that are elsewhere
+            writer.write_files(edition, config.rules)
+    except (ConfigError, EditionError) as error:
+        raise BackupError(f"{archive}: what was in force cannot be put in force again: {error}") from None
+    return edition.number
 
 
 class _Archive(io.FileIO):
@@ -188,6 +219,6 @@ def _is_plain(member: tarfile.TarInfo) -> bool:
 
 
 def _is_whole(head: dict[str, Any]) -> bool:
-    numbers = (head["last_seq"], head["waiting"], head.get("images_left_out", 0))
+    numbers = (head["last_seq"], head["waiting"], head["highest_edition"], head.get("images_left_out", 0))
     texts = (head["made"], head["coserve"])
     return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)

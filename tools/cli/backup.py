@@ -81,7 +81,8 @@ def restore(
     without = f"; without the {lacking}, which the archive does not hold (backup --images)"
     console.print(
         f"{folder}: {count_text(restored.files, 'file')} of {restored.made}, results up to seq {restored.last_seq},"
-        f" {_waiting(restored.waiting)}{without if restored.left_out != 0 else ''}\n"
+        f" {_waiting(restored.waiting)}{without if restored.left_out != 0 else ''}; edition {restored.edition} is in"
+        " force\n"
         f"Check it, then run it:  {as_typed(f'check {restored.config}')}"
     )
 

@@ -156,7 +156,7 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
     from daemon.storage.retention import PruneCounts
     from daemon.wire.control import ask
-    from experts.versions import current_user
+    from experts.people import current_user
 
     before = ask(control, "prune", begin=False)
     now = ask(control, "prune", begin=True, who=current_user(), note=note)

@@ -20,7 +20,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, Note, shift_option, since_option, time_window, until_option
+from tools.terminal.option_values import Commands, Discard, Note, shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
     from daemon.config.plant_time import PlantTime
@@ -226,45 +226,57 @@ def _print_shadow(report: dict[str, Any]) -> None:
 
 @experts_app.command("promote")
 def promote(
-    name: Name, version: Version, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False
+    name: Name,
+    version: Version,
+    config: ConfigOption = DEFAULT_CONFIG,
+    discard: Discard = False,
+    note: Note = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Put a version that is kept in force: in the catalog at once and whole, and in a daemon that runs.
+    """Put a version that is kept in force, as an edition that differs from the one in force in this expert alone.
 
-    Images under way are judged by the old version or by the new one, and their results name which. Exit status
-    1 where it is refused (then nothing has changed), or where a running daemon did not read it.
+    Boards that have begun are judged to their end by the edition in which they began. Exit status 1 where it is
+    refused (then nothing has changed), or where a running daemon did not adopt it.
 
     Example: coserve experts promote R0402 5c1e --config demo/coserve.yaml
     """
-    _switch(config, name, version, note, as_json=as_json)
+    _switch(config, name, version, note, discard=discard, as_json=as_json)
 
 
 @experts_app.command("rollback")
-def rollback(name: Name, config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJson = False) -> None:
-    """Put the version that was in force before back in force; again goes further back.
+def rollback(
+    name: Name,
+    config: ConfigOption = DEFAULT_CONFIG,
+    discard: Discard = False,
+    note: Note = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the version of an expert that was in force before back in force; again goes further back.
+
+    The rules and the other experts stay: `coserve rollback` brings a whole edition back.
 
     Example: coserve experts rollback R0402 --config demo/coserve.yaml
     """
-    _switch(config, name, None, note, as_json=as_json)
+    _switch(config, name, None, note, discard=discard, as_json=as_json)
 
 
 @experts_app.command("prune")
 def prune(
-    names: Names = None,
     config: ConfigOption = DEFAULT_CONFIG,
-    keep: Annotated[int, typer.Option(min=1, help="Versions to go back to that stay.")] = 2,
+    keep: Annotated[int, typer.Option(min=1, help="Editions to go back to that stay.")] = 2,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete weights of versions that were in force once and are not needed any more.
+    """Delete weights that nobody needs any more, and editions that no stored board names.
 
-    Versions in force stay, those that a running daemon serves, the newest --keep before them, and candidates.
+    Those of the edition in force stay, of open boards, of the newest --keep editions before it, and of candidates.
 
-    Example: coserve experts prune R0402 --keep 1 --config demo/coserve.yaml
+    Example: coserve experts prune --keep 1 --config demo/coserve.yaml
     """
     from tools.experts import change
     from tools.experts.line import open_line
 
-    pruned = change.prune(open_line(config), names or (), keep, note)
+    pruned = change.prune(open_line(config), keep, note)
     if as_json:
         print_json(pruned)
     elif not pruned:
@@ -279,9 +291,10 @@ def measure(
     name: Name,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="A folder of images that it was not trained on.")],
     config: ConfigOption = DEFAULT_CONFIG,
+    discard: Discard = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write into the catalog how sure the version in force is of IMAGES: what `show` compares recent answers with.
+    """Make an edition that says how sure the version in force is of IMAGES: `show` compares recent answers with it.
 
     Training writes it by itself; this is for experts that were imported, or trained by an earlier CoServe. Use a few
     hundred ordinary images of the line, of which you know that they are as they should be.
@@ -291,7 +304,7 @@ def measure(
     from tools.experts.line import open_line
     from tools.experts.measure import measure_in_force
 
-    measured = measure_in_force(open_line(config), name, images)
+    measured = measure_in_force(open_line(config), name, images, discard=discard)
     if as_json:
         print_json(measured)
         return
@@ -333,22 +346,19 @@ def threshold(
     console.print("\n".join([*in_words(result), f"the curve: {result['file']}"]))
 
 
-def _switch(config: Path, name: str, version: str | None, note: str | None, *, as_json: bool) -> None:
+def _switch(config: Path, name: str, version: str | None, note: str | None, *, discard: bool, as_json: bool) -> None:
     from tools.experts import change
     from tools.experts.line import open_line
 
-    switch = change.switch(open_line(config), name, version, note)
+    switch = change.switch(open_line(config), name, version, note, discard=discard)
     if as_json:
         print_json(asdict(switch))
-    else:
-        where = "in force, and served by the daemon" if switch.heard else "in force in the catalog"
-        console.print(f"{name} {switch.version} is {where}; before: {switch.before or 'none'}")
-        if switch.lost_comments:
-            console.print("the catalog was written anew: its form allows no edit, so its comments are lost")
-        for said in (switch.shadow, switch.note):
-            if said:
-                console.print(said)
-    raise SystemExit(0 if switch.is_complete else 1)
+        return
+    where = f"edition {switch.edition}{', which the daemon judges by' if switch.heard else ''}"
+    console.print(f"{name} {switch.version} is in force, in {where}; before: {switch.before or 'none'}")
+    for said in (switch.shadow, switch.note):
+        if said:
+            console.print(said)
 
 
 def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
@@ -381,7 +391,7 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
         )
         if (serving["version"], serving["settings"]) != (str(facts["version"]).partition("+")[0], facts["settings"]):
             waits = f"{facts['version']} with settings {facts['settings']}"
-            console.print(f"it has not read the catalog since: {waits} waits for `coserve reload`")
+            console.print(f"it has not adopted the edition in force: {waits} waits for `coserve reload`")
         if serving["failed"]:
             console.print(f"it failed: {serving['failed']}")
     keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")

@@ -17,13 +17,17 @@ from tools.terminal.console import (
     AsJson,
     ConfigOption,
     ConfigPath,
+    as_typed,
     console,
     exit_on,
     fail,
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, Note
+from tools.terminal.option_values import Commands, Discard, Note
+
+#: Candidates that `reload` names.
+_LISTED = 5
 
 rules_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Work with routing rules.")
 keys_app = typer.Typer(
@@ -205,7 +209,7 @@ def reload(
     """
     from daemon.line.making import make_edition, working_files
     from experts.editions.folder import EditionFolder
-    from experts.versions import current_user
+    from experts.people import current_user
     from tools.experts.line import open_line
     from tools.terminal.open_line import must_be_its_configuration
 
@@ -234,6 +238,53 @@ def reload(
         console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}")
     for problem in answer.get("settings_problems", ()):
         console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}")
+    waiting = [(name, version) for name, expert in line.experts().items() for version in expert.waiting]
+    for name, version in waiting[:_LISTED]:
+        then = as_typed(f"experts promote {name} {version} --config {config}")
+        console.print(f"{name} {version} is a candidate and waits: {then}")
+
+
+def rollback(
+    number: Annotated[
+        int | None, typer.Argument(metavar="[EDITION]", min=1, help="Its number; without it, list them.")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    discard: Discard = False,
+    note: Note = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring back all of an earlier edition, rules and experts, as a new edition; without EDITION, list them.
+
+    Exit status 1 where its weights are gone (then nothing has changed), or where a running daemon did not adopt it.
+
+    Example: coserve rollback 7 --config demo/coserve.yaml
+    """
+    from tools.experts.change import NO_DAEMON, list_editions, roll_back
+    from tools.experts.line import open_line
+    from tools.terminal.open_line import plant_time, times_note
+
+    line = open_line(config)
+    if number is not None:
+        made = roll_back(line, number, note, discard=discard)
+        answer = {"edition": made.edition.number, "content_of": number, "heard": made.adopted is not None}
+        _say(answer, as_json, f"edition {made.edition.number} is in force, with all that edition {number} held")
+        if made.adopted is None and not as_json:
+            console.print(NO_DAEMON)
+        return
+    rows = list_editions(line)
+    if as_json:
+        print_json(rows)
+        return
+    plant = line.config.plant.clock()
+    cells = [
+        (
+            *(row["number"], plant_time(plant, row["created_at"], "short"), row["who"], row["why"], row["note"]),
+            "in force" if row["is_in_force"] else None if row["has_weights"] else "its weights are deleted",
+        )
+        for row in rows
+    ]
+    columns = ("edition", "since", "who", "why", "note", "")
+    print_table(f"Editions; {times_note(plant)}", columns, cells)
 
 
 def drain(
@@ -337,7 +388,7 @@ def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict
 
 def _change(config: Path, kind: str, note: str | None, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """Ask for a change, in the name of the person who typed the command."""
-    from experts.versions import current_user
+    from experts.people import current_user
 
     return _ask(config, kind, timeout_s, who=current_user(), note=note, **fields)
 
@@ -545,7 +596,7 @@ def _allow_list_of(config: Path) -> tuple[Any, Path]:
 def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
     """Have a running daemon read the keys again; the files are already changed, even if it refuses."""
     from daemon.wire.control import ControlError, ask
-    from experts.versions import current_user
+    from experts.people import current_user
 
     try:
         answer = ask(settings.endpoints.control, "keys", timeout_s=30.0, who=current_user(), note=note)

@@ -30,7 +30,7 @@ _COMMANDS: dict[str, tuple[Any, ...]] = {
     _DAILY: (
         *(line.status, results.results, results.explain, results.review, results.report, export.export),
         results.changes,
-        *(camera.camera, line.reload, line.drain, line.queues, line.pin, line.unload, line.limits),
+        *(camera.camera, line.reload, line.rollback, line.drain, line.queues, line.pin, line.unload, line.limits),
         *(backup.backup, ("dataset", camera.dataset_app), ("db", db.db_app), ("experts", experts.experts_app)),
     ),
     _SETUP: (

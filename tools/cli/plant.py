@@ -109,12 +109,12 @@ def push(
     Example: coserve plant push line/coserve.yaml --to /media/stick --key keys/anna.sign_secret
     """
     from daemon.registry.signing import read_signing_key
-    from tools.experts.line import open_line
     from tools.registry.pack import push as push_release
+    from tools.terminal.open_line import settings_of
 
     secret, valid_for_s, target = read_signing_key(key), days * 86400.0, _source_of(to, token)
     manifest = push_release(
-        open_line(config), target, secret, name, valid_for_s=valid_for_s, with_rules=rules, note=note
+        settings_of(config), target, secret, name, valid_for_s=valid_for_s, with_rules=rules, note=note
     )
     size_bytes = sum(manifest.files.values())
     if as_json:
@@ -134,20 +134,17 @@ def pull(
     newest: Annotated[
         bool, typer.Option("--newest", help="The newest by a signer of the line, unless it has had it: for a timer.")
     ] = False,
-    within: Annotated[
-        float, typer.Option("--within", min=0, max=86400, help="Seconds that open boards may take.")
-    ] = 600.0,
-    at_once: Annotated[
-        bool, typer.Option("--now", help="Do not wait for open boards, which may then mix two releases.")
-    ] = False,
+    within: Annotated[float, typer.Option("--within", hidden=True)] = 0.0,  # noqa: ARG001 - boards wait no more
+    now: Annotated[bool, typer.Option("--now", help="End the editions before it at once: their boards too.")] = False,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Allow an older or an expired release.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Give up edits that were never loaded.")] = False,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a release in force on a line: signature, signer, number and every file are checked before anything changes.
 
-    New boards wait while the open ones finish, so that no board has verdicts of two releases. An interrupted pull has
-    changed nothing and goes on where it stopped.
+    It makes an edition: the one in force, with the release's experts and rules. Boards that have begun are judged to
+    their end by the edition in which they began. An interrupted pull has changed nothing and goes on where it stopped.
 
     Example: coserve plant pull line/coserve.yaml --from /media/stick --release mainboards
     """
@@ -159,25 +156,23 @@ def pull(
     name, number = parse_release(release) if "/" in release else (release, None)
     if newest and (number is not None or allow_older):
         fail("--newest goes with neither a number nor --allow-older", status=2)
-    options = PullOptions(number, newest, None if at_once else within, allow_older)
+    options = PullOptions(number, newest, now, allow_older, discard)
     place = _source_of(source, token)
     pulled = pull_release(open_line(config), place, name, options)
     if isinstance(pulled, str):
         print_json({"release": pulled}) if as_json else console.print(
-            f"{pulled} is in force: {place} has nothing newer by a signer of this line"
+            f"this line has had {pulled}: {place} has nothing newer by a signer of this line"
         )
         return
     if as_json:
         facts: dict[str, Any] = {"release": pulled.manifest.release, "signer": pulled.signer}
         facts |= {"fetched_bytes": pulled.fetched_bytes, "experts": list(pulled.changed)}
-        print_json(facts | {"rules": pulled.rules_changed, "heard": pulled.heard})
+        print_json(facts | {"rules": pulled.rules_changed, "edition": pulled.edition, "heard": pulled.heard})
         return
     what = f"{count_text(len(pulled.changed), 'expert')} changed" + (", rules changed" if pulled.rules_changed else "")
-    when = "the daemon serves it" if pulled.heard else "no daemon runs: its next start serves it"
-    size = size_text(pulled.fetched_bytes)
-    console.print(f"{pulled.manifest.release}, signed by {pulled.signer}: {what}; {size} fetched; {when}")
-    if pulled.lost_comments:
-        console.print("the catalog was written anew: its form allows no edit, so its comments are lost")
+    when = "the daemon judges by it" if pulled.heard else "no daemon runs: its next start does"
+    edition = f"{size_text(pulled.fetched_bytes)} fetched; edition {pulled.edition} is in force; {when}"
+    console.print(f"{pulled.manifest.release}, signed by {pulled.signer}: {what}; {edition}")
 
 
 @plant_app.command()

@@ -72,15 +72,17 @@ def import_expert(
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
-    from tools.training.expert_file import Form, ImportRefusedError
+    from tools.training.expert_file import Form, ImportRefusedError, place_of
     from tools.training.importer import ImportTarget, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
-    target = ImportTarget(architecture, input_size, out, labels, expert, form)
     try:
-        report = import_file(file, target, images=images, trust=trust)
+        with place_of(out, expert or file.stem, file) as place:
+            target = ImportTarget(architecture, input_size, place.folder, labels, expert, form)
+            report = import_file(file, target, images=images, trust=trust)
+        report = place.settled(report)
     except ImportRefusedError as error:
         fail(str(error), status=1)
     agreement = report.agreement
@@ -88,7 +90,7 @@ def import_expert(
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
         trials, thin = [asdict(trial) for trial in report.trials], [asdict(trial) for trial in report.thin]
         outcome = {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit), "thin": thin}
-        print_json(expert_row | outcome)
+        print_json(expert_row | outcome | {"candidate": place.version})
         return
     for trial in report.trials:
         outcome = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
@@ -114,6 +116,7 @@ def import_expert(
         f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
         markup=False,
     )
+    _say_candidate(report.expert, place.version)
 
 
 @train_app.command("backbone")
@@ -206,6 +209,7 @@ def train_classifier(
     if not folder.is_dir():
         fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
     from tools.training.classifier import TrainingPlan, train_classifier
+    from tools.training.expert_file import place_of
     from tools.training.fit import Schedule
     from tools.training.report import COLUMNS, cells, draw_report, figures, report_text
 
@@ -223,16 +227,18 @@ def train_classifier(
         use_anyway=use_anyway,
     )
     name = expert or folder.name
-    with _training_bar(name) as on_share:
-        report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_share)
+    with _training_bar(name) as on_share, place_of(out, name, folder) as place:
+        report = train_classifier(folder, place.folder, expert=name, plan=plan, on_progress=on_share)
+    report = place.settled(report)
     pictures = draw_report(report, out / "reports")
     for note in report.notes:
         errors.print(note, markup=False)
     if as_json:
-        print_json({"expert": name, "file": str(report.file), "tried": figures(report)})
+        print_json({"expert": name, "file": str(report.file), "tried": figures(report), "candidate": place.version})
         return
     print_table(f"{name} on images held out", COLUMNS, [cells(row) for row in figures(report)])
     console.print(report_text(report, pictures), markup=False)
+    _say_candidate(name, place.version)
 
 
 @train_app.command("all")
@@ -328,31 +334,41 @@ def train_detector(
         fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
     from tools.training.detector import Views, train_detector
     from tools.training.detector_loop import TrainingEffort
+    from tools.training.expert_file import place_of
 
     must_be_architecture("--architecture", architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
-    with _training_bar(name) as on_share:
+    with _training_bar(name) as on_share, place_of(out, name, data) as place:
         report = train_detector(
             data,
             architecture,
             input_size,
-            out,
+            place.folder,
             expert=name,
             effort=effort,
             views=Views(symmetry, zoom, crop),
             store=store,
             on_progress=lambda progress: on_share(progress.share),
         )
+    report = place.settled(report)
     _warn_of_few({"images": report.held_out_images}, "those of val are held out")
     if as_json:
-        print_json(asdict(report) | {"file": str(report.file), "catalog": str(report.catalog)})
+        files = {"file": str(report.file), "catalog": str(out / "catalog.yaml"), "candidate": place.version}
+        print_json(asdict(report) | files)
         return
     console.print(
         f"{report.expert}: on {count_text(report.held_out_images, 'image')} held out F {report.f_score:.3f} (precision"
         f" {report.precision:.3f}, recall {report.recall:.3f} at confidence {report.threshold:.2f}), mAP50"
         f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
     )
+    _say_candidate(name, place.version)
+
+
+def _say_candidate(name: str, version: str | None) -> None:
+    if version is not None:
+        then = as_typed(f"experts promote {name} {version}")
+        console.print(f"{name} {version} is kept as a candidate: nothing changes until {then}", markup=False)
 
 
 def _pixels_of(text: str) -> float:

@@ -33,7 +33,7 @@ _STORE = "int8"
 #: Weight of a false call against an escape, in shares of all good and all bad parts.
 _FALSE_CALL_WEIGHT = 3.0
 _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
-#: A head that is less sure is never believed: few calibration boards do not show its rarest mistakes.
+#: Lowest threshold of a head: a few calibration boards do not show its rarest mistakes.
 _MIN_REVIEW = 0.6
 
 
@@ -110,7 +110,6 @@ def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
 
 
 def _answers(catalog: Catalog, pool: SlotPool, samples: Sequence[Sample], experts: Sequence[str]) -> list[Answer]:
-    """Return the answer to each sample of the expert named for it."""
     answers: dict[int, Answer] = {}
     for expert in dict.fromkeys(experts):
         rows = [row for row, name in enumerate(experts) if name == expert]

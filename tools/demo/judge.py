@@ -32,7 +32,6 @@ def loaded_pool(catalog: Catalog) -> SlotPool:
 
 
 def answers_of(pool: SlotPool, spec: ExpertSpec, pixels: Sequence[Image]) -> list[Answer]:
-    """Return the expert's answers to pictures, in order."""
     answers: list[Answer] = []
     for start in range(0, len(pixels), _BATCH):
         batch = [fit(image, spec.task, spec.input_size) for image in pixels[start : start + _BATCH]]

@@ -14,7 +14,7 @@ from tools.terminal.console import CommandError, as_typed
 
 #: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
-#: Free disk for the line and what it makes of some boards; with too little its daemon would wait for room for ever.
+#: Free disk that the line needs; with less its daemon would answer `busy` for ever.
 _ROOM_BYTES = 100_000_000
 _REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
 

@@ -78,7 +78,6 @@ def _panel(number: int) -> RenderedBoard:
 
 
 def samples_of(board: RenderedBoard) -> list[Sample]:
-    """Return the parts of a board in placement order."""
     return [Sample(p.component, p.truth, p.pixels, p.marks) for p in board.placements]
 
 
@@ -96,7 +95,7 @@ def render_missing(folder: Path, files: int) -> Iterator[int]:
 
 
 def read_files(folder: Path, numbers: range) -> list[Sample]:
-    """Return the parts of those of the files that are there."""
+    """Return the parts of the files that exist."""
     paths = [path for number in numbers if (path := _path(folder, number)).exists()]
     return [sample for path in paths for sample in _load(path)]
 

@@ -29,7 +29,7 @@ from tools.terminal.console import CommandError, as_typed, console
 DEFECT_RATES = {"line-1": 0.0, "line-2": 0.01, "line-3": 0.03}
 #: Every fourth board goes through all lines; no pause before the first four.
 _PRODUCT, _SHARED_EVERY, _AT_ONCE, _PAUSE_S = "sensor-node", 4, 4, 5.0
-#: Lot of the boards that go through all lines. Only these are reviewed by the demo, which knows their truth.
+#: Lot of the boards that go through all lines. The demo knows their truth and reviews only these.
 _SHARED = "all-lines"
 
 

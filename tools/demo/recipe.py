@@ -31,7 +31,7 @@ from tools.terminal.console import console, print_table
 from tools.terminal.progress import Bars
 from tools.training.held_out import Rate
 
-#: Shares of parts with a defect, boards of each share, and the first seed. Trainings and cameras use other seeds.
+#: Defect rates, boards of each, and the first seed, which no training and no camera uses.
 RATES = (DEFECT_RATE, 0.2)
 BOARDS, FIRST_SEED = 200, 600_000
 _AT_ONCE = 20
@@ -134,9 +134,9 @@ def measured_table(figures: Sequence[Figures]) -> None:
         console.print(f"mistakes at {each.rate:.0%}: {mistakes}")
 
 
-#: Raise the number with every change of renderer, training or export that makes other experts.
+#: Raise it when renderer, training or export changes make other experts.
 NAME, VERSION = "rendered-parts", 1
-#: Shares of parts with a defect on the boards that thresholds are chosen on, and the first of their seeds.
+#: Defect rates of the boards that thresholds are chosen on, and their first seed.
 _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
 _COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
 

@@ -166,7 +166,6 @@ def _must_not_run(config: Path) -> None:
 
 
 def _publish_boards(config: Path, boards: int, seed: int) -> dict[str, RenderedBoard]:
-    """Render boards and publish their parts, until all have verdicts; return the boards by serial."""
     endpoints, prefix = load_config(config).endpoints, _free_prefix(config)
     plan = board_plan(boards, seed, prefix)
     rendered: dict[str, RenderedBoard] = {}
@@ -194,7 +193,6 @@ def _free_prefix(config: Path) -> str:
 
 
 def _show_against_truth(boards: list[JudgedBoard]) -> None:
-    """Print the verdicts of boards and parts beside what was rendered."""
     counts: Counter[tuple[str, str]] = Counter()
     for board in boards:
         counts["good boards" if board.is_good else "boards with a defect", board.verdict] += 1
@@ -218,7 +216,6 @@ def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
 
 
 def _show_next(config: Path) -> None:
-    """Print commands to try next."""
     line = shlex.quote(str(config))
     http = load_config(config).endpoints.http
     console.print("Next:")

@@ -26,7 +26,7 @@ from tools.training.detector_loop import Descent, collate, new_detector
 
 CLASSIFIER, DETECTOR = "resnet18", "yolov8n"
 BACKBONE = "parts"
-#: Files of pictures that training begins with, and the steps after which it gets another one.
+#: Files that training begins with, and the steps between further ones.
 _FIRST_FILES, _STEPS_PER_FILE = 6, 40
 #: Share of the loss that tells all labels of all components apart; the rest only those of the picture's component.
 _OTHERS_SHARE = 0.15
@@ -64,7 +64,7 @@ class Lesson:
         return self.first_size if step < self.first_steps else self.size
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate: a warm-up, then constant, at last a straight line to a hundredth."""
+        """Learning rate: warm-up, constant, then linear decay to a hundredth."""
         closing = (self.steps - step) / (self.steps * _CLOSING_SHARE)
         return self.learning_rate * min(1.0, (step + 1) / _WARM_UP_STEPS) * min(1.0, max(closing, 0.01))
 
@@ -156,7 +156,6 @@ class SolderLoss:
         return cast("Any", model).loss(batch, predicted)[0].sum()
 
     def read(self, step: int) -> None:
-        """Read the pictures that this step may draw from."""
         if self._pictures.at(step):
             samples = self._pictures.samples
             self._good = [s for s in samples if s.truth == "ok"]
@@ -225,7 +224,6 @@ def train_on(
 
 
 def spent_s(expert: str, folder: Path) -> float:
-    """Return the seconds that the training of `expert` has taken."""
     return float(_read(folder / f"{expert}.checkpoint")["spent_s"])
 
 
@@ -242,7 +240,6 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def network_loss(expert: str, folder: Path, files: int, lesson: Lesson | None = None) -> PartLoss | SolderLoss:
-    """Return the loss that trains the network `expert` on `files` files of `folder/pictures`."""
     library, own = part_types(), _LESSONS[expert]
     if expert == BACKBONE:
         return PartLoss(Pictures(folder / "pictures", files, lambda _: True), lesson or own)

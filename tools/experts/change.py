@@ -1,36 +1,37 @@
-"""Put in, promote, roll back and prune versions: checked as a daemon checks them, durable, and read by the daemon.
+"""Put in, promote, roll back and prune versions: checked as a daemon checks them, durable, and adopted by the daemon.
 
-A version that the line cannot use is refused: missing labels, too little memory, a damaged file. If the running daemon
-refuses the new catalog all the same, the old one is restored.
+A version that the line cannot use is refused: missing labels, too little memory, a damaged file.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import yaml
 from pydantic import ValidationError
 
+from daemon.line.making import Draft, Made, draft_of, make_edition
 from daemon.wire.control import ControlError
-from experts.catalog import CatalogEntry, CatalogFile, resolve
-from experts.catalog_edit import read
+from experts.catalog import CatalogEntry, CatalogError, CatalogFile, read_catalog, resolve
+from experts.editions.candidates import Shadow, read_candidates, write_candidates
+from experts.editions.edition import Edition, EditionError
+from experts.editions.history import Expert, experts_of, keep_candidates, past
 from experts.errors import ExpertError, WeightsError
+from experts.people import current_user
 from experts.spec import ExpertId, ExpertSpec
-from experts.versions import Change, Expert, Shadow, VersionsError, current_user, weights_of
 from experts.vision.slot import SlotPool
 from experts.weights import file_sha256, read_header
-from tools.experts.line import ExpertsLine, entries_in_force
+from tools.experts.line import ExpertsLine, entries_in_force, put_first_in_force
 from tools.experts.look import describe_shadow
 
-_RELOAD_S = 60.0
-_NO_DAEMON = "no daemon runs: it is in force from the next start on"
+NO_DAEMON = "no daemon runs: it is in force from the next start on"
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSwitch:
-    """A switch of versions. `heard`: the daemon serves `version` now; else `note` says when it will, or what failed.
+    """A switch of versions, by the edition that it made. `heard`: the daemon judges by it now; `note` if none runs.
 
     `shadow` says what the version still lacked in shadow.
     """
@@ -38,24 +39,20 @@ class VersionSwitch:
     expert: str
     version: str
     before: str | None
+    edition: int
     heard: bool
     note: str | None
-    lost_comments: bool
     shadow: str | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        return self.heard or self.note == _NO_DAEMON
 
 
 def find_candidate(name: str, source: Path) -> CatalogEntry:
     """Return the entry for `name` in a folder that training or import wrote, or that of one weights file there.
 
     A weights file that no catalog names gets one from its header (`is_undescribed`). Its paths are absolute. Raises
-    VersionsError.
+    EditionError.
     """
     if not source.exists():
-        raise VersionsError(f"{source}: there is no such file or folder")
+        raise EditionError(f"{source}: there is no such file or folder")
     folder = source if source.is_dir() else source.parent
     entries = _entries(folder / "catalog.yaml")
     if source.is_file():
@@ -63,9 +60,9 @@ def find_candidate(name: str, source: Path) -> CatalogEntry:
     if not entries and source.is_file():
         return _entry_of(source).moved_from(folder)
     if not entries:
-        raise VersionsError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
+        raise EditionError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
     if source.is_dir() and name not in entries and len(entries) > 1:
-        raise VersionsError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
+        raise EditionError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
     return (entries.get(name) or next(iter(entries.values()))).moved_from(folder)
 
 
@@ -78,129 +75,177 @@ def is_undescribed(source: Path) -> bool:
 
 
 def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> str:
-    """Check a version and keep it as a candidate; return the version. Raises VersionsError with every problem."""
+    """Check a version and keep it as a candidate; return the version. Raises EditionError with every problem."""
     candidate = find_candidate(name, source)
     _must_have_none(entry_problems(name, candidate, source, forward=True) or line.new_problems({name: candidate}))
-    with line.versions.changing() as change:
-        version = change.put(name, candidate, str(source.resolve()), note)
+    known, is_here = line.experts().get(name, Expert(name)), line.folder.weights.has(candidate.sha256)
+    version = keep_candidates(line.folder, {name: candidate}, str(source.resolve()), note)[name]
+    if version == known.version or (is_here and version in known.versions):
+        standing = "in force" if version == known.version else "here"
+        raise EditionError(f"{name} {version} is {standing} already: these are the same weights and settings")
     line.record_versions()
     return version
 
 
 def _must_have_none(problems: Sequence[str]) -> None:
     if problems:
-        raise VersionsError("\n".join(problems))
+        raise EditionError("\n".join(problems))
 
 
-def switch(line: ExpertsLine, name: str, requested: str | None, note: str | None = None) -> VersionSwitch:
-    """Put the version `requested` in force, without one the version before. Raises VersionsError."""
-    action: Literal["promote", "rollback"] = "promote" if requested is not None else "rollback"
-    with line.versions.changing() as change:
-        expert = change.expert(name)
-        if requested is not None and requested == expert.version:
-            raise VersionsError(f"{name} {requested} is in force already")
-        version = expert.named(requested) if requested is not None else change.before(name)
-        _must_serve(line, change, expert, version)
-        catalog, before, old = line.versions.catalog, expert.in_force, expert.version
-        text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
-        report = describe_shadow(line, name) if expert.shadow and expert.shadow.version == version else None
-        change.promote({name: version}, action, note)
-        heard, problem = _reload(line, change, name, text, before, note)
-    lacks = None if report is None or report["holds"] else f"its shadow {report['sentence']}"
-    return VersionSwitch(name, version, old, heard, problem, change.lost_comments, lacks)
+def switch(
+    line: ExpertsLine, name: str, requested: str | None, note: str | None = None, *, discard: bool = False
+) -> VersionSwitch:
+    """Put the version `requested` in force, without one the version before. Raises EditionError, ConfigError."""
+    put_first_in_force(line)
+    before, version, shadow = Expert(name), "", None
+
+    def build(in_force: Edition | None) -> Draft:
+        nonlocal before, version, shadow
+        in_force, before = in_force or line.edition(), _known(line, name)
+        version = before.named(requested) if requested is not None else before.before()
+        if version == before.version:
+            raise EditionError(f"{name} {version} is in force already")
+        entry = before.versions[version].entry
+        _must_have_none(entry_problems(name, entry, line.folder.root))
+        if before.shadow is not None and before.shadow.version == version:
+            shadow = describe_shadow(line, name)
+        draft = draft_of(in_force, line.folder, "promote" if requested is not None else "rollback", note)
+        return replace(draft, experts={**draft.experts, name: entry.moved_from(line.folder.root)})
+
+    made = make_edition(line.config, current_user(), build, line, discard=discard)
+    heard = made.adopted is not None
+    lacks = None if shadow is None or shadow["holds"] else f"its shadow {shadow['sentence']}"
+    number = made.edition.number
+    return VersionSwitch(name, version, before.version, number, heard, None if heard else NO_DAEMON, lacks)
+
+
+def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discard: bool = False) -> Made:
+    """Make an edition with all that edition `number` holds. Raises EditionError, ConfigError."""
+    folder = line.folder
+
+    def build(_: Edition | None) -> Draft:
+        edition = folder.read(number)
+        gone = [name for name, entry in edition.experts.items() if not folder.has_weights(entry)]
+        if gone:
+            raise EditionError(
+                f"edition {number} cannot come back: the weights of {', '.join(gone)} were deleted"
+                " (coserve experts prune); put them in once more, or name another edition"
+            )
+        return draft_of(edition, folder, "rollback", note)
+
+    return make_edition(line.config, current_user(), build, line, discard=discard, anew=True)
+
+
+def list_editions(line: ExpertsLine) -> list[dict[str, Any]]:
+    """Return the editions that were in force, the newest last; `has_weights` if it can come back."""
+    current = line.folder.current()
+    facts = ("number", "created_at", "who", "why", "note")
+    return [
+        {**edition.model_dump(mode="json", include={*facts}), "is_in_force": edition.number == current}
+        | {"has_weights": all(map(line.folder.has_weights, edition.experts.values()))}
+        for edition in reversed(past(line.folder, current or 0))
+    ]
 
 
 def mark_shadow(line: ExpertsLine, name: str, requested: str, note: str | None = None, **asked: Any) -> str | None:
-    """Let the version `requested` answer in shadow, `asked` the rest of Shadow; "" ends it. Raises VersionsError."""
-    with line.versions.changing() as change:
-        expert = change.expert(name)
+    """Let the version `requested` answer in shadow, `asked` the rest of Shadow; "" ends it. Raises EditionError."""
+    with line.folder.changing():
+        expert = _known(line, name)
         version = expert.named(requested) if requested else None
+        if version is None and expert.shadow is None:
+            raise EditionError(f"{name} has no version in shadow")
+        if version is not None and version == expert.version:
+            raise EditionError(f"{name} {version} is in force")
         if version is not None:
-            _must_serve(line, change, expert, version)
-        change.shadow(name, Shadow(version=version, **asked) if version else None, note)
+            entry = expert.versions[version].entry
+            entries = {**entries_in_force(line.experts()), name: entry}
+            _must_have_none(entry_problems(name, entry, line.folder.root) or line.problems(entries))
+        shadow = Shadow(version=version, **asked) if version is not None else None
+        marked = read_candidates(line.folder.catalog).shadowed(name, shadow, note)
+        write_candidates(line.folder.catalog, marked)
     try:
         line.ask("versions")
     except ControlError as error:
-        raise VersionsError(f"it is noted, but the daemon did not read it ({error.reason}): coserve reload") from None
+        raise EditionError(f"it is noted, but the daemon did not read it ({error.reason}): coserve reload") from None
     return version
 
 
-def _must_serve(line: ExpertsLine, change: Change, expert: Expert, version: str) -> None:
-    candidate = expert.versions.get(version)
-    if candidate is None:
-        raise VersionsError(f"{expert.name} {version} is not kept any more: put it in once more")
-    _must_have_none(
-        entry_problems(expert.name, candidate.entry, line.versions.folder)
-        or line.problems({**entries_in_force(change.experts), expert.name: candidate.entry})
-    )
+def _known(line: ExpertsLine, name: str) -> Expert:
+    experts = experts_of(line.folder)
+    if name not in experts:
+        raise EditionError(f"there is no expert {name}; there are {', '.join(experts) or 'none'}")
+    return experts[name]
 
 
-def _reload(
-    line: ExpertsLine, change: Change, name: str, text: str, before: CatalogEntry | None, note: str | None
-) -> tuple[bool, str | None]:
-    """Have the daemon read the catalog; if it refuses, restore the old one and raise VersionsError."""
-    try:
-        answer = line.ask("reload", timeout_s=_RELOAD_S, who=current_user(), note=note)
-    except ControlError as error:
-        if error.code != "bad_rules":
-            return False, f"it is in the catalog, but the daemon did not read it again ({error.reason}): coserve reload"
-        change.take_back(text, {name: before})
-        raise VersionsError(f"the daemon refused the catalog, so the old one is restored: {error.reason}") from None
-    return (True, None) if answer is not None else (False, _NO_DAEMON)
+def prune(line: ExpertsLine, keep: int, note: str | None = None) -> list[dict[str, Any]]:
+    """Delete weights that nobody needs, and editions that no stored board names. Raises EditionError.
 
-
-def prune(line: ExpertsLine, names: Sequence[str], keep: int, note: str | None = None) -> list[dict[str, Any]]:
-    """Delete weights of versions no longer needed, of `names` or of all experts. Raises VersionsError.
-
-    Kept: versions in force, those that a daemon serves, the newest `keep` before them, and candidates.
+    Kept are those of the edition in force, the newest `keep` before it, what the daemon judges by, open attempts,
+    candidates and shadows.
     """
-    pruned: list[dict[str, Any]] = []
-    with line.versions.changing() as change:
-        for name in names or list(change.experts):
-            pruned += [
-                {"expert": name, "version": version, "freed_bytes": change.prune(name, version, note)}
-                for version in _prunable(line, change.expert(name), keep)
-            ]
+    folder = line.folder
+    if folder.current() is None:
+        return []
+    with folder.changing() as writer:
+        experts, candidates = experts_of(folder), read_candidates(folder.catalog)
+        named, kept = _needed_editions(line, keep)
+        needed = {sha256 for number in kept for sha256 in folder.read(number).weights}
+        for expert in experts.values():
+            waiting = {*expert.waiting, *([expert.shadow.version] if expert.shadow else ())}
+            needed |= {sha256 for version in waiting for sha256 in expert.versions[version].entry.weights}
+        sizes = {sha256: size for sha256, size in folder.weights.all().items() if sha256 not in needed}
+        pruned: list[dict[str, Any]] = []
+        for expert in experts.values():
+            for version, stored in expert.versions.items():
+                if (size := sizes.get(stored.entry.sha256)) is not None:
+                    pruned.append({"expert": expert.name, "version": version, "freed_bytes": size})
+                    candidates = candidates.without({expert.name: version})
+                    candidates = candidates.with_step("prune", expert.name, version, note)
+        if pruned:
+            write_candidates(folder.catalog, candidates)
+        for sha256 in sizes:
+            folder.weights.remove(sha256)
+        for number in {*folder.numbers()} - kept - named:
+            writer.remove(number)
     line.record_versions()
     return pruned
 
 
-def _prunable(line: ExpertsLine, expert: Expert, keep: int) -> list[str]:
+def _needed_editions(line: ExpertsLine, keep: int) -> tuple[set[int], set[int]]:
+    """Return the editions that stored boards name, and those whose weights are needed."""
+    folder = line.folder
+    newest = {edition.number for edition in past(folder, line.edition().number)[: keep + 1]}
+    named, is_open = line.named_editions()
+    return named, newest | ({*is_open, _served(line)} & {*folder.numbers()})
+
+
+def _served(line: ExpertsLine) -> int | None:
     try:
-        answer = line.ask("experts") or {"experts": []}
+        return (line.ask("status") or {}).get("edition")
     except ControlError as error:
-        raise VersionsError(
-            f"the versions that the daemon serves are not known ({error.reason}): nothing was pruned"
-        ) from None
-    served = {row["version"] for row in answer["experts"] if row["expert"] == expert.name}
-    was_in_force = {step.version for step in expert.steps if step.did in ("found", "promote", "rollback")}
-    needed = {expert.version, *expert.lineage[-keep - 1 :], expert.shadow.version if expert.shadow else None}
-    unused = [version for version in expert.versions if weights_of(version) not in served and version not in needed]
-    return [version for version in unused if version in was_in_force]
+        raise EditionError(f"what the daemon judges by is not known ({error.reason}): nothing was pruned") from None
 
 
 def _entries(catalog: Path) -> dict[str, CatalogEntry]:
-    if not catalog.is_file():
-        return {}
     try:
-        return CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"), str(catalog))).experts
-    except (yaml.YAMLError, ValidationError, UnicodeDecodeError, OSError) as error:
-        raise VersionsError(f"{catalog}: is not a catalog of experts: {error}") from None
+        return read_catalog(catalog)
+    except CatalogError as error:
+        raise EditionError(str(error)) from None
 
 
 def _entry_of(weights: Path) -> CatalogEntry:
     try:
         header = dict(read_header(weights).metadata)
         fields = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}
-        classes = read(header.get("classes", "[]"))
+        classes = json.loads(header.get("classes", "[]"))
         return CatalogEntry.model_validate(
             {**fields, "file": weights.name, "classes": classes, "sha256": file_sha256(weights)}, strict=False
         )
     except (WeightsError, OSError) as error:
-        raise VersionsError(str(error)) from None
+        raise EditionError(str(error)) from None
     except ValidationError as error:
         count = error.error_count()
-        raise VersionsError(f"{weights}: its header lacks {count} fields of an entry: name its folder") from None
+        raise EditionError(f"{weights}: its header lacks {count} fields of an entry: name its folder") from None
 
 
 def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -> list[dict[str, Any]]:
@@ -209,9 +254,9 @@ def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -
     rows: list[dict[str, Any]] = []
     for expert in experts:
         for version, entry in expert.entries.items():
-            problems = entry_problems(expert.name, entry, line.versions.folder, forward=forward)
+            problems = entry_problems(expert.name, entry, line.folder.root, forward=forward)
             row = {"expert": expert.name, "version": version, "in_force": version == expert.version}
-            rows.append(row | {"file": str(line.versions.folder / entry.file), "problems": problems})
+            rows.append(row | {"file": str(line.folder.root / entry.file), "problems": problems})
     return rows
 
 

@@ -10,21 +10,25 @@ from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.devices import complete, memory_problems
 from daemon.line.line import load_routes, weights_folders
+from daemon.line.making import make_edition, working_files
 from daemon.line.profile import this_machine
-from daemon.line.served import Served
+from daemon.line.served import Served, labels_of
 from daemon.line.shared_devices import images_config
 from daemon.storage.database.connections import sqlite_path
 from daemon.wire.control import ControlError, ask
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
-from experts.editions.edition import EditionError
-from experts.versions import Expert, Versions, VersionsError
-from routing_rules.compile import RulesError
+from experts.editions.edition import Edition, EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import Expert, experts_of
+from experts.people import current_user
+from routing_rules.compile import RulesError, compile_rules
+from routing_rules.load import read_yaml_text
 from routing_rules.routes import Routes
 from tools.terminal.console import exit_on, fail
 from tools.terminal.open_line import reading, settings_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Executable
 
 _ASK_S = 3.0
 #: Weights may have to reach other PCs first.
@@ -36,15 +40,18 @@ _Answer = TypeVar("_Answer")
 class ExpertsLine:
     path: Path
     config: Config
-    versions: Versions
+
+    @property
+    def folder(self) -> EditionFolder:
+        return EditionFolder(self.config.catalog)
 
     def experts(self) -> dict[str, Expert]:
-        """Exit with status 2 if the catalog cannot be read."""
-        with exit_on(VersionsError, status=2):
-            return self.versions.read()
+        """Exit with status 2 if editions or candidates cannot be read."""
+        with exit_on(EditionError, status=2):
+            return experts_of(self.folder)
 
     def expert(self, name: str) -> Expert:
-        """Exit with status 1 if the catalog does not have it."""
+        """Exit with status 1 if it is neither in force nor a candidate."""
         experts = self.experts()
         if name not in experts:
             fail(f"there is no expert {name}; there are {', '.join(experts)}", status=1)
@@ -57,14 +64,29 @@ class ExpertsLine:
         """
         file = CatalogFile(experts=dict(entries))
         folders = () if elsewhere else weights_folders(self.config)
-        catalog, problems = resolve(file, self.versions.folder, folders)
-        return catalog, [f"{self.versions.catalog}: {where[1]}: {message}" for where, message in problems]
+        catalog, problems = resolve(file, self.config.catalog.parent, folders)
+        return catalog, [f"{self.config.catalog}: {where[1]}: {message}" for where, message in problems]
+
+    def edition(self) -> Edition:
+        """Return the edition in force. Raises EditionError."""
+        edition = self.folder.in_force()
+        if edition is None:
+            raise EditionError("no edition is in force yet: coserve reload makes one of the rules and the catalog")
+        return edition
+
+    def routes(self, catalog: Catalog, rules: Path | None = None) -> Routes:
+        """Compile `rules`, without them those in force, against a catalog. Raises RulesError, EditionError."""
+        edition = self.folder.in_force() if rules is None else None
+        if edition is None:
+            return load_routes(rules or self.config.rules, catalog)
+        document = read_yaml_text(edition.rules, f"edition {edition.number}, rules", refuse_hidden=True)
+        return compile_rules(document, document.name, labels_of(catalog or None))
 
     def in_force(self) -> tuple[Catalog, Routes | None]:
         """Return the specs in force, and the rules compiled against them; None if they have mistakes."""
         catalog, _ = self.catalog(entries_in_force(self.experts()))
         try:
-            return catalog, load_routes(self.config.rules, catalog)
+            return catalog, self.routes(catalog)
         except RulesError:
             return catalog, None
 
@@ -73,11 +95,11 @@ class ExpertsLine:
     ) -> list[str]:
         """Return why a daemon would refuse a catalog of `entries`: missing labels, too little memory.
 
-        `rules` replace the line's. An unusable weights file is no reason: that expert alone fails.
+        `rules` replace those in force. An unusable weights file is no reason: that expert alone fails.
         """
         catalog, _ = self.catalog(entries, elsewhere=elsewhere)
         try:
-            routes = load_routes(rules or self.config.rules, catalog)
+            routes = self.routes(catalog, rules)
         except RulesError as error:
             return [str(problem) for problem in error.problems]
         return memory_problems(images_config(self.config), routes.experts, catalog)
@@ -99,9 +121,8 @@ class ExpertsLine:
         from daemon.storage.database.schema import editions
 
         try:
-            query = select(func.max(editions.c.edition))
-            return self.in_database(lambda connection: connection.execute(query).scalar()) or 0
-        except SQLAlchemyError:
+            return self._scalar(select(func.max(editions.c.edition))) or 0
+        except (SQLAlchemyError, OSError):
             return None
 
     def digest(self, number: int) -> str | None:
@@ -110,10 +131,22 @@ class ExpertsLine:
 
         from daemon.storage.database.schema import editions
 
-        with suppress(SQLAlchemyError):
-            query = select(editions.c.sha256).where(editions.c.edition == number)
-            return self.in_database(lambda connection: connection.execute(query).scalar())
+        with suppress(SQLAlchemyError, OSError):
+            return self._scalar(select(editions.c.sha256).where(editions.c.edition == number))
         return None
+
+    def _scalar(self, query: "Executable") -> Any:
+        """Return the first value of the first row, None without a database. Raises SQLAlchemyError, OSError."""
+        from daemon.storage.database.connections import open_for_reading
+
+        if not sqlite_path(self.config.database).exists():
+            return None
+        engine = open_for_reading(self.config.database)
+        try:
+            with engine.connect() as connection:
+                return connection.execute(query).scalar()
+        finally:
+            engine.dispose()
 
     def check(self, served: Served) -> None:
         self._ask_about(served.number, only_check=True)
@@ -141,8 +174,20 @@ class ExpertsLine:
                 return None
             raise
 
+    def named_editions(self) -> tuple[set[int], set[int]]:
+        """Return the editions that stored boards name, and those of attempts that are still open."""
+        from sqlalchemy import select
+
+        from daemon.storage.database.schema import boards
+
+        query = select(boards.c.edition).distinct()
+        is_open = query.where(boards.c.completed_at.is_(None))
+        questions = (lambda connection, each=each: set(connection.scalars(each)) for each in (query, is_open))
+        named, needed = (self.in_database(question) or set[int]() for question in questions)
+        return named, needed
+
     def record_versions(self) -> None:
-        """Have a running daemon record changes of versions in `changes`; otherwise its next start does."""
+        """Have a running daemon record what was done to versions in `changes`; otherwise its next start does."""
         with suppress(ControlError):
             self.ask("versions")
 
@@ -157,9 +202,15 @@ def entries_in_force(experts: Mapping[str, Expert]) -> dict[str, CatalogEntry]:
     return {name: expert.in_force for name, expert in experts.items() if expert.in_force is not None}
 
 
+def put_first_in_force(line: ExpertsLine) -> None:
+    """Make the first edition of the working files, so that a version can replace another. Raises ConfigError."""
+    if line.folder.current() is None:
+        make_edition(line.config, current_user(), lambda _: working_files(line.config, None), line)
+
+
 def open_line(path: Path) -> ExpertsLine:
     """Exit with status 2 and every mistake if the coserve.yaml cannot be read."""
     config, _, problems = complete(path, settings_of(path), this_machine())
     if problems:
         fail("\n".join(map(str, problems)), status=2)
-    return ExpertsLine(path, config, Versions(config.catalog))
+    return ExpertsLine(path, config)

@@ -17,9 +17,11 @@ from daemon.storage.database.reviews import (
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, settings_of
 from experts.drift import compare
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import Expert, experts_of, version_of, weights_of
 from experts.errors import WeightsError
 from experts.spec import SettingChange, digest_of, setting_changes
-from experts.versions import Expert, Versions, VersionsError, version_of, weights_of
 from experts.weights import read_header
 from routing_rules.routes import uses
 from tools.experts.line import ExpertsLine
@@ -27,8 +29,6 @@ from tools.experts.line import ExpertsLine
 _CallCounts = dict[VersionKey, ExpertCalls]
 #: `other settings`: the weights are in force or kept, but not with the settings in question.
 Standing = Literal["in force", "kept", "other settings", "gone", "not known"]
-#: What is done to a version that has not been in force.
-_BEFORE_USE = {"put", "shadow", "unshadow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class CatalogVersions:
     @classmethod
     def of(cls, catalog: Path) -> "CatalogVersions":
         try:
-            return cls(catalog.parent, Versions(catalog).read())
-        except (VersionsError, OSError) as error:
+            return cls(catalog.parent, experts_of(EditionFolder(catalog)))
+        except (EditionError, OSError) as error:
             return cls(catalog.parent, {}, str(error).splitlines()[0])
 
     def standing(self, expert: str, version: str, settings: str | None) -> Standing:
         """Return where a version is today with these settings (ExpertSpec.settings, None: not recorded)."""
         if self.problem is not None:
             return "not known"
-        row = self.experts.get(expert, Expert(expert, None))
+        row = self.experts.get(expert, Expert(expert))
         same_weights = [name for name in row.entries if weights_of(name) == version]
         for name in same_weights:
             if settings is None or _is_same(settings, settings_of(row.entries[name], self.folder)):
@@ -123,7 +123,7 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
         "network": expert.in_force.network if expert.in_force else None,
         "entry": expert.in_force.model_dump(mode="json", exclude={"confidences"}) if expert.in_force else None,
         "versions": _describe_versions(line, expert),
-        "steps": [step.model_dump(mode="json") for step in expert.steps],
+        "steps": [asdict(step) for step in expert.steps],
         "rules": _uses(line, name),
         "drift": _drift(line, expert),
         "serving": _serving(line, name),
@@ -144,7 +144,7 @@ def describe_shadow(line: ExpertsLine, name: str) -> dict[str, Any] | None:
 
 
 def _settings_in_force(line: ExpertsLine, expert: Expert) -> str | None:
-    settings = settings_of(expert.in_force, line.versions.folder) if expert.in_force is not None else None
+    settings = settings_of(expert.in_force, line.folder.root) if expert.in_force is not None else None
     return digest_of(settings) if settings is not None else None
 
 
@@ -153,7 +153,7 @@ def _describe_versions(line: ExpertsLine, expert: Expert) -> list[dict[str, Any]
 
     Settings kept nowhere have their digest in the version's name if the weights answered with others too.
     """
-    folder, calls = line.versions.folder, _calls(line, expert.name)
+    folder, calls = line.folder.root, _calls(line, expert.name)
     answered = line.in_database(answered_settings) or {}
     texts = {digest: text for (name, digest), text in answered.items() if name == expert.name}
     today, in_shadow = CatalogVersions(folder, {expert.name: expert}), expert.shadow.version if expert.shadow else None
@@ -171,7 +171,7 @@ def _describe_versions(line: ExpertsLine, expert: Expert) -> list[dict[str, Any]
         name, text = names.get((version, settings), name), texts.get(settings)
         entry, stored = expert.entries.get(name), expert.versions.get(name)
         state = today.standing(expert.name, version, text) if text else "not recorded"
-        is_candidate = state == "kept" and {each.did for each in expert.steps if each.version == name} <= _BEFORE_USE
+        is_candidate = state == "kept" and name in expert.waiting
         counts = calls.get((expert.name, version, settings))
         rows.append(
             {
@@ -223,6 +223,6 @@ def _serving(line: ExpertsLine, name: str, kind: str = "experts", rows: str = "e
 
 def _weights_bytes(line: ExpertsLine, entry: CatalogEntry) -> int | None:
     try:
-        return read_header(line.versions.folder / entry.file).region_bytes
+        return read_header(line.folder.root / entry.file).region_bytes
     except WeightsError:
         return None

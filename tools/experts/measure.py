@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from experts.catalog import CatalogFile, Confidences
-from experts.catalog_edit import read, replace_entries
+from daemon.line.making import Draft, draft_of, make_edition
+from experts.catalog import Confidences, add_expert, read_catalog
 from experts.drift import histograms
+from experts.editions.edition import Edition, EditionError
 from experts.errors import ImageError
+from experts.people import current_user
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, prepare
 from experts.vision.slot import SlotPool
-from tools.experts.line import ExpertsLine
+from tools.experts.line import ExpertsLine, put_first_in_force
 from tools.terminal.console import CommandError
 
 _BATCH = 8
@@ -24,18 +27,28 @@ SAMPLES = 32
 _MAX_IMAGES = 5000
 
 
-def measure_in_force(line: ExpertsLine, name: str, images: Path) -> dict[str, Any]:
-    """Write the confidences of the version in force into the catalog. Raises CommandError, VersionsError."""
+def measure_in_force(line: ExpertsLine, name: str, images: Path, *, discard: bool = False) -> dict[str, Any]:
+    """Make an edition with the confidences of the version in force. Raises CommandError, EditionError."""
     if not images.is_dir():
         raise CommandError(f"no folder {images}: name one with images of {name}")
-    with line.versions.changing() as change:
-        expert = change.expert(name)
-        catalog, problems = line.catalog({name: expert.in_force} if expert.in_force is not None else {})
-        spec = catalog.get(ExpertId(name))
-        if spec is None or problems:
-            raise CommandError(problems[0] if problems else f"{name} has no version in force")
-        confidences = confidences_of(spec, images)
-        change.measured(name, confidences)
+    put_first_in_force(line)
+    in_force = line.expert(name).in_force
+    catalog, problems = line.catalog({name: in_force} if in_force is not None else {})
+    spec = catalog.get(ExpertId(name))
+    if spec is None or problems:
+        raise CommandError(problems[0] if problems else f"{name} has no version in force")
+    confidences = confidences_of(spec, images)
+
+    def build(before: Edition | None) -> Draft:
+        before = before or line.edition()
+        entry = before.experts.get(name)
+        if entry is None or line.folder.in_place(entry) != in_force:
+            raise EditionError(f"{name} was changed while it was measured: measure it again")
+        draft = draft_of(before, line.folder, "reload", "measure")
+        measured = draft.experts[name].model_copy(update={"confidences": dict(confidences)})
+        return replace(draft, experts={**draft.experts, name: measured})
+
+    make_edition(line.config, current_user(), build, line, discard=discard)
     counts = {label: list(values) for label, values in confidences.items()}
     return {"expert": name, "version": spec.version, "confidences": counts}
 
@@ -68,9 +81,8 @@ def by_label(answers: Iterable[Answer]) -> Confidences:
 
 def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
     for expert, own in answers.items():
-        entries = CatalogFile.model_validate(read(catalog.read_text(encoding="utf-8"))).experts
-        measured = entries[expert].model_copy(update={"confidences": by_label(own)})
-        replace_entries(catalog, entries, {expert: measured})
+        measured = read_catalog(catalog)[expert].model_copy(update={"confidences": by_label(own)})
+        add_expert(catalog, expert, dict(measured))
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:

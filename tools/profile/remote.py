@@ -13,15 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from daemon.cluster.joining import cluster_problems, unreachable
-from daemon.cluster.remote_devices import ClusterDevices
+from daemon.cluster.messages import SentImage
+from daemon.cluster.remote_devices import ClusterDevices, RemotePool
 from daemon.config.settings import Device
-from daemon.dispatch.orders import BatchOrder, BatchReport, ImageOrder, Unanswered
+from daemon.dispatch.pool import Batch, Fault
 from daemon.dispatch.torch_devices import TorchDevices
 from daemon.errors import DeviceLostError
 from daemon.host.children import Children
 from daemon.line.line import Line
 from daemon.policy.matrix import Performance
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import JournalKey, Pixels
 from experts.errors import ExpertError
 from experts.spec import ArchitectureId, ExpertSpec
@@ -43,30 +44,29 @@ class RemoteBench(Bench):
     def __init__(self, name: str, device: Device, cluster: ClusterDevices, samples: Samples) -> None:
         super().__init__(name, device.executors, 1, LayoutShelf())
         self.name, self._batches = name, count()
-        self._experts = cluster.pool(PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.host or ""))
-        self._ends: dict[Any, SimpleQueue[BatchReport]] = {}
+        pool = PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.host or "")
+        self._names = [ExecutorId(f"{name}/{number}") for number in range(device.executors)]
+        executors = [ExecutorFacts(executor, pool.pool) for executor in self._names]
         read: Callable[[JournalKey], bytes] = lambda key: samples.payloads[key.offset % len(samples.payloads)]  # noqa: E731
-        for number in range(device.executors):
-            facts = ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name))
-            executor = cluster.executor(facts, self._experts, read, 1, lambda _: None, 1)
-            self._ends[executor] = SimpleQueue()
-            executor.start(self._ends[executor].put)
+        (self._there,) = cluster.pools([pool], executors, read, lambda: lambda _: None, 1)
+        self._there.start()
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        for executor in self._ends:
-            executor.stop(5.0)
+        self._there.stop(5.0)
 
     def cost(self, spec: ExpertSpec, wish: Wish, activation_bytes: int) -> LayoutCost:
         """Return the cost of an expert's layout; only the first load sends weights, and is not counted."""
-        self._experts.load(spec)
-        slots: list[Any] = [(executor, spec) for executor in self._ends]
+        assert isinstance(self._there, RemotePool)
+        memory = self._there.slots
+        memory.load(spec)
+        slots: list[Any] = [(executor, spec) for executor in self._names]
         latencies_s = self.latencies_s(slots, wish.samples, wish.effort.batches, wish.effort.rounds)
         loads_s: list[float] = []
         for _ in range(wish.effort.loads):
-            self._experts.unload(spec.expert)
-            loads_s.append(self._experts.load(spec).load_ms / 1e3)
-        self._experts.unload(spec.expert)
+            memory.unload(spec.expert)
+            loads_s.append(memory.load(spec).load_ms / 1e3)
+        memory.unload(spec.expert)
         line, layout = fit_line(latencies_s.items()), ArchitectureId(spec.layout)
         rest = largest_useful_batch(line, max(latencies_s)), activation_bytes, median(loads_s)
         return LayoutCost(Performance(self.name, layout, line.k_s, line.b_s, *rest), latencies_s, line.residual)
@@ -77,13 +77,14 @@ class RemoteBench(Bench):
 
     def timed(self, slot: Any, samples: Samples, size: int) -> float:  # noqa: ARG002
         executor, spec = slot
-        images = tuple(ImageOrder(RequestId(n), JournalKey(1, n, 1), Pixels()) for n in range(size))
-        executor.submit(BatchOrder(next(self._batches), spec, images))
-        report = self._ends[executor].get()
-        failure = next((each.detail for each in report.results if isinstance(each, Unanswered)), report.device_error)
+        images = [SentImage(JournalKey(1, number, 1), Pixels()) for number in range(size)]
+        batch, ended = Batch(next(self._batches), executor, spec, images, [None] * size), SimpleQueue[Batch]()
+        self._there.run(batch, ended.put)
+        ended.get()
+        failure = next((each.detail for each in batch.answers if isinstance(each, Fault)), batch.device_error)
         if failure is not None:
             raise DeviceLostError(failure)
-        return report.ended_s - report.started_s
+        return batch.ended_s - batch.started_s
 
 
 def with_remote(path: Path, line: Line, wish: Wish, own: MeasuredProfile, on_progress: Progress) -> MeasuredProfile:

@@ -102,7 +102,7 @@ class Evidence:
             self._check_board(board, attempt, recipe)
 
     def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
-        """Repeat the writer's calls: an image without verdict at the closing counts as pending."""
+        """Repeat the writer's calls: an image without a verdict when its board closed counts as pending."""
         number, place = row["inspection_id"], (row["component"], row["designator"])
         attempt.take(*place)
         if row["status"] != "done" or row["verdict"] is None or row["seq"] is None:

@@ -32,9 +32,9 @@ _REASONS = {
         "its bytes could not be decoded, although its header was sound. Look at camera and cable; the daemon's log"
         " says what is wrong and where a copy lies (event image_quarantined)"
     ),
-    "rules_changed": (
-        "the rules that its board opened under cannot be carried out any more: rules or catalog were changed while it"
-        " waited, and the expert that it needs is gone. Put the expert back, and send the board again"
+    "edition_gone": (
+        "its board began in an edition of rules and experts that was replaced, and that does not serve any more. Send"
+        " the board again as a new attempt"
     ),
 }
 _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}

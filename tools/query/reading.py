@@ -43,7 +43,7 @@ WINDOW = 200_000
 _MAX_BOARDS_BY_NUMBER = 1000
 #: In another order than that of `seq` all rows are in memory at once.
 MAX_SORTED_ROWS = 100_000
-#: Farther away the camera may have been replaced.
+#: Beyond this distance the camera may have been replaced.
 _NEAR_INSPECTIONS = 20_000
 _LISTED = "`coserve results --boards` lists those that closed last"
 
@@ -139,7 +139,7 @@ def _select(query: ResultsQuery, *more: ColumnElement[Any]) -> Select[Any]:
 
 
 def _is_behind(rows: RowKind, last_key: Sequence[Any], *, newest_first: bool) -> ColumnElement[bool]:
-    """Return the condition of rows behind `last_key`. Stages of one image come by step in either direction."""
+    """Condition for rows after `last_key`. Stages of one image come by step in either direction."""
     first, *others = rows.key
     beyond = first < last_key[0] if newest_first else first > last_key[0]
     if not others:
@@ -455,7 +455,6 @@ def read_defect(connection: Connection, inspection_id: int) -> str | None:
 
 
 def read_defect_labels(connection: Connection) -> dict[str, str]:
-    """Return the label of each defect code by the newest rules."""
     newest = select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()).limit(MAX_VERSIONS)
     return defect_labels(connection.execute(newest).scalars())
 

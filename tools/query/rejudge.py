@@ -8,13 +8,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from daemon.line.line import load_routes
 from daemon.storage.database.reviews import EFFECTS, answered_settings, effect_of
 from daemon.units import count_text, size_text
 from experts.catalog import Catalog, CatalogEntry
+from experts.editions.edition import EditionError
+from experts.editions.history import version_of
 from experts.errors import ExpertError
 from experts.spec import ExpertId, setting_changes
-from experts.versions import VersionsError, version_of
 from routing_rules.compile import RulesError
 from routing_rules.routes import Routes
 from tools.experts.change import find_candidate
@@ -136,7 +136,7 @@ def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
 
 
 def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, CatalogEntry], tuple[str, ...]]:
-    """Return the catalog's entries with the requested ones, whose files may lie anywhere, and their names."""
+    """Return the entries in force with the requested ones, whose files may lie anywhere, and their names."""
     experts = line.experts()
     entries = entries_in_force(experts)
     replaced: list[str] = []
@@ -152,18 +152,17 @@ def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, Cata
                 entries[name] = find_candidate(name, Path(version))
             else:
                 entries[name] = expert.versions[expert.named(version)].entry
-        except VersionsError as error:
+        except EditionError as error:
             raise RejudgeError(f"--expert {option}: {error}") from None
         replaced.append(name)
     return entries, tuple(replaced)
 
 
 def _routes(line: ExpertsLine, request: RejudgeRequest, catalog: Catalog) -> Routes:
-    rules = request.rules if request.rules is not None else line.config.rules
-    if not rules.is_file():
-        raise RejudgeError(f"no file {rules}: name a rules file")
+    if request.rules is not None and not request.rules.is_file():
+        raise RejudgeError(f"no file {request.rules}: name a rules file")
     try:
-        return load_routes(rules, catalog)
+        return line.routes(catalog, request.rules)
     except RulesError as error:
         raise RejudgeError("\n".join(map(str, error.problems))) from None
 

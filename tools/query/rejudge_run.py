@@ -72,7 +72,7 @@ class _RejudgeRun:
                 self._judge_batch(slot, spec, [queue.popleft() for _ in range(min(_BATCH, len(queue)))])
 
     def _slot(self, spec: ExpertSpec) -> Slot:
-        """Load a network in place of the one before, unless that is it: heads share their backbone."""
+        """Replace the loaded network unless it is the same: heads share their backbone."""
         if self._pool is None or spec.expert not in self._pool.resident():
             self._pool = SlotPool("cpu", spec.weights_bytes)
             self._pool.load(spec)

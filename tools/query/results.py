@@ -27,7 +27,7 @@ RowFormat = Literal["table", "csv", "json", "jsonl", "parquet"]
 DEFAULT_LIMIT = 50
 #: All rows of a table are in memory, since its columns are as wide as its longest cells.
 _MAX_TABLE_ROWS = 10_000
-#: Columns whose cells are short and are looked up or copied.
+#: Short columns that people look up or copy: kept on one line.
 _UNBROKEN = (
     *("verdict", "daemon_verdict", "inspection_id", "board_id", "attempt", "step"),
     *("expert_version", "expert_settings", "rules_version"),
@@ -110,7 +110,6 @@ def _title(query: ResultsQuery, count: int) -> str:
 
 
 def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
-    """Write the rows; return their number."""
     batches = reading.read_batches(engine, query)
     if out is None:
         # Rows for a program are exact; a terminal gets no text that steers it.

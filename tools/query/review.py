@@ -26,7 +26,7 @@ from tools.terminal.console import DEFAULT_CONFIG, CommandError
 from tools.terminal.open_line import plant_time, reading
 
 _WAIT_S = 10.0
-#: Board ids have no more: what is longer is a serial.
+#: Board ids have at most so many digits; a longer text is a serial.
 _MAX_DIGITS = 18
 
 

@@ -1,7 +1,7 @@
-"""The kinds of rows that a person asks for: images, stages and boards, each with its columns, and filters over them.
+"""The rows that people query (images, stages, boards), their columns and filters.
 
-An image's verdict is that of its newest review, a board's that of the view `final_boards`. A filter's value is always a
-bound parameter, and column names come from this module only.
+Verdicts count reviews: an image's newest, a board's by the view `final_boards`. A filter's value is always a bound
+parameter, and column names come from this module only.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,47 +1,31 @@
-"""A line's own record of releases, `releases/` beside the catalog: accepted signers, past releases, fetched files."""
+"""Releases that a line has had: editions name them; `releases/` beside the catalog has manifests and revoked keys."""
 
-from collections.abc import Collection
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from daemon.registry.manifest import ReleaseError
+from daemon.registry.manifest import ReleaseError, SignedManifest
 from daemon.registry.signing import PublicKey, key_id, read_public_key
 from daemon.registry.store import Store, locked
 from daemon.wire.keys import KeyFileError
 from experts.durable import make_folders, replace_text
-from experts.versions import current_user, now
+from experts.editions.edition import Edition, EditionError, FromRelease
 from tools.experts.line import ExpertsLine
 
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """The release of one name that a line has, since when, by whom, and who signed it.
-
-    `seen` has the sha256 of each manifest that the line has had, by number: it never takes two releases of one number.
-    """
-
-    number: int
-    at: str
-    by: str
-    signer: str
-    seen: dict[str, str]
-
-
-_NOTES = TypeAdapter(dict[str, InForce])
+#: Earlier editions that are asked for their release: each file names all experts.
+_NEWEST = 100
 
 
 class LineReleases:
     def __init__(self, line: ExpertsLine) -> None:
         self.line = line
-        self.store = Store(line.config.catalog.parent / "releases")
-        self._notes = self.store.folder / "in_force.json"
+        self.editions = line.folder
+        self.store = Store(self.editions.root / "releases")
 
     def pulling(self) -> AbstractContextManager[None]:
         """Hold the right to pull, for one process at a time. Raises ReleaseError."""
-        make_folders(self.store.folder, self.line.config.catalog.parent)
+        make_folders(self.store.folder, self.editions.root)
         return locked(self.store.folder, busy="another pull is under way on this line: pull again when it is over")
 
     def signers(self) -> dict[Path, PublicKey]:
@@ -64,47 +48,41 @@ class LineReleases:
         for file, key in ids.items():
             place = folder / f"{key.replace(' ', '-')}.sign"  # its id: a new key may have the old one's name
             if key in told and not place.exists():
-                make_folders(folder, self.line.config.catalog.parent)
-                replace_text(place, file.read_text(encoding="ascii"), like=self.line.config.catalog)
+                make_folders(folder, self.editions.root)
+                replace_text(place, file.read_text(encoding="ascii"), like=self.editions.catalog)
         try:
             known = self.store.revoked()
         except (KeyFileError, OSError) as error:
             raise ReleaseError(str(error)) from None
         return [file for file, key in ids.items() if key in known]
 
-    def in_force(self) -> dict[str, InForce]:
-        """Return the newest release of each name put in force here. Raises ReleaseError."""
-        try:
-            return _NOTES.validate_json(self._notes.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except ValidationError as error:
-            raise ReleaseError(
-                f"{self._notes} cannot be read ({error.errors()[0]['msg']}): restore it from a backup of this line"
-            ) from None
+    def taken(self, name: str) -> FromRelease | None:
+        """Return the release of this name that the line took last. Raises EditionError."""
+        return next(self._taken(name), None)
 
-    def unsettled(self, name: str) -> Path:
-        """Return the marker that exists from when a pull begins to change the line until `note`, even if it is killed.
+    def seen(self, name: str) -> dict[int, str]:
+        """Return the sha256 of each manifest that the line has had, by number: none comes twice as another one.
 
-        If it was left behind, only another pull settles which release is in force.
+        A pull that was killed before it kept the manifest has left an edition that names it. Raises EditionError.
         """
-        return self.store.folder / f"{name}.unsettled"
+        seen = {number: manifest_sha256(self.store.manifest(name, number)) for number in self.store.numbers(name)}
+        for release in self._taken(name):
+            if release.number in seen:
+                break  # those before it are kept too
+            seen[release.number] = release.sha256
+        return seen
 
-    def note(self, name: str, number: int, signer: str, sha256: str) -> None:
-        """Note durably that a release is in force; `sha256` is that of its manifest."""
-        notes = self.in_force()
-        seen = (notes[name].seen if name in notes else {}) | {str(number): sha256}
-        notes[name] = InForce(number, now(), current_user(), signer, seen)
-        text = _NOTES.dump_json(notes, indent=1).decode() + "\n"
-        replace_text(self._notes, text, like=self.line.config.catalog)
-        self.unsettled(name).unlink(missing_ok=True)
+    def _taken(self, name: str) -> Iterator[FromRelease]:
+        edition: Edition | None = self.editions.in_force()
+        for _ in range(_NEWEST):
+            if edition is None:
+                return
+            if edition.release is not None and edition.release.name == name:
+                yield edition.release
+            parent, edition = edition.parent, None
+            with suppress(EditionError):  # an early one may be gone
+                edition = None if parent is None else self.editions.read(parent)
 
-    def weights(self) -> dict[str, Path]:
-        """Return the line's weights and backbones by the sha256 that they should have."""
-        folder, files = self.line.versions.folder, dict[str, Path]()
-        for expert in self.line.versions.read().values():
-            for entry in expert.entries.values():
-                files[entry.sha256] = folder / entry.file
-                if entry.backbone is not None:
-                    files[entry.backbone.sha256] = folder / entry.backbone.file
-        return files
+
+def manifest_sha256(signed: SignedManifest) -> str:
+    return hashlib.sha256(signed.data).hexdigest()

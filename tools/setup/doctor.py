@@ -46,7 +46,7 @@ print(json.dumps({
 }))
 """
 _LIBRARIES_S = 60.0
-#: What the daemon takes beside experts and images: Python, torch, buffers.
+#: Memory of the daemon beside experts and images: Python, torch, buffers.
 _BASE_BYTES = 10**9
 _FILES = 4096
 #: adjtimex(2): the answer of an unsynchronised clock, and room for its `struct timex`.
@@ -74,12 +74,12 @@ def ok(check: str, so: str) -> Finding:
 
 
 def warn(check: str, so: str, do: str) -> Finding:
-    """Return a finding for a line that runs worse or less safely than it could."""
+    """A finding: the line runs worse or less safely than it could."""
     return Finding(check, "warn", so, do)
 
 
 def wrong(check: str, so: str, do: str) -> Finding:
-    """Return a finding for a line that does not run, or loses data."""
+    """A finding: the line does not run, or loses data."""
     return Finding(check, "wrong", so, do)
 
 
@@ -454,7 +454,6 @@ def _bind_error(host: str, port: int) -> int | None:
 
 
 def _program_at(port: int) -> str:
-    """Name the program that listens on this port."""
     connections = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
     pid = {each.laddr.port: each.pid for each in connections if each.laddr}.get(port)
     if pid is None:

@@ -85,7 +85,7 @@ def _designators(component: str, amount: str) -> list[str]:
 
 
 def parse_folder(text: str) -> Path:
-    """Return a typed folder; refuse what is plainly the answer to the question about boards."""
+    """Parse a folder; refuse an answer to the question about boards."""
     if not text.strip():
         raise AnswerError("expected a folder such as data")
     if "=" in text and " " in text.strip():

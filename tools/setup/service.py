@@ -14,7 +14,7 @@ from tools.terminal.console import quiet_start
 
 READY = "coserve ready"
 _STARTED_WITHIN_S, _TAIL_LINES = 300.0, 12
-#: The kernel ends it at once; reaping may wait for a disk.
+#: SIGKILL acts at once, but reaping may wait for a disk.
 _REAPED_WITHIN_S = 60.0
 
 
@@ -84,7 +84,6 @@ class Service:
             raise ServiceError(f"`{self._command_line}` did not start; the end of {self.log}:\n{self.tail()}")
 
     def stop(self, timeout_s: float = 90.0) -> int:
-        """Send SIGTERM, wait, and return the exit status."""
         process = self._alive()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -18,13 +18,14 @@ from daemon.host.folders import make_folder
 from daemon.storage.database.connections import sqlite_path
 from daemon.wire.sockets import is_open, is_open_host
 from experts.durable import replace_durably
+from experts.editions.folder import EditionFolder
 from tools.terminal.console import CommandError, console
 
 NAME = "coserve"
 #: sd_booted(3)
 _SYSTEMD_RUNS = Path("/run/systemd/system")
 _SECRET_MODE = 0o700
-#: A stop takes this much beyond `stop.within`: answers to publishers, the last writes, the last messages, a margin.
+#: Time beyond `stop.within` for last answers, writes and messages, with a margin.
 _STOP_MARGIN_S = 13
 #: Folders that the unit itself lets the service write to.
 _GRANTED = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
@@ -222,7 +223,7 @@ def install(path: Path, places: Places, *, is_trial: bool) -> None:
             _own(folder, user)
     for secret in unreadable_secrets(config, user.pw_uid) if user else ():
         _leave_to_person(f"chown coserve:coserve {secret}")
-    _say_next(path, config.catalog.is_file(), runs=runs, is_trial=is_trial)
+    _say_next(path, config, runs=runs, is_trial=is_trial)
 
 
 def uninstall(places: Places, *, is_trial: bool) -> None:
@@ -308,11 +309,13 @@ def _left_behind(line: Path | None) -> list[Path]:
     return [line, *(folder for folder in folders if not folder.is_relative_to("/run"))]
 
 
-def _say_next(path: Path, has_experts: bool, *, runs: bool, is_trial: bool) -> None:
+def _say_next(path: Path, config: Config, *, runs: bool, is_trial: bool) -> None:
     console.print("\nNext:")
-    if not has_experts:
+    if not config.catalog.is_file():
         console.print("  put rules and experts where the configuration names them (coserve import, train, restore)")
     console.print(f"  coserve check {path}")
+    if not EditionFolder(config.catalog).pointer.is_file():  # the service may not make it
+        console.print(f"  coserve reload --config {path}  puts rules and experts in force as edition 1")
     if is_trial:
         console.print("  this was a trial under a prefix: systemd was not called")
     elif runs:

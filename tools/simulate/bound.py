@@ -20,7 +20,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The seconds below which no policy can finish a task, by cause."""
+    """Lower bounds on a task's time, in seconds, by cause."""
 
     compute_s: float
     load_s: float

@@ -1,20 +1,19 @@
 """Simulated time: the daemon's own drive and scheduler on simulated channels and processors. Exact, repeatable."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.flow import Chains, ImageAnswer
-from daemon.dispatch.orders import BatchOrder, LoadOrder
+from daemon.dispatch.pool import Batch
 from daemon.dispatch.simulated import (
     Route,
     SimulatedChannel,
     SimulatedClock,
-    SimulatedExecutor,
-    SimulatedLoader,
+    SimulatedMemory,
     SimulatedNetwork,
     SimulatedPool,
     SimulatedProcessor,
@@ -24,17 +23,18 @@ from daemon.line.served import Served
 from daemon.line.serving import Serving
 from daemon.policy.actions import Load
 from daemon.policy.presets import Tuning
-from daemon.policy.request import RAM, ExpertFacts, Request, RequestId
+from daemon.policy.request import RAM, ExpertFacts
 from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
 from experts.catalog import Catalog
 from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
-from routing_rules.routes import Routes
+from routing_rules.routes import DetectorStep, Routes, Step
 from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
 
 #: Nothing hangs here.
 _NEVER_S = 1e12
 _ANSWER = Answer(None, None)
+_BOARD = "task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,72 +73,6 @@ class TaskOutcome:
 
 class StuckError(RuntimeError):
     """Images wait and nothing will ever happen: a defect of the policy."""
-
-
-class _TaskChains(Chains):
-    """Each image follows the chain that its task names, as there is no network to answer."""
-
-    def __init__(self, images: tuple[Image, ...], serving: Serving, clock: SimulatedClock, course: TaskOutcome) -> None:
-        super().__init__(serving, clock.now, clock.now)
-        self._task, self._time, self._course = images, clock, course
-        self._under_way: dict[RequestId, tuple[Accepted, int]] = {}
-        self._last_request = 0
-        self.queued: Counter[ExpertId] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def accepted(self, request_id: RequestId) -> Accepted:
-        return self._under_way[request_id][0]
-
-    def head(self, request_id: RequestId) -> None:
-        """Return None: a task's experts are what slots hold."""
-
-    def of_ended_editions(self, requests: Iterable[Request]) -> list[Request]:  # noqa: ARG002  one edition
-        return []
-
-    def has_experts(self, request: Request) -> bool:  # noqa: ARG002  it has
-        return True
-
-    def admit(self, accepted: Accepted) -> Request:
-        return self._next(accepted, 0)
-
-    def begun(self, order: BatchOrder) -> None:
-        """Count a batch that begins, and how long its images have waited for their first."""
-        self.queued[order.spec.expert] -= len(order.images)
-        for image in order.images:
-            accepted, step = self._under_way[image.request_id]
-            if step == 0:
-                self._course.waits_s.append(self._time.now() - accepted.accepted_wall_s)
-
-    def answered(self, answered: ImageAnswer, now: float) -> Request | Outcome:
-        accepted, step = self._under_way.pop(answered.request_id)
-        image = self._image(accepted)
-        if step + 1 < len(image.chain):
-            return self._next(accepted, step + 1)
-        self._course.answered += 1
-        self._course.latencies_s.append(now - accepted.accepted_wall_s)
-        if image.deadline_s is not None and now > image.deadline_s:
-            self._course.late += 1
-        return Outcome(accepted.inspection_id, "pass", None, None, ())
-
-    def ended(self, request_id: RequestId, reason: str) -> Outcome:
-        accepted, step = self._under_way.pop(request_id)
-        if reason != "deadline":
-            raise StuckError(f"image {accepted.inspection_id} ended with {reason}")
-        self.queued[self._image(accepted).chain[step]] -= 1
-        self._course.expired += 1
-        return Outcome(accepted.inspection_id, "unknown", None, reason, ())
-
-    def _image(self, accepted: Accepted) -> Image:
-        return self._task[accepted.inspection_id]
-
-    def _next(self, accepted: Accepted, step: int) -> Request:
-        self._last_request += 1
-        request_id, image = RequestId(self._last_request), self._image(accepted)
-        self._under_way[request_id] = (accepted, step)
-        self.queued[image.chain[step]] += 1
-        return Request(request_id, image.chain[step], self._time.now(), image.deadline_s, step)
 
 
 class _LocalDisk:
@@ -182,9 +116,13 @@ class Simulation:
         self._prefilled, self._keep_spans = prefilled, keep_spans
         self._clock = clock = SimulatedClock()
         self.outcome = TaskOutcome(policy, len(task.images))
-        serving = _serving_of(task)
-        self._chains = _TaskChains(task.images, serving, clock, self.outcome)
+        #: The component of each chain of experts: the rules of the task know no other.
+        self._components = {image.chain: str(number) for number, image in enumerate(task.images)}
         self._left = len(task.images)
+        self._under_way: dict[int, Accepted] = {}
+        #: Requests by expert that have not begun, and how many experts each image has been queued for.
+        self._queued: Counter[ExpertId] = Counter()
+        self._asked: Counter[int] = Counter()
         self._facts = {facts.pool: facts for facts in machine.pools}
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
         self._channels: dict[TransferChannel, SimulatedChannel] = {}
@@ -200,26 +138,27 @@ class Simulation:
         self._network = network = machine.network and SimulatedNetwork(
             clock, machine.network.bytes_per_s, machine.network.latency_ms / 1000.0, self._note_transfer
         )
-        pools = {facts.pool: SimulatedPool(facts.budget_bytes) for facts in machine.pools}
+        memories = {facts.pool: SimulatedMemory(facts.budget_bytes) for facts in machine.pools}
         processors = {name: SimulatedProcessor(clock, value) for name, value in machine.concurrency.items()}
         self._drive = Drive(
             Makeup(task.experts, machine.pools, machine.executors, policy, tuning or Tuning(), machine.matrix),
-            self._chains,
-            serving,
+            Serving(_served(task, self._components)),
             [
-                SimulatedExecutor(
-                    facts,
-                    pools[facts.pool],
+                SimulatedPool(
+                    facts.pool,
+                    memories[facts.pool],
                     clock,
+                    self._route,
                     lambda _spec, _image: _ANSWER,
-                    lambda spec, device=self._facts[facts.pool].device: self._costs[device, spec.architecture],
-                    processors[self._facts[facts.pool].device],
-                    lambda order, work_s, device=self._facts[facts.pool].device: self._begun(order, work_s, device),
-                    *([self._carry] if network and self._facts[facts.pool].host else []),
+                    sources=memories,
+                    costs=lambda spec, device=facts.device: self._costs[device, spec.architecture],
+                    processor=processors.get(facts.device),
+                    on_load=self._note_load,
+                    on_batch=lambda batch, work_s, device=facts.device: self._begun(batch, work_s, device),
+                    **({"carry": self._carry} if network and facts.host else {}),
                 )
-                for facts in machine.executors
+                for facts in machine.pools
             ],
-            [SimulatedLoader(name, pool, self._route, pools, self._note_load) for name, pool in pools.items()],
             hang_after_s=_NEVER_S,
             clock=clock.now,
             wall=clock.now,
@@ -231,16 +170,14 @@ class Simulation:
         self._drive.start_devices(self)
         until_s = self._fill() if self._prefilled else None
         while self._left:
-            takes = arrivals and len(self._chains) < self._backlog
+            takes = arrivals and len(self._under_way) < self._backlog
             limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if takes else None) if at_s is not None]
             if not clock.step(min(limits, default=None)):
-                raise StuckError(f"{self._left} images wait for ever: {dict(+self._chains.queued)}")
+                raise StuckError(f"{self._left} images wait for ever: {dict(+self._queued)}")
             due: list[Accepted] = []
-            places = self._backlog - len(self._chains)
+            places = self._backlog - len(self._under_way)
             while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
-                number, _ = arrivals.popleft()
-                key = JournalKey(0, number, 0)
-                due.append(Accepted(number, "task", str(number), "", "", clock.now(), None, 1, key, Pixels()))
+                due.append(self._accepted(*arrivals.popleft()))
             if due:
                 self._drive.accept(due)
             # Most steps of a network leave nothing to decide. Without one, published figures need a turn at each step.
@@ -257,11 +194,51 @@ class Simulation:
             until_s = self._drive.turn()
         return until_s
 
+    def _accepted(self, number: int, image: Image) -> Accepted:
+        self._queue(number, image.chain[0])
+        deadline_ms = None if image.deadline_s is None else round((image.deadline_s - image.arrived_s) * 1000)
+        accepted = self._under_way[number] = Accepted(
+            inspection_id=number,
+            source="task",
+            image_id=str(number),
+            board_type=_BOARD,
+            component=self._components[image.chain],
+            accepted_wall_s=self._clock.now(),
+            deadline_ms=deadline_ms,
+            edition=1,
+            key=JournalKey(0, number, 0),
+            pixels=Pixels(),
+            accepted_s=image.arrived_s,
+        )
+        return accepted
+
+    def _queue(self, number: int, expert: str) -> None:
+        self._queued[ExpertId(expert)] += 1
+        self._asked[number] += 1
+
     # The drive's reports
 
-    def finished(self, outcome: Outcome) -> None:  # noqa: ARG002  the chains have counted it
-        self._left -= 1
-        self.outcome.makespan_s = self._clock.now()
+    def judged(self, answers: list[Judged]) -> None:
+        for image, _, _, _, judged in answers:
+            if judged.next is not None:
+                self._queue(image.inspection_id, judged.next.expert)
+
+    def finished(self, outcomes: list[Outcome]) -> None:
+        course, now = self.outcome, self._clock.now()
+        course.makespan_s = now
+        for outcome in outcomes:
+            number, stages = outcome.inspection_id, len(outcome.stages)
+            chain, accepted, asked = self._images[number].chain, self._under_way.pop(number), self._asked.pop(number)
+            self._left -= 1
+            if outcome.reason not in (None, "deadline"):
+                raise StuckError(f"image {number} ended with {outcome.reason}")
+            if stages == len(chain):
+                course.answered += 1
+                course.latencies_s.append(now - accepted.accepted_wall_s)
+                course.late += outcome.reason is not None
+            else:
+                course.expired += 1
+                self._queued[chain[stages]] -= asked > stages
 
     def batch_done(self, batch: BatchDone) -> None:
         if self._keep_spans:
@@ -278,55 +255,53 @@ class Simulation:
 
     # The devices'
 
-    def _begun(self, order: BatchOrder, work_s: float, device: str) -> None:
-        self._chains.begun(order)
+    def _begun(self, batch: Batch, work_s: float, device: str) -> None:
+        self._queued[batch.spec.expert] -= len(batch.images)
+        for image, request in zip(batch.images, batch.requests, strict=True):
+            if request.step == 0:
+                accepted = self._under_way[image.key.offset]
+                self.outcome.waits_s.append(self._clock.now() - accepted.accepted_wall_s)
         self.outcome.busy_s[device] = self.outcome.busy_s.get(device, 0.0) + work_s
 
     def _note_load(self, load: Load) -> None:
         if load.cause != "startup":
             self.outcome.loads += self._facts[load.pool].processor != "ram"
             self.outcome.disk_loads += load.source is None
-        self.outcome.wanted_evictions += sum(self._chains.queued[victim] > 0 for victim in load.evict)
+        self.outcome.wanted_evictions += sum(self._queued[victim] > 0 for victim in load.evict)
 
     def _note_transfer(self, channel: str, load: Load, begun_s: float) -> None:
         if self._keep_spans:
             self.outcome.spans.append(Span(channel, load.cause, load.expert, 0, begun_s, self._clock.now()))
 
-    def _route(self, order: LoadOrder) -> Route:
+    def _route(self, load: Load, spec: ExpertSpec) -> Route:
         """Return the channels that a load passes, in order; none for a fill that is over."""
-        load, device, host = order.load, self._facts[order.load.pool].device, self._facts[order.load.pool].host
-        was_there = (
-            not host or load.source is not None or self._disks[host].loads(load.expert, order.spec.weights_bytes)
-        )
+        machine, device, host = self._machine, self._facts[load.pool].device, self._facts[load.pool].host
+        was_there = not host or load.source is not None or self._disks[host].loads(load.expert, spec.weights_bytes)
         if self._prefilled and load.cause == "startup":
             return [(self._at_once, 0.0)]
-        if not was_there and self._network and self._machine.network:
-            # From the line's disk; behind it, the route is that of the worker's own disk.
-            self.outcome.network_loads += 1
-            from_line, *_ = self._machine.from_disk[RAM]
-            over_s = order.spec.weights_bytes / self._machine.network.bytes_per_s
-            own = [
-                (self._channel(each), self._seconds(order, device, each))
-                for each in self._machine.from_disk[device][1:]
-            ]
-            return [(self._channel(from_line), self._seconds(order, device, from_line)), (self._network, over_s), *own]
-        way = self._machine.from_disk[device] if load.source is None else self._machine.from_ram[device]
-        return [(self._channel(channel), self._seconds(order, device, channel)) for channel in way]
+        way = machine.from_disk[device] if load.source is None else machine.from_ram[device]
+        if was_there or not self._network or not machine.network:
+            return [self._leg(load, spec, channel) for channel in way]
+        # From the line's disk; behind it, the route is that of the worker's own disk.
+        self.outcome.network_loads += 1
+        over_s = spec.weights_bytes / machine.network.bytes_per_s
+        first, *rest = (self._leg(load, spec, channel) for channel in (machine.from_disk[RAM][0], *way[1:]))
+        return [first, (self._network, over_s), *rest]
 
     def _carry(self, images: int, done: Callable[[], None]) -> None:
         if self._network and self._machine.network:
             self._network.send(images * self._machine.network.image_bytes, done)
 
-    def _channel(self, channel: TransferChannel) -> SimulatedChannel:
+    def _leg(self, load: Load, spec: ExpertSpec, channel: TransferChannel) -> tuple[SimulatedChannel, float]:
+        """Return a channel and the seconds for which it carries a load."""
         if channel not in self._channels:
             self._channels[channel] = SimulatedChannel(self._clock, channel.name, channel.fixed_s, self._note_transfer)
-        return self._channels[channel]
-
-    def _seconds(self, order: LoadOrder, device: str, channel: TransferChannel) -> float:
-        if self._machine.load_s is None:
-            return order.spec.weights_bytes / channel.bytes_per_s
-        disk_s, ram_s = self._machine.load_s.get((device, order.spec.architecture), (0.0, 0.0))
-        return disk_s if order.load.source is None else ram_s
+        seconds = spec.weights_bytes / channel.bytes_per_s
+        if self._machine.load_s is not None:
+            device = self._facts[load.pool].device
+            disk_s, ram_s = self._machine.load_s.get((device, spec.architecture), (0.0, 0.0))
+            seconds = disk_s if load.source is None else ram_s
+        return self._channels[channel], seconds
 
 
 def simulate(
@@ -336,11 +311,18 @@ def simulate(
     return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
 
 
-def _serving_of(task: Task) -> Serving:
-    """Return an edition of the task's experts; their chains are the task's, so it has no rules."""
+def _served(task: Task, components: Mapping[tuple[ExpertId, ...], str]) -> Served:
+    """Return an edition of the task's experts whose rules lead each image along its chain, whatever is answered."""
+    steps: dict[str, Step] = {}
+    for chain, component in components.items():
+        step: Step | None = None
+        for expert in reversed(chain):
+            step = DetectorStep(expert, expert, otherwise=step)
+        if step is not None:
+            steps[component] = step
     edition = Edition(number=1, created_at=datetime.fromtimestamp(0, UTC), who="", why="reload", rules="", experts={})
-    routes = Routes("", "", {}, {}, (), None, (), {}, {})
-    return Serving(Served(edition, routes, Catalog({facts.expert: _spec_of(facts) for facts in task.experts}, {})))
+    routes = Routes("", "", {}, {_BOARD: steps}, (), None, (), {}, {})
+    return Served(edition, routes, Catalog({facts.expert: _spec_of(facts) for facts in task.experts}, {}))
 
 
 def _spec_of(facts: ExpertFacts) -> ExpertSpec:

@@ -22,7 +22,7 @@ class LatencyLine:
 
 
 def fit_line(batches: Iterable[tuple[int, float]], known: tuple[float, float] = (1.0, 0.0)) -> LatencyLine:
-    """Fit (images, seconds) by least squares; neither constant is below 0, for no batch takes less than nothing.
+    """Fit (images, seconds) by least squares; neither constant may be negative.
 
     Batches are weighted by 1 / seconds, so that the line is as right for one image as for many. Batches of one size
     only cannot tell K from B: then the proportion of the `known` K and B is kept.

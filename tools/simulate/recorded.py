@@ -142,7 +142,7 @@ class _Reading:
         self._by_request[request.request_id] = number
 
     def _at(self, now: float) -> None:
-        """Take the time of the next decision as that of a report, which has none of its own."""
+        """Give a report, which carries no time, the time of the next decision."""
         if self._ended:
             self.last_s, self._ended = now, False
 

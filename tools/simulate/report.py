@@ -66,7 +66,7 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tupl
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of the values do not exceed; 0 without values."""
+    """Nearest-rank quantile; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 

@@ -159,9 +159,9 @@ def _pools(host: str, pc: HostSection, rules: Preset) -> tuple[list[PoolFacts], 
 
 
 def with_heads(task: Task, pattern: str) -> Task:
-    """Return the task as if the experts whose names match were heads of one backbone per architecture.
+    """Turn the matching experts into heads of one backbone per architecture.
 
-    Raises ValueError if none matches, or if one that matches goes on to another.
+    Raises ValueError if none matches, or if a matching expert is followed by another one.
     """
     matching = [facts for facts in task.experts if fnmatchcase(facts.expert, pattern)]
     if not matching:
@@ -184,7 +184,6 @@ def with_heads(task: Task, pattern: str) -> Task:
 
 
 def with_deadlines(task: Task, seconds: float) -> Task:
-    """Return the task with a deadline for each image, `seconds` after its arrival."""
     return replace(task, images=tuple(replace(image, deadline_s=image.arrived_s + seconds) for image in task.images))
 
 

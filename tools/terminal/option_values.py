@@ -44,6 +44,10 @@ Note = Annotated[
     str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_checked_note)
 ]
 
+Discard = Annotated[
+    bool, typer.Option("--discard", help="Give up edits of rules.yaml and catalog.yaml that were never loaded.")
+]
+
 
 class Commands(TyperGroup):
     """All commands and groups of commands. A command's errors, wrong values and Ctrl-C end it with one sentence.
@@ -91,10 +95,9 @@ def _refusals() -> tuple[type[Exception], ...]:
     from experts.editions.edition import EditionError
     from experts.errors import ExpertError
     from experts.moe.errors import ModelError
-    from experts.versions import VersionsError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
-    return CommandError, EditionError, ExpertError, ModelError, VersionsError, *of_daemon
+    return CommandError, EditionError, ExpertError, ModelError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import nn
 
-from experts.catalog import CatalogEntry, CatalogFile
-from experts.catalog_edit import add_to_catalog, read
+from experts.catalog import CatalogEntry, CatalogError, add_expert, read_catalog
 from experts.spec import LayoutId
 from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, FEATURES
@@ -93,7 +91,7 @@ def train_backbone(
     elif folders:
         fit.fit_network(network, pictures, targets, schedule, on_progress, plan.vary or fit.Variation())
     entry = write_backbone(network.eval(), architecture, plan.input_size, out, name, known | seen, plan.store)
-    add_to_catalog(out / "catalog.yaml", name, entry)
+    add_expert(out / "catalog.yaml", name, entry)
     file = out / entry["file"]
     return BackboneReport(name, entry["sha256"][:12], file, file.with_suffix(_SUFFIX), classes, len(targets))
 
@@ -164,10 +162,9 @@ def _with_weights_of(slot: Slot, network: nn.Module) -> nn.Module:
 def read_entries(catalog: Path) -> dict[str, CatalogEntry]:
     """Return a catalog's entries, none if there is no such file. Raises TrainingError."""
     try:
-        document = read(catalog.read_text(encoding="utf-8")) if catalog.exists() else {}
-        return dict(CatalogFile.model_validate({"experts": document.get("experts") or {}}).experts)
-    except (yaml.YAMLError, OSError, ValueError, AttributeError) as error:
-        raise TrainingError(f"{catalog} cannot be read: {error}; `coserve check` names every mistake") from error
+        return read_catalog(catalog)
+    except CatalogError as error:
+        raise TrainingError(f"{error}; `coserve check` names every mistake") from error
 
 
 def load_backbone(catalog: Path, name: str | None) -> "BackboneInCatalog | None":
@@ -206,17 +203,24 @@ class BackboneInCatalog:
         """Return it as a network to train on from, its last layer untrained, and the digests of the pictures that it
         has seen. Raises TrainingError.
         """
-        file = (self.folder / self.entry.file).with_suffix(_SUFFIX)
+        weights = self.folder / self.entry.file
+        file = _network_file(weights, self.entry.sha256[:12])
         if not file.is_file():
             raise TrainingError(
                 f"{file}: is missing: experts are trained from it; train the backbone again, or copy it"
             )
-        weights = self.folder / self.entry.file
         if not weights.is_file() or file_sha256(weights) != self.entry.sha256:
             raise TrainingError(f"{weights}: is missing or changed: restore it, or train the backbone again")
         network = fit.new_network(self.entry.architecture, 1)
         seen = _load_start(network, file, self.entry.sha256)
         return network.eval(), seen
+
+
+def _network_file(weights: Path, version: str) -> Path:
+    """Return the network that training wrote beside a backbone's weights; those may since lie in an edition's store."""
+    beside = weights.with_suffix(_SUFFIX)
+    trained = (file for folder in weights.parents[:3] for file in folder.glob(f"*@{version}{_SUFFIX}"))
+    return beside if beside.is_file() else next(trained, beside)
 
 
 def _read_all(folders: Sequence[Path], input_size: int) -> tuple[fit.Pictures, fit.Targets, int, frozenset[bytes]]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from experts.catalog_edit import add_to_catalog
+from experts.catalog import add_expert
 from experts.drift import histograms
 from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits
 from experts.vision.networks import Backbone
@@ -130,7 +130,7 @@ def train_classifier(
             " or larger pictures, or a backbone of this line's parts, help; --use-anyway takes it all the same"
         )
     entry = study.write(chosen, out, expert)
-    add_to_catalog(out / "catalog.yaml", expert, entry)
+    add_expert(out / "catalog.yaml", expert, entry)
     on_progress(1.0)
     notes = (*warnings, *study.notes)
     return ClassifierReport(expert, out / entry["file"], data, chosen, tuple(trials), study.vary.symmetry, notes)

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from experts.catalog_edit import add_to_catalog
+from experts.catalog import add_expert
 from experts.drift import histograms
 from experts.errors import ImageError
 from experts.spec import ExpertSpec
@@ -209,7 +209,7 @@ def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progres
         for answer in answers
         if len(answer.classes) and answer.confidences[0] >= spec.confidence_floor
     ]
-    add_to_catalog(catalog, spec.expert, report.entry | {"confidences": histograms(surest)})
+    add_expert(catalog, spec.expert, report.entry | {"confidences": histograms(surest)})
     matched = match_boxes(answers, truths, _HIT_IOU)
     threshold = matched.best_threshold()
     counts = matched.counts(threshold)

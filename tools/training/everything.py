@@ -12,6 +12,7 @@ from experts.weights import file_sha256
 from tools.training import TrainingError
 from tools.training.backbone import load_backbone, read_entries
 from tools.training.classifier import TrainingPlan, train_classifier
+from tools.training.expert_file import place_of
 from tools.training.labelled import SUFFIXES, UNSORTED
 from tools.training.report import draw_report, figures
 
@@ -59,7 +60,8 @@ def _train_one(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport:
     key, earlier = _key_of(folder, out, plan), _earlier(out / "reports" / f"{folder.name}.json")
     if earlier.get("key") == key and _is_whole(out, folder.name):
         return TypeReport(folder.name, earlier["figures"], is_kept=True)
-    report = train_classifier(folder, out, expert=folder.name, plan=plan)
+    with place_of(out, folder.name, folder) as place:
+        report = train_classifier(folder, place.folder, expert=folder.name, plan=plan)
     draw_report(report, out / "reports")
     taken = next(row for row in figures(report) if row["is_taken"])
     replace_durably(out / "reports" / f"{folder.name}.json", json.dumps({"key": key, "figures": taken}) + "\n")

@@ -4,14 +4,18 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 from torch import nn
 
-from experts.catalog import CatalogFile, resolve
+from experts.catalog import CatalogFile, read_catalog, resolve, write_catalog
+from experts.editions.folder import EditionFolder
+from experts.editions.history import keep_candidates
 from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
@@ -42,6 +46,43 @@ BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "
 #: `--store auto` takes a classifier's thin form by its share of equal labels and the largest difference of confidence,
 #: a detector's by the mean average precision that its boxes lose, with the original's boxes as the truth.
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
+
+
+_Report = TypeVar("_Report")
+
+
+@dataclass(slots=True)
+class Place:
+    """The folder that an expert is made in; once it is a candidate, its `version` and `weights`."""
+
+    folder: Path
+    version: str | None = None
+    weights: Path | None = None
+
+    def settled(self, report: _Report) -> _Report:
+        """Return a report with the place at which its file remains."""
+        return replace(report, file=self.weights) if self.weights is not None else report  # pyright: ignore[reportArgumentType, reportCallIssue, reportReturnType]
+
+
+@contextmanager
+def place_of(out: Path, expert: str, source: Path) -> Iterator[Place]:
+    """Yield the place to make an expert in: `out`, or a folder in it if the edition in force there has that expert.
+
+    Then it becomes a candidate, and the working catalog stays as it is. Raises EditionError.
+    """
+    folder = EditionFolder(out / "catalog.yaml")
+    in_force = folder.in_force()
+    if in_force is None or expert not in in_force.experts:
+        yield Place(out)
+        return
+    with TemporaryDirectory(prefix=".new-", dir=out) as scratch:
+        place = Place(Path(scratch))
+        catalog = place.folder / "catalog.yaml"
+        write_catalog(catalog, {name: each.moved_from(out) for name, each in read_catalog(folder.catalog).items()})
+        yield place
+        entry = read_catalog(catalog)[expert].moved_from(place.folder)
+        place.version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]
+        place.weights = folder.weights.place(entry.sha256)
 
 
 class ImportRefusedError(Exception):

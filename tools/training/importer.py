@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experts.catalog_edit import add_to_catalog
+from experts.catalog import add_expert
 from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
@@ -78,7 +78,7 @@ def import_file(file: Path, target: ImportTarget, *, images: Path | None = None,
             raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
         else:
             report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
-        add_to_catalog(target.out / "catalog.yaml", expert, report.entry)
+        add_expert(target.out / "catalog.yaml", expert, report.entry)
     except OSError as error:
         if is_new:
             weights.unlink(missing_ok=True)

@@ -13,20 +13,21 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
-from daemon.config.settings import Config
 from daemon.dashboard.pages.drawings import WIDE, Bar, BarChart, expert_state, memory_blocks
 from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, TooMuchToCount, ask_or
 from daemon.dashboard.site.site import Filters, SearchText, ShortText, Site
-from daemon.line.line import compile_kept_rules, load_catalog
+from daemon.line.line import compile_kept_rules
 from daemon.shadow.comparison import EFFECTS, MAX_IMAGES, shadow_report
 from daemon.storage.database.reviews import ExpertCalls, VersionKey, by_version, calls_statement, confidences_statement
 from daemon.storage.decided_pictures import MAX_PICTURES, Decided, decided_pictures, decided_question, learned_files
 from daemon.units import utc_text
 from daemon.wire.control import ControlError
-from experts.catalog import Catalog
+from experts.catalog import Catalog, CatalogError, CatalogFile, read_catalog, resolve
 from experts.drift import BINS, compare
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
+from experts.editions.history import Expert, experts_of
 from experts.spec import ExpertId, ExpertSpec
-from experts.versions import Expert, Versions, VersionsError
 from routing_rules.routes import Routes, uses
 
 #: How far back the page looks: images for rates and the hit rate, images for calls, loads for load times.
@@ -203,7 +204,7 @@ class ExpertOverview:
     def __init__(self, site: Site) -> None:
         self._places = CachedAnswer(0.5, lambda: site.ask_daemon("experts")["experts"])
         self._recent = CachedAnswer(5.0, lambda: _recent_work(site))
-        self.catalog = CachedAnswer(10.0, lambda: _read_catalog(site.config)).get
+        self.catalog = CachedAnswer(10.0, lambda: _read_catalog(site)).get
         self.confidences = CachedAnswer(60.0, lambda: _confidences(site.database)).get
         self.calls = CachedAnswer(60.0, lambda: _calls(site.database)).get
         #: The experts graded `drifted`, the worst first; none if they cannot be counted.
@@ -249,12 +250,20 @@ def _calls(database: Database) -> list[ExpertCalls]:
     return [ExpertCalls(*row) for row in database.rows(calls_statement(None, after), limit=_MAX_EXPERTS)]
 
 
-def _read_catalog(config: Config) -> tuple[Catalog, list[str]]:
+def _read_catalog(site: Site) -> tuple[Catalog, list[str]]:
+    """Return the experts that the daemon judges by, and what is wrong with them.
+
+    While it does not say they are those of the edition in force, before the first one those of the catalog.
+    """
+    folder = EditionFolder(site.config.catalog)
     try:
-        catalog, problems, unusable = load_catalog(config.catalog)
-    except (OSError, ValueError) as error:
-        return Catalog({}, {}), [f"The catalog cannot be read: {error}"]
-    return catalog or Catalog({}, {}), [str(problem) for problem in (*problems, *unusable)]
+        status = ask_or({}, site.status, "", [])
+        number = status.get("edition") or folder.current()
+        entries = folder.placed(folder.read(number)) if number is not None else read_catalog(folder.catalog)
+        catalog, mistakes = resolve(CatalogFile(experts=entries), folder.root)
+    except (EditionError, CatalogError, OSError) as error:
+        return Catalog({}, {}), [f"The experts cannot be read: {error}"]
+    return catalog, [f"{where[1]}: {message}" for where, message in mistakes]
 
 
 def _recent_work(site: Site) -> dict[str, dict[str, Any]]:
@@ -415,8 +424,8 @@ def rules_in_force(site: Site, catalog: Catalog) -> Routes | None:
 
 def _history(site: Site, name: str, problems: list[str]) -> Expert | None:
     try:
-        return Versions(site.config.catalog).read().get(name)
-    except (VersionsError, OSError) as error:
+        return experts_of(EditionFolder(site.config.catalog)).get(name)
+    except (EditionError, OSError) as error:
         problems.append(f"versions: {error}")
         return None
 

@@ -22,7 +22,7 @@ _NOT_JUDGED = {
     "deadline": "its time was over before its verdict",
     "expert_failed": "an expert could not be loaded, or ended with an error",
     "bad_image": "the image cannot be decoded",
-    "rules_changed": "the rules or experts that it needs were removed",
+    "edition_gone": "the rules and experts in which its board began do not serve any more",
     "no_expert": "no expert judges it yet",
 }
 

@@ -34,7 +34,7 @@ from daemon.storage.database.transaction import (
 from daemon.storage.decisions import Decision
 from daemon.units import utc_text, wall_seconds
 from experts.durable import replace_durably
-from experts.versions import current_user
+from experts.people import current_user
 from routing_rules.routes import Routes, Verdict
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from experts.moe.gating import ForwardStep
 #: Reasons for loading an expert.
 FetchReason = Literal["startup", "demand", "prefetch"]
 
-#: Two events of a GPU's stream with nothing between them are some microseconds apart.
+#: Even adjacent events of a GPU stream are microseconds apart.
 _NO_WAIT_S = 20e-6
 
 
@@ -47,7 +47,7 @@ class FetchCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the experts that ran which were ready when the gate had chosen; 0 if none ran."""
+        """Share of experts that were ready when the gate chose them; 0 if none ran."""
         return self.hits / self.served if self.served else 0.0
 
     def copy(self) -> "FetchCounts":

@@ -138,7 +138,7 @@ class SlotLedger:
         return bool(self.in_use or self.awaited or self.guarded or self.loading)
 
     def _last_resort(self, key: ExpertKey) -> Iterator[Key]:
-        """If a layer needs more experts than there are slots, evict the one that runs last; it comes again."""
+        """Where a layer needs more experts than slots, evict the one that runs last and load it again later."""
         yield from (awaited for awaited in sorted(self.awaited, reverse=True) if awaited > key)
         yield from self._policy.victims(key, 0, urgent=True)
 

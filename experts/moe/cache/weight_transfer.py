@@ -132,7 +132,6 @@ class PinnedTier:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the experts that it holds."""
         return len(self._pages) * self._store.expert_bytes
 
     def page(self, key: ExpertKey, synchronise: Callable[[StreamEvent], None]) -> _Page:

@@ -62,7 +62,6 @@ class Mode:
             raise ModelError(folder, f"{message}; give at least {min_bytes} bytes")
 
     def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:
-        """Make the policy of this mode's cache."""
         return LayeredLru(arch.layers)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:

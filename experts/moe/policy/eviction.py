@@ -16,7 +16,7 @@ class EvictionPolicy:
         self.used(key)
 
     def used(self, key: Key) -> None:
-        """The expert runs now."""
+        """Record that the expert runs now."""
 
     def predicted(self, key: Key) -> None:
         """A resident expert is predicted to run soon; by default a use."""

@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: Requests considered in one call, for each row: long queues must not cost more than a step.
+#: Requests per row that one call considers, so that a long queue costs less than a step.
 _CANDIDATES_PER_ROW = 4
 #: Expected rest of a request that outlives its profile, as a share of the profile (eMoE §3.5).
 _OVERTIME_SHARE = 0.05
-#: A request may wait for others if it keeps as much slack as it spends on waiting.
+#: A request waits for others only while it keeps as much slack as it has spent.
 _WAITING_SHARE = 0.5
 #: Requests of a task that its profile averages.
 _PROFILE_REQUESTS = 64

@@ -10,9 +10,7 @@ import torch
 
 from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.flow import Chains
-from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.pool import DevicePool
 from daemon.dispatch.trace import Makeup
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -66,7 +64,7 @@ class LiveEngine:
             ],
             preset(side.scheduler),
         )
-        pools, channels = self._pools(pool_facts), Channels()
+        memories, channels = self._memories(pool_facts), Channels()
         on_cpu = sum(device_of(each.pool) == "cpu" for each in executor_facts)
         threads = max(1, work.threads // max(1, on_cpu))
         facts = expert_facts(self._specs.values(), self._routes, {})
@@ -76,33 +74,35 @@ class LiveEngine:
         serving = a_serving(self._routes, {ExpertId(spec.name): spec for spec in self._specs.values()})
         self.drive = Drive(
             Makeup(facts, pool_facts, executor_facts, side.scheduler, Tuning(), costs),
-            Chains(serving, time.monotonic, time.time),
             serving,
             [
-                ExecutorThread(
-                    each,
-                    pools[each.pool].slot,
-                    self._read,
+                DevicePool(
+                    name,
+                    [each.executor for each in executor_facts if each.pool == name],
+                    memory,
                     _with_verdicts_of_the_trace(
-                        infer_each if side.loading == "slots" else _of_one_expert(pools[each.pool].forward)
+                        infer_each if side.loading == "slots" else _of_one_expert(memory.forward)
                     ),
+                    self._read,
+                    channels=channels,
+                    sources=memories,
                     enter=lambda: torch.set_num_threads(threads),
                 )
-                for each in executor_facts
+                for name, memory in memories.items()
             ],
-            [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
             record=work.record,
         )
 
-    def finished(self, outcome: Outcome) -> None:
-        self.outcomes.put(_FinishedImage(outcome, time.monotonic()))
+    def finished(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            self.outcomes.put(_FinishedImage(outcome, time.monotonic()))
 
     def switched(self, switch: ExpertSwitch) -> None:
         self.switches.append((time.monotonic(), switch))
 
     def _ignore(self, *_: Any, **__: Any) -> None: ...
 
-    bad_image = batch_done = sampled = _ignore
+    judged = bad_image = batch_done = sampled = editions_ended = _ignore
 
     def start(self) -> None:
         """Start, and wait for the initial fill, where the policy has one."""
@@ -135,14 +135,16 @@ class LiveEngine:
         """Return a JPEG from memory in place of the journal; the key's offset is the image's number."""
         return self._work.payload(key.offset)
 
-    def _pools(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
+    def _memories(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
         work, reader = self._work, reader_of(self._work.disk)
         if (loading := side_of(work.side).loading) != "slots":
-            loaders = {
-                facts.pool: loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device)
+            return {
+                facts.pool: ModelPool(
+                    loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device),
+                    facts.budget_bytes,
+                )
                 for facts in pools
             }
-            return {name: ModelPool(loader) for name, loader in loaders.items()}
         shelf = bench_shelf(packs={facts.device for facts in pools} == {"cpu"})
         for spec in resident_in(self._specs).values():
             accept_file(shelf, spec)

@@ -26,7 +26,7 @@ from torch import nn
 from experts.errors import ExpertError
 from experts.memory import HostMemory, PinnedBudget
 from experts.reading import FileReader
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 from experts.transfer import SlotMemory
 from experts.vision.architectures import ARCHITECTURES
 from experts.vision.infer import classify_answers, infer, normalise, select_detections
@@ -251,29 +251,19 @@ class LoadedModel:
     model: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """The counterpart of experts.spec.LoadReport."""
-
-    bytes: int
-    load_ms: float
-    tier: Literal["ram", "disk"] = "disk"
-
-
 @dataclass(slots=True)
 class ModelPool:
     """A device's memory as most programs keep it, a dictionary of models, in the place of a pool of slots."""
 
     loader: Loader
+    budget_bytes: int
     _models: dict[ExpertId, LoadedModel] = field(default_factory=dict[ExpertId, LoadedModel])
 
-    def load(self, spec: ExpertSpec, evict: tuple[ExpertId, ...] = (), source: object | None = None) -> ModelLoad:
+    def load(self, spec: ExpertSpec, *, source: object | None = None) -> LoadReport:
         assert source is None, "such a model is always read from its file"
         begin_s = time.perf_counter()
-        for expert in evict:
-            self.unload(expert)
         self._models[spec.expert] = LoadedModel(spec, self.loader.load(spec))
-        return ModelLoad(spec.weights_bytes, (time.perf_counter() - begin_s) * 1e3)
+        return LoadReport(spec.weights_bytes, (time.perf_counter() - begin_s) * 1e3)
 
     def slot(self, expert: ExpertId) -> LoadedModel:
         if expert not in self._models:
@@ -284,7 +274,7 @@ class ModelPool:
         self.loader.give_up(self._models.pop(expert).model)
 
     def resize(self, budget_bytes: int) -> None:
-        """Nothing to do: the scheduler keeps to the budget."""
+        self.budget_bytes = budget_bytes  # the scheduler keeps to it
 
     def resident(self) -> tuple[ExpertId, ...]:
         return tuple(self._models)

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 from daemon.cluster.messages import (
+    SentImage,
+    batch_of,
     checked_report,
-    order_of,
-    packed_order,
+    packed_batch,
     plain_report,
     plain_spec,
     receive,
     send,
     spec_of,
 )
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
-from daemon.policy.request import ExecutorId, RequestId
+from daemon.dispatch.pool import Batch, Fault
+from daemon.policy.request import ExecutorId
 from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId
 
@@ -28,6 +29,7 @@ SPEC = ExpertSpec(
     ExpertId("R0402"), ArchitectureId("resnet18"), "classify", Path("/line/R0402.safetensors"), ("ok", "bad"), 64,
     (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), "ab" * 32, LayoutId("a-layout"), 4096, temperature=1.1,
 )  # fmt: skip
+CPU = ExecutorId("cpu/0")
 BACKBONE = replace(SPEC, expert=ExpertId("backbone"), classes=(), sha256="cd" * 32)
 
 
@@ -74,20 +76,17 @@ def test_a_frame_that_is_not_one_ends_the_connection(frame: bytes):
 def test_a_batch_crosses_with_its_heads_and_only_the_digests_of_its_files():
     heads = [replace(SPEC, expert=ExpertId(name), sha256=name * 64, backbone=BACKBONE) for name in "ef"]
     pixels = [Pixels(), Pixels("raw", (2, 1, 3)), Pixels(), Pixels()]
-    images = tuple(
-        ImageOrder(RequestId(number), JournalKey(1, number, 3), pixels[number], heads[number % 2])
-        for number in range(4)
-    )
-    packed = packed_order(BatchOrder(7, BACKBONE, images), (0, 1, 3), (3, 6, 0))
-    order, payloads = order_of(packed + b"abcdefghi", len(packed), Path("/cache"))
-    assert order.batch_id == 7
-    assert order.spec == replace(BACKBONE, file=Path("/cache") / BACKBONE.sha256)
-    assert [payloads[image.key] for image in order.images] == [b"abc", b"defghi", b""]
-    assert [image.pixels for image in order.images] == [pixels[0], pixels[1], pixels[3]]
-    assert [image.head and image.head.expert for image in order.images] == ["e", "f", "f"]
-    assert order.images[1].head is order.images[2].head
-    assert order.images[0].head is not None
-    assert order.images[0].head.backbone == order.spec
+    images = [SentImage(JournalKey(1, number, 3), each) for number, each in enumerate(pixels)]
+    packed = packed_batch(Batch(7, CPU, BACKBONE, images, heads * 2), (0, 1, 3), (3, 6, 0))
+    batch, payloads = batch_of(packed + b"abcdefghi", len(packed), CPU, Path("/cache"))
+    assert batch.number == 7
+    assert batch.spec == replace(BACKBONE, file=Path("/cache") / BACKBONE.sha256)
+    assert [payloads[image.key] for image in batch.images] == [b"abc", b"defghi", b""]
+    assert [image.pixels for image in batch.images] == [pixels[0], pixels[1], pixels[3]]
+    assert [head and head.expert for head in batch.heads] == ["e", "f", "f"]
+    assert batch.heads[1] is batch.heads[2]
+    assert batch.heads[0] is not None
+    assert batch.heads[0].backbone == batch.spec
     assert spec_of(json.loads(json.dumps(plain_spec(SPEC))), SPEC.file.parent) == replace(
         SPEC, file=SPEC.file.parent / SPEC.sha256
     )
@@ -95,8 +94,11 @@ def test_a_batch_crosses_with_its_heads_and_only_the_digests_of_its_files():
 
 def test_a_report_comes_back_as_it_was():
     box = Detection("bridge", 0.1 + 0.2, (1.0, 2.5, 3.0, 4.0))
-    results = (Answered(Answer("bridge", 0.1 + 0.2, (box,)), (80, 60)), Unanswered("bad_image", "cut short"))
-    report = BatchReport(ExecutorId("cpu/0"), 3, results, 1e9, 2e9, 12.5, memory_limit=4, device_error="CUDA error")
-    arrived = checked_report(json.loads(json.dumps(plain_report(report))), [replace(SPEC, classes=("bridge",))] * 2)
-    names = ("results", "infer_ms", "memory_limit", "device_error")
-    assert [getattr(arrived, name) for name in names] == [getattr(report, name) for name in names]
+    batch = Batch(3, CPU, SPEC, [SentImage(JournalKey(1, number, 3), Pixels()) for number in range(2)], [None] * 2)
+    batch.answers = [Answer("bridge", 0.1 + 0.2, (box,)), Fault("bad_image", "cut short")]
+    batch.sizes = [(80, 60), (0, 0)]
+    batch.infer_ms, batch.memory_limit, batch.device_error = 12.5, 4, "CUDA error"
+    arrived = checked_report(json.loads(json.dumps(plain_report(batch))), [replace(SPEC, classes=("bridge",))] * 2)
+    assert (list(arrived.answers), list(arrived.sizes)) == (batch.answers, batch.sizes)
+    names = ("infer_ms", "memory_limit", "device_error")
+    assert [getattr(arrived, name) for name in names] == [getattr(batch, name) for name in names]

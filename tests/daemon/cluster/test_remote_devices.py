@@ -1,28 +1,23 @@
 """The daemon's side of a device on another PC: each order ends once, whatever happens to the device."""
 
-import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from daemon.cluster.messages import receive
-from daemon.cluster.remote_devices import ClusterDevices, RemoteDevice, RemoteExecutor, RemotePool
-from daemon.config.settings import Device, load_config
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, ImageOrder, Unanswered
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
+from daemon.cluster.messages import SentImage
+from daemon.cluster.remote_devices import RemoteDevice, RemotePool
+from daemon.config.settings import Device
+from daemon.dispatch.pool import Batch, Fault
+from daemon.policy.request import ExecutorId, PoolFacts, PoolId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import JournalError
 from experts.errors import ExpertError
-from experts.spec import Answer
 from tests.daemon.dispatch.simulated_line import a_line, a_spec
-from tests.simulated import SimulatedDevices
 from tests.waiting import until
 
 ORDER = {"do": "load"}
+EXECUTOR = ExecutorId("pc2-cpu/0")
 
 
 class Peer:
@@ -34,6 +29,13 @@ class Peer:
         self.ended: list[dict[str, Any] | None] = []
         settings = Device(host="pc2", device="cpu", expert_memory=60)
         self.device = RemoteDevice("pc2-cpu", settings, 1000, lambda head, *_: self.posted.append(head))
+        facts = PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2")
+        self.pool = RemotePool(facts, [EXECUTOR], self.device, self.read)
+
+    def read(self, key: JournalKey) -> bytes:
+        if key.offset == 1:
+            raise JournalError(1, 1, "it is damaged")
+        return b"x"
 
     def call(self) -> None:
         self.device.call(self.device.life, self.ended.append, ORDER)
@@ -101,11 +103,10 @@ def test_an_order_for_an_earlier_life_never_reaches_the_next_one():
 def test_an_answer_that_no_load_has_is_an_error_of_that_load(answer: dict[str, Any]):
     peer, raised = Peer(), list[ExpertError]()
     peer.found("first")
-    pool = RemotePool(PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2"), peer.device)
 
     def load() -> None:
         with pytest.raises(ExpertError) as caught:
-            pool.load(a_spec("A1"))
+            peer.pool.slots.load(a_spec("A1"))
         raised.append(caught.value)
 
     loader = threading.Thread(target=load)
@@ -118,123 +119,65 @@ def test_an_answer_that_no_load_has_is_an_error_of_that_load(answer: dict[str, A
     assert ("as the bytes that it loaded" in error.message) == ("error" not in answer)
 
 
-def a_result(label: Any = "ok", confidence: Any = 0.9, *boxes: Any) -> dict[str, Any]:
-    return {"answer": {"label": label, "confidence": confidence, "detections": [*boxes]}, "image_size": [80, 60]}
+def an_answer(label: Any = "ok", confidence: Any = 0.9, *boxes: Any) -> dict[str, Any]:
+    return {"label": label, "confidence": confidence, "detections": [*boxes]}
 
 
-OK = a_result()
-REPORT = {"infer_ms": 5.0, "memory_limit": None, "device_error": None}
+OK = an_answer()
 
 
-def report_about(*results: Any, unreadable: bool = False, is_answered: bool = True, **fields: Any) -> BatchReport:
-    """The report about two images, or about three of which the second cannot be read, that a worker makes so.
-
-    `fields` are those of the report, or of the whole answer unless `is_answered`.
-    """
-    peer, reports = Peer(), list[BatchReport]()
+def judged(*reports: dict[str, Any], images: int, size: int = 1) -> Batch:
+    """Run a batch of images, the second of them damaged, about which a worker makes these reports, one a message."""
+    peer, ended = Peer(), list[Batch]()
     peer.found("first")
-    images = [
-        ImageOrder(RequestId(number), JournalKey(1, number, 1), Pixels()) for number in range(3 if unreadable else 2)
-    ]
-
-    def read(key: JournalKey) -> bytes:
-        if unreadable and key.offset == 1:
-            raise JournalError(1, 1, "it is damaged")
-        return b"x"
-
-    executor = RemoteExecutor(ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), peer.device, read)
-    executor.start(reports.append)
-    executor.submit(BatchOrder(7, a_spec("A1"), tuple(images)))
-    until(lambda: peer.posted)
-    answer = {"report": REPORT | {"results": [*results]} | fields} if is_answered else fields
-    peer.device.answered({"call": peer.posted[0]["call"]} | answer)
-    executor.stop(10)
-    (report,) = reports
-    return report
+    peer.pool.start()
+    sent = [SentImage(JournalKey(1, number, size), Pixels()) for number in range(images)]
+    peer.pool.run(Batch(7, EXECUTOR, a_spec("A1"), sent, [None] * images), ended.append)
+    for number, report in enumerate(reports):
+        until(lambda number=number: len(peer.posted) > number)
+        whole = {
+            "infer_ms": 5.0,
+            "memory_limit": None,
+            "device_error": None,
+            "sizes": [[80, 60]] * len(report["answers"]),
+        }
+        peer.device.answered({"call": peer.posted[number]["call"], "report": whole | report})
+    peer.pool.stop(10)
+    (batch,) = ended
+    return batch
 
 
 @pytest.mark.parametrize(
-    "results",
+    "report",
     [
-        [OK],
-        [OK, OK, OK],
-        [OK, a_result("never heard of")],
-        [OK, a_result(None, None)],
-        [OK, a_result("ok", float("nan"))],
-        [OK, a_result("ok", 0.9, {"label": "ok", "confidence": 0.9, "box": [1, 2, 3]})],
-        [OK, {"fault": "forgotten", "detail": "a fault that no drive knows"}],
-        [OK, 5],
-        [OK, OK, {"infer_ms": float("nan")}],
-        [OK, OK, {"infer_ms": "slow"}],
-        [OK, OK, {"memory_limit": 0}],
+        {"answers": [OK]},
+        {"answers": [OK, OK, OK]},
+        {"answers": [OK, OK], "sizes": [[80, 60]]},
+        {"answers": [OK, an_answer("never heard of")]},
+        {"answers": [OK, an_answer(None, None)]},
+        {"answers": [OK, an_answer("ok", float("nan"))]},
+        {"answers": [OK, an_answer("ok", 0.9, {"label": "ok", "confidence": 0.9, "box": [1, 2, 3]})]},
+        {"answers": [OK, {"kind": "forgotten", "detail": "a fault that no drive knows"}]},
+        {"answers": [OK, 5]},
+        {"answers": [OK, OK], "infer_ms": float("nan")},
+        {"answers": [OK, OK], "infer_ms": "slow"},
+        {"answers": [OK, OK], "memory_limit": 0},
     ],
 )
-def test_a_report_that_is_not_about_these_images_is_an_error_of_its_device(results: list[Any]):
-    fields = results.pop() if isinstance(results[-1], dict) and len(results[-1]) == 1 else {}
-    report = report_about(*results, **fields)
-    assert {type(result) for result in report.results} == {Unanswered}
-    assert {result.fault for result in report.results if isinstance(result, Unanswered)} == {"expert_failed"}
-    assert "its worker sent no report" in (report.device_error or "")
-    assert not report.is_lost
-
-
-def a_batch_of_large_images(peer: Peer, reports: list[BatchReport]) -> RemoteExecutor:
-    """Send a batch of five images, each of 60 MiB by its key; the second is damaged."""
-
-    def read(key: JournalKey) -> bytes:
-        if key.offset == 1:
-            raise JournalError(1, 1, "it is damaged")
-        return b"x"
-
-    executor = RemoteExecutor(ExecutorFacts(ExecutorId("pc2-cpu/0"), PoolId("pc2-cpu")), peer.device, read)
-    executor.start(reports.append)
-    images = tuple(ImageOrder(RequestId(n), JournalKey(1, n, 60 << 20), Pixels()) for n in range(5))
-    executor.submit(BatchOrder(7, a_spec("A1"), images))
-    return executor
+def test_a_report_that_is_not_about_these_images_is_an_error_of_its_device(report: dict[str, Any]):
+    batch = judged(report, images=3)
+    assert [answer.kind for answer in batch.answers if isinstance(answer, Fault)] == [
+        "expert_failed",
+        "bad_image",
+        "expert_failed",
+    ]
+    assert "its worker sent no report" in (batch.device_error or "")
+    assert not batch.is_lost
 
 
 def test_a_batch_too_large_for_one_message_crosses_in_parts_and_is_reported_once():
-    peer, reports = Peer(), list[BatchReport]()
-    peer.found("first")
-    executor = a_batch_of_large_images(peer, reports)
-    for number, (count, limit) in enumerate([(1, 1), (2, None), (1, 4)]):
-        until(lambda number=number: len(peer.posted) > number)
-        report = REPORT | {"results": [OK] * count, "memory_limit": limit}
-        peer.device.answered({"call": peer.posted[number]["call"], "report": report})
-    executor.stop(10)
-    (report,) = reports
-    assert [type(result) for result in report.results] == [Answered, Unanswered, *[Answered] * 3]
-    assert (report.batch_id, report.infer_ms, report.memory_limit, report.device_error) == (7, 15.0, 1, None)
-
-
-class Process:
-    """The process behind the devices: it opens a connection, and reads only what the test reads."""
-
-    def __init__(self, cluster: ClusterDevices) -> None:
-        self.line, theirs = socket.socketpair()
-        self.line.settimeout(60.0)
-        (spec,) = cluster.children()
-        with socket.socket(fileno=socket.dup(spec.pass_fds[0])) as control:
-            socket.send_fds(control, [b"line"], [theirs.fileno()])
-        theirs.close()
-        self.stream = self.line.makefile("rb")
-
-    def next(self) -> tuple[dict[str, Any], bytes]:
-        message = receive(self.stream)
-        assert message is not None
-        return message
-
-    def end(self) -> None:
-        self.stream.close()
-        self.line.close()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ClusterDevices]:
-    devices = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": 60}}
-    lines = {"rules": "r", "catalog": "c", "cluster": {"address": "127.0.0.1:1"}, "devices": devices}
-    (tmp_path / "coserve.yaml").write_text(yaml.safe_dump(lines), encoding="utf-8")
-    config = load_config(tmp_path / "coserve.yaml", {})
-    cluster = ClusterDevices(tmp_path / "coserve.yaml", config, SimulatedDevices(lambda *_: Answer("ok", 0.9)))
-    yield cluster
-    cluster.stop()
+    reports = [{"answers": [OK] * count, "memory_limit": limit} for count, limit in [(1, 1), (2, None), (1, 4)]]
+    batch = judged(*reports, images=5, size=60 << 20)
+    assert [isinstance(answer, Fault) for answer in batch.answers] == [False, True, False, False, False]
+    assert batch.sizes == [(80, 60), (0, 0), (80, 60), (80, 60), (80, 60)]
+    assert (batch.number, batch.infer_ms, batch.memory_limit, batch.device_error) == (7, 15.0, 1, None)

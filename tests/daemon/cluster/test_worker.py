@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from daemon.cluster.messages import Report, code_version, packed_order, plain_spec
+from daemon.cluster.messages import Report, SentImage, code_version, packed_batch, plain_spec
 from daemon.cluster.worker import CACHE, CACHE_SIZE, DeviceWorker
-from daemon.dispatch.orders import Answered, BatchOrder, ImageOrder, Unanswered
-from daemon.policy.request import RequestId
+from daemon.dispatch.pool import Batch, Fault
+from daemon.policy.request import ExecutorId
 from daemon.records import JournalKey, Pixels
-from experts.spec import ExpertSpec
+from experts.spec import Answer, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
 from experts.vision.slot import SlotPool
@@ -51,9 +51,10 @@ def loaded(worker: DeviceWorker, spec: ExpertSpec) -> dict[str, object]:
 def answer_of(
     worker: DeviceWorker, spec: ExpertSpec, payloads: list[bytes], batch: int = 1, head: ExpertSpec | None = None
 ) -> dict[str, Any]:
-    images = tuple(ImageOrder(RequestId(n), JournalKey(0, n, 1), Pixels(), head) for n in range(len(payloads)))
-    order = packed_order(BatchOrder(batch, spec, images), range(len(payloads)), [*map(len, payloads)])
-    return json.loads(worker.run("p/0", len(order), b"".join((order, *payloads))))
+    images = [SentImage(JournalKey(0, n, 1), Pixels()) for n in range(len(payloads))]
+    sent = Batch(batch, ExecutorId("p/0"), spec, images, [head] * len(images))
+    packed = packed_batch(sent, range(len(payloads)), [*map(len, payloads)])
+    return json.loads(worker.run("p/0", len(packed), b"".join((packed, *payloads))))
 
 
 def run(
@@ -71,17 +72,17 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
     worker.unload("p", "never there")
     assert loaded(worker, spec) == {"bytes": spec.weights_bytes}
     report = run(worker, spec, [PICTURES[0], b"not an image", PICTURES[2]])
-    results = Report.model_validate(report).results
-    assert isinstance(results[1], Unanswered)
-    assert results[1].fault == "bad_image"
+    answers = Report.model_validate(report).answers
+    assert isinstance(answers[1], Fault)
+    assert answers[1].kind == "bad_image"
     pool = SlotPool("cpu", spec.weights_bytes)
     pool.load(spec)
     for number in (0, 2):
         (expected,) = infer(pool.slot(spec.expert), [prepare(PICTURES[number], "image", None, spec)])
-        result = results[number]
-        assert isinstance(result, Answered)
-        assert result.answer.label == expected.label
-        assert result.answer.confidence == pytest.approx(expected.confidence, abs=1e-6)
+        answer = answers[number]
+        assert isinstance(answer, Answer)
+        assert answer.label == expected.label
+        assert answer.confidence == pytest.approx(expected.confidence, abs=1e-6)
 
 
 def test_two_batches_keep_their_images_apart(worker: DeviceWorker, spec: ExpertSpec):
@@ -89,11 +90,11 @@ def test_two_batches_keep_their_images_apart(worker: DeviceWorker, spec: ExpertS
     loaded(worker, spec)
     answers: dict[int, object] = {}
     threads = [
-        threading.Thread(target=lambda n=n: answers.update({n: run(worker, spec, [PICTURES[n]], n)["results"]}))
+        threading.Thread(target=lambda n=n: answers.update({n: run(worker, spec, [PICTURES[n]], n)["answers"]}))
         for n in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(answers[n] == run(worker, spec, [PICTURES[n]], 10 + n)["results"] for n in range(3))
+    assert all(answers[n] == run(worker, spec, [PICTURES[n]], 10 + n)["answers"] for n in range(3))

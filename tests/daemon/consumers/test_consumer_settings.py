@@ -45,9 +45,9 @@ def test_each_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     problems = mistakes(tmp_path, "  plant:\n    kind: mqtt\n" + "".join(f"    {key}\n" for key in keys.split("|")))
     assert [problem.split(":")[0] for problem in problems] == [str(line) for line in range(7, 14)]
     assert any("did you mean `password`?" in problem for problem in problems)
-    assert mistakes(tmp_path, "  plant:\n    host: h\n    kind: mqqt\n") == [
-        f"7:11: expected {' or '.join(map(repr, KINDS))}, found `mqqt`"
-    ]
+    (unknown,) = mistakes(tmp_path, "  plant:\n    host: h\n    kind: mqqt\n")
+    assert unknown.startswith("7:11: expected ")
+    assert all(repr(kind) in unknown for kind in KINDS)
     assert mistakes(tmp_path, "  plant: {host: h}\n") == ["5:3: missing key `kind`"]
     assert mistakes(tmp_path, "  plant: 3\n") == ["5:10: expected a mapping (`key: value` lines), found `3`"]
 

@@ -1,8 +1,9 @@
 """Simulated channels of one machine, with the same time for every load."""
 
 from daemon.dispatch.channels import copy_channel
-from daemon.dispatch.orders import LoadOrder
 from daemon.dispatch.simulated import Route, SimulatedChannel, SimulatedClock
+from daemon.policy.actions import Load
+from experts.spec import ExpertSpec
 
 
 class SimulatedChannels:
@@ -17,11 +18,11 @@ class SimulatedChannels:
         self._disk = SimulatedChannel(clock)
         self._copying: dict[str, SimulatedChannel] = {}
 
-    def route(self, order: LoadOrder) -> Route:
-        """Return the way of a load, for `SimulatedLoader`."""
-        if order.load.source is None:
+    def route(self, load: Load, _spec: ExpertSpec) -> Route:
+        """Return the way of a load, for `SimulatedPool`."""
+        if load.source is None:
             return [(self._disk, self._load_s)]
-        name = copy_channel(order.load.pool)
+        name = copy_channel(load.pool)
         if name not in self._copying:
             self._copying[name] = SimulatedChannel(self._clock)
         return [(self._copying[name], self._copy_s)]

@@ -7,16 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from daemon.dispatch.chains import Judged
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.flow import Chains
-from daemon.dispatch.orders import ImageOrder, Unanswered
-from daemon.dispatch.simulated import (
-    AnswerOf,
-    SimulatedClock,
-    SimulatedExecutor,
-    SimulatedLoader,
-    SimulatedPool,
-)
+from daemon.dispatch.pool import Fault, StoredImage
+from daemon.dispatch.simulated import AnswerOf, SimulatedClock, SimulatedMemory, SimulatedPool
 from daemon.dispatch.trace import Makeup
 from daemon.line.serving import Serving
 from daemon.policy.matrix import Performance
@@ -110,10 +104,10 @@ def a_mix(count: int, first: int = 0, **fields: Any) -> list[Accepted]:
 def says(labels: Mapping[int, str] | None = None, otherwise: str = "ok") -> AnswerOf:
     """Answer by image number: classifiers give the label, detectors a box of it (nothing for "ok")."""
 
-    def answer(spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
+    def answer(spec: ExpertSpec, image: StoredImage) -> Answer | Fault:
         label = (labels or {}).get(image.key.offset, otherwise)
         if label in ("bad_image", "expert_failed"):
-            return Unanswered(label, "as the test says")
+            return Fault(label, "as the test says")
         if spec.task == "classify":
             return Answer(label if label in spec.classes else "ok", 0.9)
         boxes = (Detection(label, 0.9, (1.0, 1.0, 5.0, 5.0)),) if label in spec.classes else ()
@@ -129,8 +123,6 @@ class Line:
     drive: Drive
     clock: SimulatedClock
     pools: dict[PoolId, SimulatedPool]
-    executors: dict[str, SimulatedExecutor]
-    loaders: dict[PoolId, SimulatedLoader]
     serving: Serving
     reported: list[Outcome] = field(default_factory=list)
     switches: list[ExpertSwitch] = field(default_factory=list)
@@ -143,7 +135,7 @@ class Line:
     def turn(self) -> None:
         self.until_s = self.drive.turn()
         for pool in self.pools.values():
-            pool.check()
+            pool.memory.check()
         for outcome in self.reported:
             assert outcome.inspection_id not in self.outcomes, "an image ended twice"
             self.outcomes[outcome.inspection_id] = outcome
@@ -186,8 +178,10 @@ class Line:
         """Return the reason of each image that ended, in the order of their numbers."""
         return {number: self.outcomes[number].reason for number in sorted(self.outcomes)}
 
-    def finished(self, outcome: Outcome) -> None:
-        self.reported.append(outcome)
+    def judged(self, answers: list[Judged]) -> None: ...
+
+    def finished(self, outcomes: list[Outcome]) -> None:
+        self.reported += outcomes
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self.bad_images.append((image, reason))
@@ -217,7 +211,7 @@ def a_line(
     max_batch: int = 4,
     activation_bytes: int | None = None,
     matrix: Sequence[Performance] = (),
-    usage: Mapping[ExpertId, float] | None = None,
+    usage: Mapping[str, float] | None = None,
     wall: Callable[[float], float] = lambda now: 1000.0 + now,
 ) -> Line:
     clock = SimulatedClock()
@@ -228,12 +222,12 @@ def a_line(
     ]
     streams = [ExecutorFacts(ExecutorId(f"{pool}/{n}"), PoolId(pool)) for n, pool in enumerate(executors)]
     facts, used = partition(devices, streams, preset(policy))
-    pools = {each.pool: SimulatedPool(each.budget_bytes) for each in facts}
+    memories = {each.pool: SimulatedMemory(each.budget_bytes) for each in facts}
     channels = SimulatedChannels(clock, load_s, load_s / 10.0)
-    simulated = {
-        str(each.executor): SimulatedExecutor(each, pools[each.pool], clock, answer or says()) for each in used
+    pools = {
+        name: SimulatedPool(name, memory, clock, channels.route, answer or says(), sources=memories)
+        for name, memory in memories.items()
     }
-    loaders = {name: SimulatedLoader(name, pool, channels.route, pools) for name, pool in pools.items()}
     catalog = a_catalog() if catalog is None else catalog
     serving = a_serving(rules or routes(), catalog)
     drive = Drive(
@@ -245,16 +239,14 @@ def a_line(
             tuning or Tuning(),
             tuple(matrix),
         ),
-        Chains(serving, clock.now, lambda: wall(clock.now())),
         serving,
-        list(simulated.values()),
-        list(loaders.values()),
+        pools.values(),
         usage=usage,
         record=record,
         clock=clock.now,
         wall=lambda: wall(clock.now()),
     )
-    line = Line(drive, clock, pools, simulated, loaders, serving)
+    line = Line(drive, clock, pools, serving)
     drive.start_devices(line)
     return line
 
@@ -267,5 +259,5 @@ def _processor(device: str) -> Processor:
 
 def reports_to(**listeners: Callable[[Any], None]) -> Any:
     """Return an observer of the drive that hears only the reports named."""
-    kinds = ("finished", "switched", "bad_image", "batch_done", "sampled")
+    kinds = ("judged", "finished", "switched", "bad_image", "batch_done", "sampled")
     return SimpleNamespace(**{kind: listeners.get(kind, lambda *_: None) for kind in kinds})

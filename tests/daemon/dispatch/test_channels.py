@@ -6,24 +6,22 @@ from dataclasses import dataclass, field
 import pytest
 
 from daemon.dispatch.channels import Channel, Channels
-from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import LoadEnd, LoadOrder
-from daemon.dispatch.simulated import SimulatedClock, SimulatedLoader, SimulatedPool
-from daemon.policy.actions import Cause, Load, Resize, Unload
+from daemon.dispatch.pool import LoadEnd, ThreadedPool
+from daemon.dispatch.simulated import SimulatedClock, SimulatedMemory, SimulatedPool
+from daemon.policy.actions import Cause, Load
 from daemon.policy.request import RAM, PoolId
-from experts.spec import ExpertId
+from experts.spec import Answer, ExpertId, ExpertSpec
 from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.daemon.dispatch.simulated_line import a_spec
 
 CPU, OTHER, GPU = PoolId("cpu/0"), PoolId("cpu/1"), PoolId("cuda:0")
 
 
-def an_order(pool: PoolId, name: str, cause: Cause, *evict: str, source: PoolId | None = None) -> LoadOrder:
-    victims = tuple(ExpertId(victim) for victim in evict)
-    return LoadOrder(Load(pool, ExpertId(name), victims, cause, source), a_spec(name))
+def a_load(pool: PoolId, name: str, cause: Cause, *evict: str, source: PoolId | None = None) -> Load:
+    return Load(pool, ExpertId(name), tuple(ExpertId(victim) for victim in evict), cause, source)
 
 
-A_LOAD = an_order(CPU, "x", "demand").load
+A_LOAD = a_load(CPU, "x", "demand")
 
 
 def unheard(_answer: object) -> None:
@@ -72,15 +70,16 @@ class Machine:
 
     clock: SimulatedClock = field(default_factory=SimulatedClock)
     pools: dict[PoolId, SimulatedPool] = field(default_factory=dict)
-    loaders: dict[PoolId, SimulatedLoader] = field(default_factory=dict)
     ends: list[tuple[str, float, str | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         channels = SimulatedChannels(self.clock, 1.0, 0.1)
         for pool in (CPU, OTHER, GPU, RAM):
-            self.pools[pool] = SimulatedPool(30)
-            self.loaders[pool] = SimulatedLoader(pool, self.pools[pool], channels.route, self.pools)
-            self.loaders[pool].start(self._ended)
+            memory = SimulatedMemory(30)
+            self.pools[pool] = SimulatedPool(pool, memory, self.clock, channels.route, lambda *_: Answer(None, None))
+
+    def load(self, load: Load) -> None:
+        self.pools[load.pool].load(load, a_spec(load.expert), self._ended)
 
     def _ended(self, end: LoadEnd) -> None:
         self.ends.append((end.load.expert, round(self.clock.now(), 6), end.error))
@@ -88,7 +87,7 @@ class Machine:
     def run(self) -> list[tuple[str, float]]:
         while self.clock.step():
             for pool in self.pools.values():
-                pool.check()
+                pool.memory.check()
         assert all(error is None for _, _, error in self.ends)
         return [(expert, at_s) for expert, at_s, _ in self.ends]
 
@@ -96,22 +95,22 @@ class Machine:
 def fill(machine: Machine, *names: str) -> None:
     """Residents of the CPU's first pool; then the disk is busy, so that what comes next must wait."""
     for name in names:
-        machine.loaders[CPU].apply(an_order(CPU, name, "startup"))
+        machine.load(a_load(CPU, name, "startup"))
     machine.run()
     machine.ends.clear()
-    machine.loaders[OTHER].apply(an_order(OTHER, "busy", "demand"))
+    machine.load(a_load(OTHER, "busy", "demand"))
 
 
 def test_loads_that_change_their_order_never_exceed_the_budget() -> None:
     machine = Machine()
     fill(machine, "A", "B", "C")
     # Decided in this order by the ledger; the demand goes first, with the room that B gave up for it.
-    machine.loaders[CPU].apply(an_order(CPU, "D", "prefetch", "A"))
-    machine.loaders[CPU].apply(an_order(CPU, "E", "demand", "B"))
-    machine.loaders[CPU].apply(Unload(CPU, (ExpertId("C"),)))
-    machine.loaders[CPU].apply(Resize(CPU, 20))
+    machine.load(a_load(CPU, "D", "prefetch", "A"))
+    machine.load(a_load(CPU, "E", "demand", "B"))
+    machine.pools[CPU].unload((ExpertId("C"),))
+    machine.pools[CPU].resize(20)
     assert [expert for expert, _ in machine.run()] == ["busy", "E", "D"]
-    assert machine.pools[CPU].resident() == (ExpertId("E"), ExpertId("D"))
+    assert machine.pools[CPU].memory.resident() == (ExpertId("E"), ExpertId("D"))
     assert machine.pools[CPU].budget_bytes == 20
 
 
@@ -121,30 +120,27 @@ def test_threads_and_the_simulation_make_the_same_order(cause: Cause) -> None:
     ended: list[str] = []
     all_ended = threading.Semaphore(0)
 
-    class Slow(SimulatedPool):
-        def load(self, spec, evict=(), source=None):  # type: ignore[no-untyped-def]
-            if spec.expert == "first":
-                begun.set()
-                assert go_on.wait(60.0)
-            return super().load(spec, evict, source)
+    def read(spec: ExpertSpec) -> None:
+        if spec.expert == "first":
+            begun.set()
+            assert go_on.wait(60.0)
 
     def report(end: LoadEnd) -> None:
         ended.append(end.load.expert)
         all_ended.release()
 
     channels = Channels()
-    loaders = {pool: PoolLoader(pool, Slow(30), channels) for pool in (CPU, OTHER)}
-    for loader in loaders.values():
-        loader.start(report)
-    orders = [an_order(CPU, "first", "demand"), an_order(CPU, "fill", "startup"), an_order(OTHER, "late", cause)]
-    loaders[CPU].apply(orders[0])
-    assert begun.wait(60.0)
-    loaders[CPU].apply(orders[1])
-    loaders[OTHER].apply(orders[2])
+    pools = {pool: ThreadedPool(pool, (), SimulatedMemory(30, read), channels) for pool in (CPU, OTHER)}
+    for pool in pools.values():
+        pool.start()
+    loads = [a_load(CPU, "first", "demand"), a_load(CPU, "fill", "startup"), a_load(OTHER, "late", cause)]
+    for load in loads:
+        pools[load.pool].load(load, a_spec(load.expert), report)
+        assert begun.wait(60.0)
     go_on.set()
-    assert all(all_ended.acquire(timeout=60.0) for _ in orders)
-    assert all(loader.stop(60.0) for loader in loaders.values())
+    assert all(all_ended.acquire(timeout=60.0) for _ in loads)
+    assert all(pool.stop(60.0) for pool in pools.values())
     machine = Machine()
-    for order in orders:
-        machine.loaders[order.load.pool].apply(order)
+    for load in loads:
+        machine.load(load)
     assert ended == [expert for expert, _ in machine.run()] == ["first", "late", "fill"]

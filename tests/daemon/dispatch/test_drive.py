@@ -74,7 +74,7 @@ def test_an_image_that_certainly_cannot_make_it_is_answered_early():
 
 def test_an_expert_that_cannot_be_loaded_fails_its_images_and_no_others():
     line = a_line()
-    line.pools["cpu"].broken["B"] = "its weights file is missing"
+    line.pools["cpu"].memory.broken["B"] = "its weights file is missing"
     line.accept(*(an_image(n, "B" if n % 2 else "C") for n in range(10)))
     line.run()
     assert {n: outcome.reason for n, outcome in line.outcomes.items()} == {
@@ -87,11 +87,11 @@ def test_an_expert_that_cannot_be_loaded_fails_its_images_and_no_others():
 
 def test_a_repaired_expert_is_tried_again_after_a_while_and_the_line_is_failing_until_then():
     line = a_line()
-    line.pools["cpu"].broken["B"] = "its weights file is missing"
+    line.pools["cpu"].memory.broken["B"] = "its weights file is missing"
     line.accept(an_image(1, "B"))
     line.run()
     assert line.drive.is_failing
-    line.pools["cpu"].broken.clear()
+    line.pools["cpu"].memory.broken.clear()
     line.accept(an_image(2, "B"))
     line.run(until_s=31.0)
     line.accept(an_image(3, "B"))
@@ -111,7 +111,7 @@ def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():
 
 def test_a_chain_that_breaks_is_unknown_and_keeps_what_ran():
     line = a_line()
-    line.pools["cpu"].broken["yolo-solder"] = "is damaged"
+    line.pools["cpu"].memory.broken["yolo-solder"] = "is damaged"
     line.accept(an_image(1, "A1"))
     line.run()
     outcome = line.outcomes[1]
@@ -152,15 +152,15 @@ def test_a_request_that_cannot_be_met_is_refused_with_a_reason(kind: str, fields
 def test_a_smaller_budget_takes_hold_and_a_larger_one_too():
     line = a_line(budgets={"cpu": 30})
     line.run()
-    assert len(line.pools["cpu"].resident()) == 3
+    assert len(line.pools["cpu"].memory.resident()) == 3
     assert line.ask("limits", expert_memory={"cpu": 10}) == {"expert_memory": {"cpu": 10}}
     line.run()
-    assert (line.pools["cpu"].budget_bytes, len(line.pools["cpu"].resident())) == (10, 1)
+    assert (line.pools["cpu"].budget_bytes, len(line.pools["cpu"].memory.resident())) == (10, 1)
     line.ask("limits", expert_memory={"cpu": 60})
     line.accept(*(an_image(n, ["A1", "B", "A2", "C"][n % 4]) for n in range(20)))
     line.run()
     assert line.pools["cpu"].budget_bytes == 60
-    assert len(line.pools["cpu"].resident()) == 6
+    assert len(line.pools["cpu"].memory.resident()) == 6
 
 
 def test_status_names_executors_counts_images_and_lists_memory_that_they_share_once():

@@ -1,16 +1,12 @@
 """The drive with real threads, a real slot pool, a real journal and experts with random weights."""
 
 import queue
-import time
 from pathlib import Path
 
 import pytest
 
-from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.flow import Chains
-from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.pool import device_pools
 from daemon.dispatch.trace import Makeup, replay
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
@@ -20,6 +16,7 @@ from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
 from daemon.storage.journal import Journal
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.infer import infer_each
+from experts.vision.preprocess import MAX_PIXELS
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
 from tests.daemon.dispatch.simulated_line import reports_to
@@ -56,20 +53,18 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     budget_bytes = specs[ExpertId("A")].weights_bytes * (2 if preset(policy).own_pools else 1)
     streams = [ExecutorFacts(ExecutorId(f"cpu/{n}"), CPU) for n in range(2)]
     facts, executors = partition([PoolFacts(CPU, "cpu", budget_bytes, 4)], streams, preset(policy))
-    pools, channels = {share.pool: SlotPool("cpu", share.budget_bytes) for share in facts}, Channels()
+    slots = {share.pool: SlotPool("cpu", share.budget_bytes) for share in facts}
     journal, routes = Journal(tmp_path / "journal"), compile_rules(RULES)
     reports: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     switches: list[ExpertSwitch] = []
     serving = a_serving(routes, specs)
     drive = Drive(
         Makeup(expert_facts(specs.values(), routes, {}), facts, executors, policy, Tuning()),
-        Chains(serving, time.monotonic, time.time),
         serving,
-        [ExecutorThread(each, pools[each.pool].slot, journal.read, infer_each) for each in executors],
-        [PoolLoader(name, pool, channels, pools) for name, pool in pools.items()],
+        device_pools(facts, executors, slots, infer_each, journal.read, lambda: lambda _key: None, MAX_PIXELS),
         record=tmp_path / "trace.jsonl",
     )
-    drive.start(reports_to(finished=reports.put, switched=switches.append))
+    drive.start(reports_to(finished=lambda outcomes: [*map(reports.put, outcomes)], switched=switches.append))
     keys = journal.append([encoded(a_picture(seed=seed % 4)) for seed in range(12)])
     drive.accept(
         [Accepted(n, "cam", str(n), "main", "ABC"[n % 3], 0.0, None, 1, key, Pixels()) for n, key in enumerate(keys, 1)]
@@ -78,7 +73,7 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     assert {outcome.inspection_id for outcome in outcomes} == set(range(1, 13))
     assert all(outcome.verdict in ("pass", "review") for outcome in outcomes)
     assert all([stage.expert for stage in outcome.stages][1:] == ["yolo"] for outcome in outcomes)
-    assert all(pool.used_bytes <= pool.budget_bytes for pool in pools.values())
+    assert all(memory.used_bytes <= memory.budget_bytes for memory in slots.values())
     before = len(switches)
     while (status := drive.ask("status", {})) and len(switches) != before:
         before = len(switches)  # a load that was under way has ended meanwhile
@@ -86,6 +81,6 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     assert status["expert_switches"] == sum(switch.cause != "startup" for switch in switches[:before])
     assert drive.stop(60.0)
     journal.close()
-    for pool in pools.values():
-        pool.check()
+    for memory in slots.values():
+        memory.check()
     assert list(replay(tmp_path / "trace.jsonl")) == []

@@ -24,7 +24,7 @@ def record(path: Path, policy: str) -> None:
         answer=says({3: "bad_image", 5: "missing", 8: "odd"}),
     )
     for pool in line.pools.values():
-        pool.broken[ExpertId("C")] = "damaged"
+        pool.memory.broken[ExpertId("C")] = "damaged"
     line.accept(*a_mix(50), *a_mix(10, first=50, deadline_ms=400))
     line.run(until_s=0.35)
     pinned = line.drive.ask_later("pin", {"expert": "A2"})

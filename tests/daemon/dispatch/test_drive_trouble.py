@@ -1,11 +1,10 @@
 """The drive when a device fails, and where each executor has its own share of a device, on simulated devices."""
 
-from collections.abc import Container, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Sequence
 
 import pytest
 
-from daemon.dispatch.orders import BatchReport, Unanswered
+from daemon.dispatch.pool import Batch
 from daemon.policy.request import PoolId
 from daemon.wire.control import ControlError
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image
@@ -13,27 +12,31 @@ from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix,
 LOST = "AcceleratorError: CUDA error: device-side assert triggered"
 
 
-def lose(line: Line, executor: str, batches: Container[int] = range(1 << 30)) -> list[BatchReport]:
-    """Let these of the next batches of the executor, counted from 0, end with an error of its device; return all."""
-    reports: list[BatchReport] = []
-    answer = line.executors[executor]._report
+def lose(line: Line, pool: str, batches: Container[int] = range(1 << 30)) -> list[Batch]:
+    """Let these of the next batches of a pool, counted from 0, end with an error of its device; return all."""
+    ended: list[Batch] = []
 
-    def report(done: BatchReport) -> None:
-        reports.append(done)
-        if len(reports) - 1 in batches:
-            lost = tuple(Unanswered("expert_failed", LOST) for _ in done.results)
-            done = replace(done, results=lost, device_error=LOST)
-        answer(done)
+    def on_end(batch: Batch) -> None:
+        ended.append(batch)
+        if len(ended) - 1 in batches:
+            batch.fail(LOST)
+            batch.device_error = LOST
 
-    line.executors[executor]._report = report
-    return reports
+    meddle(line, pool, on_end)
+    return ended
+
+
+def meddle(line: Line, pool: str, on_end: Callable[[Batch], None]) -> None:
+    """Call `on_end` before the drive learns of the end of a batch of this pool."""
+    device = line.pools[PoolId(pool)]
+    device.run = lambda batch, done: type(device).run(device, batch, lambda ended: (on_end(ended), done(ended)))
 
 
 @pytest.mark.promise("Containment", "A lost device costs a few batches; the other devices continue")
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_rest(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
-    lose(line, "cuda:0/0")
+    lose(line, "cuda:0")
     line.accept(*a_mix(80))
     line.run()
     assert len(line.outcomes) == 80
@@ -52,7 +55,7 @@ def test_a_device_that_disappears_costs_a_few_batches_and_the_others_serve_the_r
 
 def test_the_only_device_is_tried_again_after_a_while():
     line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
-    lose(line, "cuda:0/0", batches=range(3))
+    lose(line, "cuda:0", batches=range(3))
     line.accept(*(an_image(n, "B") for n in range(40)))
     line.run(until_s=20.0)
     assert line.outcomes == {}
@@ -66,7 +69,7 @@ def test_the_only_device_is_tried_again_after_a_while():
 
 def test_an_image_whose_second_batch_the_device_loses_too_ends_and_no_image_waits_for_ever():
     line = a_line(budgets={"cuda:0": 60}, executors=["cuda:0"])
-    lose(line, "cuda:0/0")
+    lose(line, "cuda:0")
     line.accept(*(an_image(n, "B") for n in range(8)))
     line.run(until_s=20.0)
     assert list(line.reasons().values()) == ["expert_failed"] * 4
@@ -77,7 +80,7 @@ def test_an_image_whose_second_batch_the_device_loses_too_ends_and_no_image_wait
 
 def test_one_error_is_an_accident():
     line = a_line(budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
-    lose(line, "cuda:0/0", batches=range(2))
+    lose(line, "cuda:0", batches=range(2))
     line.accept(*(an_image(n, "B") for n in range(40)))
     line.run()
     assert not line.drive.is_failing
@@ -100,7 +103,7 @@ def test_limits_that_one_pool_refuses_change_no_pool():
 
 def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
     line = own_pools()
-    (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.resident()]
+    (home,) = [pool for pool, fake in line.pools.items() if "C" in fake.memory.resident()]
     assert line.ask("pin", expert="C", device="cpu") == {"expert": "C", "device": "cpu"}
     (row,) = [row for row in line.ask("experts")["experts"] if row["expert"] == "C"]
     assert row["pinned"] == [home]
@@ -120,19 +123,16 @@ def test_a_pin_on_a_device_takes_the_pool_that_has_the_expert():
 @pytest.mark.parametrize("policy", ["samba-parallel", "coserve", "coserve-plus"])
 def test_a_device_that_is_lost_and_comes_back_costs_no_image_and_is_used_again_from_empty_on(policy: str):
     line = a_line(policy=policy, budgets={"cuda:0": 60, "cpu": 60}, executors=["cuda:0", "cpu"])
-    executor, used = line.executors["cuda:0/0"], list[BatchReport]()
-    answer = executor._report
+    used: list[Batch] = []
 
-    def report(done: BatchReport) -> None:
-        used.append(done)
+    def on_end(batch: Batch) -> None:
+        used.append(batch)
         if len(used) == 3:
-            lost = tuple(Unanswered("expert_failed", LOST) for _ in done.results)
-            answer(replace(done, results=lost, device_error=LOST, is_lost=True))
+            batch.fail(LOST)
+            batch.device_error, batch.is_lost = LOST, True
             line.drive.device_lost("cuda:0", "the cable is cut")
-        else:
-            answer(done)
 
-    executor._report = report
+    meddle(line, "cuda:0", on_end)
     line.accept(*a_mix(80))
     line.run()
     assert list(line.reasons().values()) == [None] * 80
@@ -158,14 +158,14 @@ def test_a_device_that_is_lost_and_comes_back_costs_no_image_and_is_used_again_f
 def test_experts_that_fit_only_a_lost_device_give_unknown_images_until_it_is_back():
     line = a_line(budgets={"cuda:0": 60, "cpu": 5}, executors=["cuda:0", "cpu"])
     line.drive.device_lost("cuda:0", "the cable is cut")
-    lose(line, "cuda:0/0")
+    lose(line, "cuda:0")
     for name, pool in line.pools.items():
-        pool.broken = dict.fromkeys(a_catalog(), LOST) if name == "cuda:0" else {}
+        pool.memory.broken = dict.fromkeys(a_catalog(), LOST) if name == "cuda:0" else {}
     line.accept(*a_mix(8))
     line.run(until_s=10.0)
     assert list(line.reasons().values()) == ["expert_failed"] * 8
-    line.pools[PoolId("cuda:0")].broken = {}
-    line.executors["cuda:0/0"]._report = line.drive._events.put
+    line.pools[PoolId("cuda:0")].memory.broken = {}
+    meddle(line, "cuda:0", lambda _batch: None)
     line.drive.device_back("cuda:0", lambda: None)
     line.accept(*a_mix(8, first=8))
     line.run()
@@ -174,9 +174,9 @@ def test_experts_that_fit_only_a_lost_device_give_unknown_images_until_it_is_bac
 
 def test_batches_that_hang_on_another_pc_are_judged_here_and_cost_no_expert():
     line = a_line(budgets={"pc2": 60, "cpu": 60}, executors=["pc2", "pc2", "cpu"], catalog=a_catalog("B"))
-    for name in ("pc2/0", "pc2/1"):
-        line.executors[name].hangs = lambda _order: (1000.0, None)
-        line.executors[name].give_up = lambda: line.drive.device_lost("pc2", "a batch did not end in time")
+    pc2 = line.pools[PoolId("pc2")]
+    pc2.hangs = lambda _batch: (1000.0, None)
+    pc2.abandon_batch = lambda _batch: line.drive.device_lost("pc2", "a batch did not end in time")
     line.accept(*[an_image(number) for number in range(40)])
     line.run(until_s=300.0)
     assert list(line.reasons().values()) == [None] * 40

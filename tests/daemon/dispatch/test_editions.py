@@ -22,6 +22,11 @@ def versions(line: Line, *numbers: int) -> set[str]:
     return {line.outcomes[number].stages[0].expert_version[0] for number in numbers}
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A board is judged to its end by the rules and experts of the edition in which it began, also where memory fits "
+    "one version only",
+)
 @pytest.mark.parametrize("memory", [100, 10], ids=["memory for both", "memory for one"])
 def test_what_began_before_a_change_keeps_its_weights_its_settings_and_its_rules(memory: int) -> None:
     line = a_line(budgets={"cpu": memory}, load_s=0.01)
@@ -61,6 +66,10 @@ def test_heads_that_move_to_another_backbone_are_judged_on_the_one_they_began_wi
     assert len(line.outcomes) == 24
 
 
+@pytest.mark.promise(
+    "Versions of experts",
+    "A replaced edition serves ten minutes or its longest time limit; what comes later is `unknown`",
+)
 def test_a_replaced_edition_serves_ten_minutes_and_then_its_images_are_unknown() -> None:
     line = a_line(budgets={"cpu": 100})
     line.accept(an_image(0, "B"))
@@ -74,7 +83,7 @@ def test_a_replaced_edition_serves_ten_minutes_and_then_its_images_are_unknown()
     assert [line.outcomes[n].reason for n in range(3)] == [None, None, "edition_gone"]
     assert line.ended_editions == [1]
     assert versions(line, 0, 1) == {"0"}
-    assert "B" not in line.pools["cpu"].resident()
+    assert "B" not in line.pools["cpu"].memory.resident()
 
 
 def test_ended_at_once_what_waits_runs_or_is_parked_is_unknown_and_what_is_new_goes_on() -> None:
@@ -91,6 +100,7 @@ def test_ended_at_once_what_waits_runs_or_is_parked_is_unknown_and_what_is_new_g
     line.drive._scheduler.check()
 
 
+@pytest.mark.promise("Versions of experts", "Ten changes in a row under load lose nothing and give their memory back")
 def test_ten_changes_under_load_lose_nothing_and_give_their_memory_back() -> None:
     line = a_line(budgets={"cpu": 60}, executors=("cpu", "cpu"), load_s=0.02)
     number, count = 1, 0
@@ -106,7 +116,7 @@ def test_ten_changes_under_load_lose_nothing_and_give_their_memory_back() -> Non
     line.run(until_s=line.clock.now() + 700.0)
     assert line.serving.is_alone
     known = {spec.resident.expert for spec in line.serving.current.catalog.values()}
-    assert set(line.pools["cpu"].resident()) <= known
+    assert set(line.pools["cpu"].memory.resident()) <= known
     line.drive._scheduler.check()
 
 
@@ -117,4 +127,4 @@ def test_a_pin_goes_over_to_new_weights_of_its_expert() -> None:
     line.put_in_force(with_b(NEW_B))
     line.run()
     assert [row["expert"] for row in line.ask("experts")["experts"] if row["pinned"]] == ["B"]
-    assert NEW_B.expert in line.pools["cpu"].resident()
+    assert NEW_B.expert in line.pools["cpu"].memory.resident()

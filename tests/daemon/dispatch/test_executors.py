@@ -1,17 +1,15 @@
-"""The contract of an executor, held by the thread over a real slot and by the simulated one."""
+"""Batches on an executor's thread over a real slot: a fault costs an image or a batch, never the thread."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.orders import Answered, BatchOrder, BatchReport, Executor, ImageOrder, Unanswered
-from daemon.dispatch.simulated import SimulatedClock, SimulatedExecutor, SimulatedPool
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId
+from daemon.cluster.messages import SentImage
+from daemon.dispatch.pool import Batch, DevicePool, Fault
+from daemon.policy.request import ExecutorId, PoolId
 from daemon.records import JournalKey, Pixels
 from daemon.storage.journal import Journal
 from experts.spec import Answer, Detection, ExpertSpec
@@ -23,8 +21,7 @@ from tests.experts.samples import an_expert_file
 
 pytestmark = pytest.mark.not_fast("computes with torch")
 
-FACTS = ExecutorFacts(ExecutorId("cpu/0"), PoolId("cpu"))
-BAD = b"\x89PNG this is not an image"
+CPU = ExecutorId("cpu/0")
 
 
 @pytest.fixture(scope="module")
@@ -45,109 +42,86 @@ def reader_of(*payloads: bytes) -> Callable[[JournalKey], bytes]:
     return lambda key: images[key.offset]
 
 
-@dataclass
-class Bench:
-    executor: Executor
-    reports: "queue.SimpleQueue[BatchReport]"
-    clock: SimulatedClock | None = None
-
-    def run(self, order: BatchOrder) -> BatchReport:
-        self.executor.submit(order)
-        while self.clock is not None and self.clock.step():
-            pass
-        return self.reports.get(timeout=60.0)
+def a_batch(spec: ExpertSpec, *keys: JournalKey | int) -> Batch:
+    images = [SentImage(key if isinstance(key, JournalKey) else JournalKey(1, key, 1), Pixels()) for key in keys]
+    return Batch(1, CPU, spec, images, [None] * len(images))
 
 
-def an_order(spec: ExpertSpec, *numbers: int, batch_id: int = 1) -> BatchOrder:
-    images = tuple(ImageOrder(RequestId(number), JournalKey(1, number, 1), Pixels()) for number in numbers)
-    return BatchOrder(batch_id, spec, images)
-
-
-@pytest.fixture(params=["real", "fake"])
-def bench(request: pytest.FixtureRequest, spec: ExpertSpec, pool: SlotPool) -> Iterator[Bench]:
-    """Image 1 cannot be decoded; the others can."""
-    reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
-    if request.param == "real":
-        good = encoded(a_picture())
-        bench = Bench(ExecutorThread(FACTS, pool.slot, reader_of(good, BAD, good, good), infer_each), reports)
-    else:
-        clock, fake = SimulatedClock(), SimulatedPool(spec.weights_bytes)
-        fake.load(spec)
-
-        def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
-            return Unanswered("bad_image", "not an image") if image.request_id == 1 else Answer("label1", 0.9)
-
-        bench = Bench(SimulatedExecutor(FACTS, fake, clock, answer), reports, clock)
-    bench.executor.start(reports.put)
-    yield bench
-    assert bench.executor.stop(60.0)
-
-
-Forward = Callable[[Slot, Sequence[Prepared]], Sequence[Answer]]
+Run = Callable[[Batch], Batch]
 
 
 @pytest.fixture
-def start(pool: SlotPool) -> Iterator[Callable[..., Bench]]:
-    """Start executor threads: `start(run, read)`; each is stopped at the end."""
-    started: list[Bench] = []
+def start(pool: SlotPool) -> Iterator[Callable[..., Run]]:
+    """Start executor threads: `start(infer, read)` returns what runs a batch; each is stopped at the end."""
+    started: list[DevicePool] = []
 
-    def start(run: Forward, read: Callable[[JournalKey], bytes] | None = None) -> Bench:
-        started.append(Bench(ExecutorThread(FACTS, pool.slot, read or reader_of(), run), queue.SimpleQueue()))
-        started[-1].executor.start(started[-1].reports.put)
-        return started[-1]
+    def start(
+        infer: Callable[[Slot, Sequence[Prepared], Sequence[ExpertSpec]], Sequence[Answer]],
+        read: Callable[[JournalKey], bytes] | None = None,
+    ) -> Run:
+        device = DevicePool(PoolId("cpu"), [CPU], pool, infer, read or reader_of())
+        device.start()
+        started.append(device)
+
+        def run(batch: Batch) -> Batch:
+            ended: queue.SimpleQueue[Batch] = queue.SimpleQueue()
+            device.run(batch, ended.put)
+            return ended.get(timeout=60.0)
+
+        return run
 
     yield start
-    assert all(bench.executor.stop(60.0) for bench in started)
+    assert all(device.stop(60.0) for device in started)
 
 
-def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callable[..., Bench]):
+def faults(batch: Batch) -> list[str | None]:
+    return [answer.kind if isinstance(answer, Fault) else None for answer in batch.answers]
+
+
+def test_answers_are_those_of_the_network_alone(spec: ExpertSpec, start: Callable[..., Run]):
     pictures = [a_picture(width=80 + seed, seed=seed) for seed in range(3)]
-    bench = start(infer_each, reader_of(*(encoded(picture) for picture in pictures)))
-    together = bench.run(an_order(spec, 0, 1, 2)).results
-    for number, picture in enumerate(pictures):
-        (alone,) = bench.run(an_order(spec, number)).results
-        result = together[number]
-        assert isinstance(alone, Answered)
-        assert isinstance(result, Answered)
-        assert result.image_size == (picture.shape[1], picture.shape[0])
-        assert result.answer.label == alone.answer.label
-        assert result.answer.confidence == pytest.approx(alone.answer.confidence, abs=1e-3)
+    run = start(infer_each, reader_of(*(encoded(picture) for picture in pictures)))
+    together = run(a_batch(spec, 0, 1, 2))
+    assert together.sizes == [(picture.shape[1], picture.shape[0]) for picture in pictures]
+    for number, answer in enumerate(together.answers):
+        (alone,) = run(a_batch(spec, number)).answers
+        assert isinstance(alone, Answer)
+        assert isinstance(answer, Answer)
+        assert answer.label == alone.label
+        assert answer.confidence == pytest.approx(alone.confidence, abs=1e-3)
 
 
 @pytest.mark.promise("Containment", "An image that poisons its batch costs only itself")
-def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, start: Callable[..., Bench]):
+def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, start: Callable[..., Run]):
     poison = encoded(a_picture(width=33, height=33))
 
-    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
+    def infer(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         if any(image.placement.width == 33 for image in prepared):
             raise RuntimeError("the network chokes")
         return [Answer("ok", 0.9) for _ in prepared]
 
-    good = encoded(a_picture())
-    bench = start(run, reader_of(good, good, poison, good))
-    report = bench.run(an_order(spec, 0, 1, 2, 3))
-    faults = [result.fault if isinstance(result, Unanswered) else None for result in report.results]
-    assert faults == [None, None, "expert_failed", None]
-    assert report.memory_limit is None
+    good, bad = encoded(a_picture()), b"\x89PNG this is not an image"
+    batch = start(infer, reader_of(good, good, poison, bad, good))(a_batch(spec, *range(5)))
+    assert faults(batch) == [None, None, "expert_failed", "bad_image", None]
+    assert batch.memory_limit is None
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
 def test_out_of_memory_halves_the_batch_and_says_what_fitted(
-    error: Exception, spec: ExpertSpec, start: Callable[..., Bench]
+    error: Exception, spec: ExpertSpec, start: Callable[..., Run]
 ):
     sizes: list[int] = []
 
-    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
+    def infer(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         sizes.append(len(prepared))
         if len(prepared) > 1:
             raise error
         return [Answer("ok", 0.9) for _ in prepared]
 
-    bench = start(run)
-    report = bench.run(an_order(spec, 0, 1, 2, 3))
-    assert all(isinstance(result, Answered) for result in report.results)
+    batch = start(infer)(a_batch(spec, 0, 1, 2, 3))
+    assert faults(batch) == [None] * 4
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
-    assert report.memory_limit == 1
+    assert batch.memory_limit == 1
 
 
 @pytest.mark.parametrize(
@@ -160,18 +134,17 @@ def test_out_of_memory_halves_the_batch_and_says_what_fitted(
     ],
 )
 def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
-    error: Exception, is_of_the_device: bool, spec: ExpertSpec, start: Callable[..., Bench]
+    error: Exception, is_of_the_device: bool, spec: ExpertSpec, start: Callable[..., Run]
 ):
     sizes: list[int] = []
 
-    def run(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
+    def infer(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
         sizes.append(len(prepared))
         raise error
 
-    bench = start(run)
-    report = bench.run(an_order(spec, 0, 1, 2, 3))
-    assert [result.fault for result in report.results if isinstance(result, Unanswered)] == ["expert_failed"] * 4
-    assert (report.device_error is not None) == is_of_the_device
+    batch = start(infer)(a_batch(spec, 0, 1, 2, 3))
+    assert faults(batch) == ["expert_failed"] * 4
+    assert (batch.device_error is not None) == is_of_the_device
     assert (sizes == [4]) == is_of_the_device
 
 
@@ -179,26 +152,20 @@ def test_an_error_of_the_device_ends_the_batch_at_once_and_is_reported(
     "answer",
     [Answer("ok", float("nan")), Answer("ok", 0.9, (Detection("ok", 0.9, (0.0, float("inf"), 1.0, 1.0)),))],
 )
-def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: ExpertSpec, start: Callable[..., Bench]):
-    bench = start(lambda _slot, prepared, _experts: [answer for _ in prepared])
-    (result,) = bench.run(an_order(spec, 0)).results
-    assert isinstance(result, Unanswered)
-    assert result.fault == "expert_failed"
+def test_an_answer_that_is_not_a_number_is_no_answer(answer: Answer, spec: ExpertSpec, start: Callable[..., Run]):
+    run = start(lambda _slot, prepared, _experts: [answer for _ in prepared])
+    assert faults(run(a_batch(spec, 0))) == ["expert_failed"]
 
 
 def test_bytes_that_the_disk_refuses_now_are_no_fault_of_the_image(
-    spec: ExpertSpec, start: Callable[..., Bench], tmp_path: Path
+    spec: ExpertSpec, start: Callable[..., Run], tmp_path: Path
 ):
     journal = Journal(tmp_path / "journal")
     (key,) = journal.append([encoded(a_picture())])
     journal.close()
     (tmp_path / "journal").rename(tmp_path / "elsewhere")
-    bench = start(infer_each, journal.read)
-    order = BatchOrder(1, spec, (ImageOrder(RequestId(1), key, Pixels()),))
-    (result,) = bench.run(order).results
-    assert isinstance(result, Unanswered)
-    assert result.fault == "unreadable"
+    run = start(infer_each, journal.read)
+    assert faults(run(a_batch(spec, key))) == ["unreadable"]
     (tmp_path / "elsewhere").rename(tmp_path / "journal")
-    (result,) = bench.run(order).results
-    assert isinstance(result, Answered)
+    assert faults(run(a_batch(spec, key))) == [None]
     journal.close()

@@ -14,17 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.dispatch.channels import Channels
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.executors import ExecutorThread
-from daemon.dispatch.flow import Chains
-from daemon.dispatch.loader import PoolLoader
-from daemon.dispatch.orders import BatchOrder, ImageOrder, Unanswered
-from daemon.dispatch.running_work import Watch
+from daemon.dispatch.pool import Batch, DevicePool, Fault, StoredImage
 from daemon.dispatch.trace import Makeup, replay
+from daemon.dispatch.watch import Watch
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import PRESETS, Tuning
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, RequestId
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import JournalKey, Outcome
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
@@ -42,28 +38,27 @@ FOREVER_S = 1e6
 
 def hang(
     line: Line, expert: str, *, times: int = 1 << 30, seconds: float = FOREVER_S, image: int | None = None
-) -> list[BatchOrder]:
+) -> list[Batch]:
     """The next `times` batches of `expert` (that hold `image`, if named: its decoding hangs) take `seconds` more."""
-    hung: list[BatchOrder] = []
+    hung: list[Batch] = []
 
-    def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
-        blamed = next((each.request_id for each in order.images if each.key.offset == image), None)
-        if order.spec.expert != expert or len(hung) == times or (image is not None and blamed is None):
+    def hangs(batch: Batch) -> tuple[float, int | None]:
+        blamed = next((number for number, each in enumerate(batch.images) if each.key.offset == image), None)
+        if batch.spec.expert != expert or len(hung) == times or (image is not None and blamed is None):
             return 0.0, None
-        hung.append(order)
+        hung.append(batch)
         return seconds, blamed
 
-    for executor in line.executors.values():
-        executor.hangs = hangs
+    for pool in line.pools.values():
+        pool.hangs = hangs
     return hung
 
 
 def heal(line: Line) -> None:
     """Let no further batch and no further load hang."""
-    for executor in line.executors.values():
-        executor.hangs = lambda _order: (0.0, None)
-    for loader in line.loaders.values():
-        loader.hangs_s.clear()
+    for pool in line.pools.values():
+        pool.hangs = lambda _batch: (0.0, None)
+        pool.hangs_s.clear()
 
 
 # Time
@@ -167,14 +162,14 @@ def test_an_image_whose_decoding_does_not_end_is_bad_and_its_neighbours_are_judg
 def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_no_image_waits_behind_them(policy: str) -> None:
     line = a_line(policy=policy, budgets={"cpu": 60})
 
-    def answer(_spec: ExpertSpec, image: ImageOrder) -> Answer | Unanswered:
+    def answer(_spec: ExpertSpec, image: StoredImage) -> Answer | Fault:
         is_back = line.clock.now() > 100.0 and image.key.offset == 1
         if image.key.offset < 3 and not is_back:
-            return Unanswered("unreadable", "journal segment 1, offset 0: cannot read: Permission denied")
+            return Fault("unreadable", "journal segment 1, offset 0: cannot read: Permission denied")
         return Answer("ok", 0.9)
 
-    for executor in line.executors.values():
-        executor._answer = answer
+    for pool in line.pools.values():
+        pool._answer = answer
     line.accept(an_image(1, "B"), an_image(2, "B"), an_image(0, "C", deadline_ms=20_000))
     line.accept(*(an_image(10 + n, "B") for n in range(8)))
     line.run(until_s=50.0)
@@ -195,8 +190,8 @@ def test_images_whose_bytes_cannot_be_read_just_now_are_tried_again_and_no_image
 @pytest.mark.parametrize("policy", PRESETS)
 def test_a_load_that_hangs_delays_no_other_expert_and_its_images_wait_for_it(policy: str) -> None:
     line = a_line(policy=policy, budgets={"cpu": 60})
-    for loader in line.loaders.values():
-        loader.hangs_s[ExpertId("B")] = 200.0
+    for pool in line.pools.values():
+        pool.hangs_s[ExpertId("B")] = 200.0
     line.accept(an_image(0, "B"), an_image(1, "B", deadline_ms=100_000))
     line.accept(*(an_image(2 + n, ["A1", "A2", "C"][n % 3]) for n in range(30)))
     line.run(until_s=150.0)
@@ -230,15 +225,14 @@ def test_every_image_ends_once_and_the_run_replays_although_batches_and_loads_ha
 def _let_everything_hang(line: Line, data: st.DataObject) -> None:
     seconds = st.sampled_from([0.0, 0.0, 0.0, 0.0, 45.0, 400.0, FOREVER_S])
 
-    def hangs(order: BatchOrder) -> tuple[float, RequestId | None]:
+    def hangs(batch: Batch) -> tuple[float, int | None]:
         taken_s = data.draw(seconds, label="batch")
         blames = taken_s > 0.0 and data.draw(st.booleans(), label="decoding")
-        return taken_s, order.images[0].request_id if blames else None
+        return taken_s, 0 if blames else None
 
-    for executor in line.executors.values():
-        executor.hangs = hangs
-    for loader in line.loaders.values():
-        loader.hangs_s = {name: data.draw(seconds, label="load") for name in a_catalog()}
+    for pool in line.pools.values():
+        pool.hangs = hangs
+        pool.hangs_s = {name: data.draw(seconds, label="load") for name in a_catalog()}
     line.accept(*a_mix(15), *a_mix(15, first=15, deadline_ms=60_000))
     line.run(until_s=300.0)
     heal(line)
@@ -269,9 +263,18 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
         serving = a_serving(routes(rules), {ExpertId(spec.name): spec})
         self._stands_at_s = time.monotonic()
         self._goes_since_s: float | None = None
-        pool, name = SlotPool("cpu", spec.weights_bytes), PoolId("cpu")
-        payload, facts = encoded(a_picture()), ExecutorFacts(ExecutorId("cpu/0"), name)
+        name, payload = PoolId("cpu"), encoded(a_picture())
+        facts = ExecutorFacts(ExecutorId("cpu/0"), name)
         self.marks: list[JournalKey | None] = []
+        pool = DevicePool(
+            name,
+            [facts.executor],
+            SlotPool("cpu", spec.weights_bytes),
+            self._run,
+            lambda _key: payload,
+            new_mark=lambda: self.marks.append,
+            clock=self.now_s,
+        )
         self.outcomes: list[Outcome] = []
         self.drive = Drive(
             Makeup(
@@ -281,18 +284,12 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
                 "coserve-plus",
                 Tuning(),
             ),
-            Chains(serving, self.now_s, time.time),
             serving,
-            [
-                ExecutorThread(
-                    facts, pool.slot, lambda _key: payload, self._run, clock=self.now_s, mark=self.marks.append
-                )
-            ],
-            [PoolLoader(name, pool, Channels())],
+            [pool],
             hang_after_s=hang_after_s,
             clock=self.now_s,
         )
-        self.drive.start(reports_to(finished=self.outcomes.append))
+        self.drive.start(reports_to(finished=self.outcomes.extend))
         self.drive.accept([an_image(1)])
         assert self.begun.wait(60.0)
 

@@ -21,9 +21,8 @@ HOLDABLE = """\
 import sys, time
 from pathlib import Path
 from daemon.dispatch.drive import Drive
-from daemon.dispatch.executors import ExecutorThread
 from daemon.intake.intake import Intake
-from daemon.dispatch.loader import PoolLoader
+from daemon.dispatch.pool import DevicePool
 from daemon.operations import Operations
 from daemon.storage.results_stream import ResultsStream
 from daemon.monitor.pipeline_probe import PipelineProbe
@@ -48,9 +47,9 @@ holdable(Intake, "_send_replies", "intake")
 holdable(Writer, "_run_task", "writer")
 holdable(Drive, "turn", "drive")
 holdable(ResultsStream, "_send_all", "publish")
-holdable(ExecutorThread, "_carry_out", "executor")
+holdable(DevicePool, "_run", "executor")
 holdable(Operations, "reload", "reload")
-holdable(PoolLoader, "_load", "load")
+holdable(DevicePool, "_load", "load")
 holdable(PipelineProbe, "send", "watch")
 holdable(Intake, "start", "start")
 holdable(RetentionThread, "stop", "stop")

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import pytest
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.line.making import Draft, Made, make_edition, working_files
+from daemon.line.making import Draft, Made, draft_of, make_edition, working_files
 from daemon.line.served import Served, stored
+from experts.drift import BINS
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder, entries_of
 from tests.experts.editions.test_edition_folder import dies_at
@@ -60,10 +61,7 @@ def changed(config: Config, **fields: Any) -> Callable[[Edition | None], Draft]:
     def build(before: Edition | None) -> Draft:
         assert before is not None
         folder = EditionFolder(config.catalog)
-        experts = {
-            name: entry.with_files(lambda _, sha256: str(folder.weights.place(sha256)))
-            for name, entry in before.experts.items()
-        }
+        experts = folder.placed(before)
         return Draft(before.rules, experts | {"R0402": experts["R0402"].model_copy(update=fields)}, "promote")
 
     return build
@@ -155,46 +153,60 @@ def test_a_disk_without_room_for_the_weights_is_named_before_anything_is_copied(
 ) -> None:
     usage = shutil.disk_usage(config.catalog.parent)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(EditionError, match=r"MB of weights do not fit in the 1 kB that are free: make room"):
+    with pytest.raises(EditionError, match=r"MB of weights do not fit in 0\.0 MB of free space: make room"):
         loaded(config)
     folder = EditionFolder(config.catalog)
     assert (folder.current(), folder.weights.all()) == (None, {})
 
 
-@pytest.mark.parametrize("deed", ["reload", "promote"])
+@pytest.mark.promise(
+    "Versions of experts",
+    "A kill at any step leaves the old or the new version complete, and work can continue from there",
+)
+@pytest.mark.parametrize("deed", ["reload", "promote", "measure", "rollback"])
 def test_killed_at_any_step_the_edition_before_or_the_new_one_is_in_force(
     tmp_path: Path, config: Config, deed: str
 ) -> None:
-    first = loaded(config).edition
-    rules = config.rules.read_text() + "# new\n"
+    before = loaded(config).edition
+    if deed == "rollback":
+        before = make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine()).edition
     if deed == "reload":
-        config.rules.write_text(rules)
-    seen, number, killed = set[int](), 0, True
+        config.rules.write_text(config.rules.read_text() + "# new\n")
+    seen, number, killed = list[Edition](), 0, True
     while killed:
         number += 1
         root = tmp_path / f"at-{number}"
         shutil.copytree(config.rules.parent, root)
         there = replace_paths(config, root)
-        if deed == "promote":
-            killed = dies_at(number, make_edition, there, "ines", changed(there, temperature=2.0), ARunningLine())
-        else:
-            killed = dies_at(number, loaded, there)
+        killed = dies_at(number, do, deed, there)
         folder = EditionFolder(there.catalog)
         in_force = folder.in_force()
         assert in_force is not None
-        assert in_force == first or in_force.has_content_of(
-            first.model_copy(update={"rules": rules})
-            if deed == "reload"
-            else first.model_copy(update={"experts": in_force.experts})
-        )
         served = stored(in_force, folder)
         assert {*served.catalog.headers} == {*in_force.experts}
-        seen.add(in_force.number)
+        seen.append(in_force)
         made = make_edition(there, "ben", changed(there, temperature=4.0), ARunningLine(), discard=True)
         assert made.edition.number > in_force.number
         assert entries_of(there.catalog) == made.edition.experts
         shutil.rmtree(root)
-    assert seen == {1, 2}
+    assert {edition.number for edition in seen} == {before.number, before.number + 1}
+    assert all(edition == before or edition.has_content_of(seen[-1]) for edition in seen)
+
+
+def do(deed: str, config: Config) -> None:
+    """Each kind of edition, as its command makes it (tools/experts)."""
+    running = ARunningLine()
+    if deed == "reload":
+        loaded(config, running)
+    elif deed == "promote":
+        make_edition(config, "ines", changed(config, temperature=2.0), running)
+    elif deed == "measure":
+        counts = {"ok": (1,) * BINS}
+        build = changed(config, confidences=counts)
+        make_edition(config, "ines", lambda before: replace(build(before), why="reload"), running)
+    else:
+        folder = EditionFolder(config.catalog)
+        make_edition(config, "ines", lambda _: draft_of(folder.read(1), folder, "rollback"), running, anew=True)
 
 
 def replace_paths(config: Config, root: Path) -> Config:

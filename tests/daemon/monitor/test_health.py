@@ -11,7 +11,7 @@ import pytest
 
 import daemon.operations
 from daemon.app import App
-from daemon.dispatch.simulated import SimulatedPool
+from daemon.dispatch.simulated import SimulatedMemory
 from daemon.line.line import load_line
 from daemon.operations import Vitals
 from tests.contract.client import Line
@@ -48,13 +48,13 @@ def test_starting_ready_draining_and_a_hung_thread_are_told_apart(
     tmp_path: Path, experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.operations, "STUCK_AFTER_S", 0.3)
-    going, load = threading.Event(), SimulatedPool.load
+    going, load = threading.Event(), SimulatedMemory.load
 
     def load_later(*arguments: Any, **named: Any) -> Any:
         going.wait(60)
         return load(*arguments, **named)
 
-    monkeypatch.setattr(SimulatedPool, "load", load_later)
+    monkeypatch.setattr(SimulatedMemory, "load", load_later)
     line = Line(tmp_path / "line", experts_folder, limits={"hang_after": "10m"})
     with an_app(line) as app:
         assert answers(app)["/healthz"] == (200, "alive")

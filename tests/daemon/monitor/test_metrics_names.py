@@ -57,7 +57,7 @@ def a_scrape(**changed: object) -> str:
     } | changed
     metrics.registry.register(Gauges(lambda: facts))
     stage = Stage("R0402", "v", "ok", 0.9, (), "cpu", "cpu/0", 1, 8, 12.0, 0.0, 2.0, "s", "{}")
-    metrics.finished(Outcome(1, "pass", None, None, (stage, stage)))
+    metrics.finished([Outcome(1, "pass", None, None, (stage, stage))])
     metrics.batch_done(BatchDone("cpu/0", "cpu", "R0402", "resnet18", 0, 8, 1.0, 2.0, 30.0, 20.0))
     metrics.switched(ExpertSwitch(1.0, "cpu", "cpu", "R0402", (), 100, 20.0, "disk", "demand"))
     metrics.published([Published(1, "inspection/a/b/", {"verdict": "unknown", "reason": HOSTILE, "latency_ms": 5.0})])

@@ -7,6 +7,7 @@ from typing import Any
 from daemon.registry.store import Store
 from tests.contract.client import Line
 from tests.daemon.plant.test_slow_links import serving
+from tests.editions import files_in_force
 from tests.lines import COSERVE_RUN
 from tests.tools.run_commands import coserve
 from tools.experts.line import open_line
@@ -27,7 +28,8 @@ def test_a_hub_takes_releases_with_its_token_and_a_line_takes_them_whole(
         (tmp_path / name).write_text(name)
     plant: dict[str, Any] = {"plant": {"signers": ["../keys/anna.sign"]}, "memory": "100MB"}
     a = Line(tmp_path / "a", version_folders[0], RULES, COSERVE_RUN, **plant).config
-    b = Line(tmp_path / "b", version_folders[1], RULES, COSERVE_RUN, **plant).config
+    b = Line(tmp_path / "b", version_folders[1], RULES.replace(", Q: 1", ""), COSERVE_RUN, **plant).config
+    files_in_force(a)
 
     def versions(config: Path) -> list[str | None]:
         return [expert.version for expert in open_line(config).experts().values()]
@@ -58,4 +60,4 @@ def test_a_hub_takes_releases_with_its_token_and_a_line_takes_them_whole(
                 shutil.copy(tmp_path / file.name, file)
         assert "line/1, signed by anna.sign" in pull("--newest")
         assert versions(b) == versions(a) != before
-        assert f"line/1 is in force: {url} has nothing newer" in pull("--newest")
+        assert f"this line has had line/1: {url} has nothing newer" in pull("--newest")

@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import binomtest
 
 from daemon.shadow.comparison import add_answers, outcome_text, shadow_report
+from experts.editions.candidates import Shadow
 from experts.spec import digest_of
-from experts.versions import Shadow
 from routing_rules.routes import ClassifierStep, Judgement
 from tests.daemon.storage.database.store_parts import SETTINGS, Line, a_line, a_stage, an_arrival, an_outcome
 

@@ -17,7 +17,6 @@ import pytest
 from daemon.records import Accepted, JournalKey, Pixels
 from daemon.shadow.shadows import ShadowImage
 from daemon.storage.journal import Journal
-from experts.versions import Versions
 from routing_rules.routes import ClassifierStep, Judgement
 from tests.contract.client import Line
 from tests.contract.test_families_live import LABELS, put_heads, write_heads
@@ -93,4 +92,4 @@ def test_a_head_answers_on_its_backbone_and_images_without_bytes_are_left_out(
         assert ask(ours, an_image(replace(key, length=5)), version, 0, step, None, service) == left_out
         assert ask(ours, an_image(key), "0" * 12, 0, step, None, service) == left_out, "an older mark's image"
         assert ask(ours, an_image(key), version, 0, step, None, service)["label"] == row["label"]
-    assert Versions(experts.config.catalog).read()["R0402"].shadow is not None
+    assert experts.experts()["R0402"].shadow is not None

@@ -247,6 +247,9 @@ def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_num
     assert rows_of(killed) == list(range(50))
 
 
+@pytest.mark.promise(
+    "Attacks, before and after", "A running line's database is opened with `sqlite3` and closed: its log stays"
+)
 def test_another_program_that_closes_the_database_takes_no_log_away(written: Written) -> None:
     written.write()
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM t').fetchall(); c.close()"

@@ -158,6 +158,10 @@ def subscriptions(dice: random.Random, count: int, size: int = 30) -> bytes:
     return b"".join(frame(b"\1" + dice.randbytes(size), more=False) for _ in range(count))
 
 
+@pytest.mark.promise(
+    "Attacks, before and after",
+    "100 subscribers that send 200-byte topics, and reconnect when they are cut, take little memory and delay nobody",
+)
 @pytest.mark.test_all
 def test_connections_that_subscribe_and_come_back_take_little_memory_and_delay_nobody() -> None:
     dice = random.Random(7)

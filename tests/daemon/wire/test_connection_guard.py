@@ -48,6 +48,9 @@ def answers(endpoint: str) -> bool:
         return bool(peer.socket.poll(3000))
 
 
+@pytest.mark.promise(
+    "Attacks, before and after", "Connections that finish the handshake and then send nothing make room for new ones"
+)
 def test_connections_that_never_send_a_message_keep_no_new_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.wire.connection_guard._GRACE_S", 0.5)
     with an_answering_socket(8) as endpoint, contextlib.ExitStack() as stack, Peer(endpoint) as known:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experts.catalog import CatalogEntry, CatalogFile
-from experts.catalog_edit import read
+from experts.catalog import CatalogEntry, read_catalog
 from experts.durable import replace_text
 from experts.editions.edition import Edition, EditionError, decode
 from experts.editions.folder import EditionFolder, EditionsBusyError, entries_of
@@ -150,7 +149,7 @@ def test_working_files_that_differ_are_written_anew_and_others_stay(tmp_path: Pa
     put_in_force(folder, an_edition(3, weights(new, 2), parent=2), new)
     text = folder.catalog.read_text()
     assert text.startswith("# Written from edition 3; comments are not kept.")
-    entry = CatalogFile.model_validate(read(text)).experts["R0402"]
+    entry = read_catalog(folder.catalog)["R0402"]
     assert file_sha256(folder.root / entry.file) == entry.sha256
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 import yaml
 
-from experts.catalog import Catalog, CatalogEntry, CatalogFile, resolve
-from experts.catalog_edit import add_to_catalog
+from experts.catalog import Catalog, CatalogEntry, CatalogFile, add_expert, resolve
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision import heads
@@ -34,7 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalog with the backbone `line`, and three heads: the network's own last layer, another one, a bank."""
     folder, model = tmp_path_factory.mktemp("experts"), a_model("resnet18")
     entry = write_backbone(model, "resnet18", SIZE, folder, "line")
-    add_to_catalog(folder / "catalog.yaml", "line", entry)
+    add_expert(folder / "catalog.yaml", "line", entry)
     backbone = CatalogEntry.model_validate(entry)
     torch.manual_seed(1)
     good = np.stack([image.pixels for image in IMAGES[:2]])
@@ -47,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for expert, (kind, classes, tensors) in heads.items():
         head = write_head(kind, tensors, backbone, classes, folder, expert=expert, origin="test")
-        add_to_catalog(folder / "catalog.yaml", expert, head)
+        add_expert(folder / "catalog.yaml", expert, head)
     return folder
 
 
@@ -72,7 +71,7 @@ def loaded(spec: ExpertSpec) -> Slot:
 def test_heads_learn_from_the_weights_of_a_thin_backbone_as_they_are_stored(tmp_path: Path, form: str):
     model = a_model("resnet18")
     entry = write_backbone(model, "resnet18", SIZE, tmp_path, "line", store=form)
-    add_to_catalog(tmp_path / "catalog.yaml", "line", entry)
+    add_expert(tmp_path / "catalog.yaml", "line", entry)
     slot = stored_backbone(tmp_path, "line", entry)
     assert slot.spec.stored_as == form
     known = load_backbone(tmp_path / "catalog.yaml", None)
@@ -213,12 +212,12 @@ def test_a_head_of_another_kind_of_numbers_or_an_impossible_calibration_is_refus
     bank = torch.zeros(36, 2, 256), torch.ones(256), torch.tensor([1.0, -1.0, 1.0])
     wrong = dict(zip(("bank", "scale", "odds"), bank, strict=True))
     entry = write_head("bank", wrong, backbone, ("ok", "defect"), folder, expert="CE6", origin="test")
-    add_to_catalog(folder / "catalog.yaml", "CE6", entry)
+    add_expert(folder / "catalog.yaml", "CE6", entry)
     spec = read(folder)[0][ExpertId("CE6")]
     with pytest.raises(ExpertError, match="impossible calibration"):
         infer(loaded(spec), IMAGES[:1], spec)
     sha256 = write_weights(folder / "CE6.safetensors", [Block("bank", "I8", (2,), b"ab")], metadata)
-    add_to_catalog(folder / "catalog.yaml", "CE6", entry | {"sha256": sha256})
+    add_expert(folder / "catalog.yaml", "CE6", entry | {"sha256": sha256})
     spec = read(folder)[0][ExpertId("CE6")]
     with pytest.raises(ExpertError, match="numbers of a kind that heads do not have"):
         infer(loaded(spec), IMAGES[:1], spec)

@@ -27,10 +27,12 @@ from daemon.config.settings import load_config
 from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
 from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
+from experts.editions.folder import EditionFolder
 from experts.weights import file_sha256
 from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.contract.client import Line
+from tests.editions import a_serving, files_in_force
 from tests.lines import a_jpeg
 from tests.simulated import a_service
 from tests.small_disk import small_disk
@@ -50,12 +52,13 @@ CONFIG = "rules: rules.yaml\ncatalog: experts/catalog.yaml\ndevices: {cpu: {expe
 
 
 def a_folder(folder: Path, config: str = CONFIG) -> Path:
-    """A line's files; nothing runs there."""
+    """A line with edition 1 in force; nothing runs there."""
     (folder / "experts").mkdir(parents=True)
     shutil.copy(EXPERTS / "catalog.yaml", folder / "experts")
     shutil.copy(EXPERTS / "R0402.safetensors", folder / "experts")
     (folder / "rules.yaml").write_text(RULES, encoding="utf-8")
     (folder / "coserve.yaml").write_text(config, encoding="utf-8")
+    files_in_force(folder / "coserve.yaml")
     return folder / "coserve.yaml"
 
 
@@ -63,7 +66,7 @@ class Writing:
     """A store and a journal of small segments, as a busy daemon's writer uses them."""
 
     def __init__(self, folder: Path) -> None:
-        self.routes = compile_rules(RULES, "rules.yaml", None)
+        self.serving = a_serving(compile_rules(RULES, "rules.yaml", None))
         self.journal = Journal(folder / "journal", segment_bytes=4096)
         self.store: Store = Store(f"sqlite:///{folder}/inspection.db")
         self.count = 0
@@ -71,7 +74,8 @@ class Writing:
     def accept(self, images: int = 1) -> list[Accepted]:
         arrivals = [self._arrival() for _ in range(images)]
         keys = self.journal.append([arrival.payload for arrival in arrivals])
-        return self.store.accept(list(zip(arrivals, keys, strict=True)), self.routes)
+        accepted = self.store.accept(list(zip(arrivals, keys, strict=True)), self.serving)
+        return [image for image in accepted if isinstance(image, Accepted)]
 
     def _arrival(self) -> Arrival:
         self.count += 1
@@ -240,8 +244,13 @@ def test_a_line_whose_files_lie_together_is_restored_as_it_is(tmp_path: Path, wr
     archive = backed_up(tmp_path / "line")
     restored = unpack(archive, tmp_path / "restored")
     assert (restored.last_seq, restored.waiting) == (0, 3)
-    for name in ("coserve.yaml", "rules.yaml", "experts/catalog.yaml", "experts/R0402.safetensors"):
-        assert (tmp_path / "restored" / name).read_bytes() == (tmp_path / "line" / name).read_bytes()
+    line, new = tmp_path / "line", tmp_path / "restored"
+    catalog = (new / "experts/catalog.yaml").read_text(encoding="utf-8")
+    assert catalog.startswith("# Written from edition 2; comments are not kept.")
+    files = {path.relative_to(new) for path in new.rglob("*") if path.is_file()}
+    assert files >= {path.relative_to(line) for path in (line / "experts").glob("weights/*/*")}
+    for name in ("coserve.yaml", "rules.yaml", "experts/editions/000001.json"):
+        assert (new / name).read_bytes() == (line / name).read_bytes()
     assert not list(tmp_path.glob(".*"))
     assert archive.stat().st_mode & 0o777 == 0o640
     subprocess.run(["sha256sum", "--quiet", "-c", SUMS], cwd=_untarred(archive, tmp_path), check=True)
@@ -255,13 +264,14 @@ def _untarred(archive: Path, folder: Path) -> Path:
 
 def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_path: Path):
     elsewhere = tmp_path / "var"
-    config = a_folder(
-        tmp_path / "etc",
+    config = a_folder(tmp_path / "etc")
+    shutil.move(tmp_path / "etc" / "experts", tmp_path / "experts")
+    config.write_text(
         f"database: sqlite:///{elsewhere}/results.db\njournal: {elsewhere}/journal\nimages: {elsewhere}/pictures\n"
         f"rules: {tmp_path}/etc/../etc/rules.yaml\ncatalog: {tmp_path}/experts/catalog.yaml\n"
         "devices: {cpu: {expert_memory: 250MB, profile: ../cpu.yaml}}\n",
+        encoding="utf-8",
     )
-    shutil.move(tmp_path / "etc" / "experts", tmp_path / "experts")
     catalog = tmp_path / "experts" / "catalog.yaml"
     weights = shutil.move(tmp_path / "experts" / "R0402.safetensors", tmp_path / "weights.safetensors")
     catalog.write_text(catalog.read_text().replace("R0402.safetensors", str(weights)), encoding="utf-8")
@@ -279,6 +289,50 @@ def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_pa
         entries["R0402"]["sha256"]
     }
     assert (tmp_path / "restored" / "coserve.yaml.before-backup").read_bytes() == config.read_bytes()
+
+
+def test_a_backup_has_every_edition_and_the_weights_that_are_needed_again(tmp_path: Path, writing: Writing):
+    """Of editions 1 to 5, each with weights of its own: 1 has an open board, 3 and 4 stood before 5."""
+    experts = tmp_path / "line" / "experts"
+    store = EditionFolder(experts / "catalog.yaml").weights
+    writing.accept()
+    by_edition = [*store.all()]
+    for number in range(2, 6):
+        with_other_weights(experts, number)
+        files_in_force(tmp_path / "line" / "coserve.yaml")
+        by_edition += store.all().keys() - {*by_edition}
+    (experts / "releases" / "manifests" / "line").mkdir(parents=True)
+    (experts / "releases" / "manifests" / "line" / "1.json").write_text("{}")
+    (experts / "editions" / "000009.json").write_text("of a promotion that was killed")
+    archive = backed_up(tmp_path / "line")
+    backed = {name for name in names(archive) if name.startswith("experts/")}
+    kept = {by_edition[at] for at in (0, 2, 3, 4)}
+    assert {Path(name).stem for name in backed if "/weights/" in name} == kept
+    assert {name for name in backed if "/editions/" in name} == {
+        "experts/editions/current",
+        *(f"experts/editions/00000{number}.json" for number in range(1, 6)),
+    }
+    assert "experts/releases/manifests/line/1.json" in backed
+    restored = EditionFolder(unpack(archive, tmp_path / "restored").config.parent / "experts" / "catalog.yaml")
+    edition = restored.in_force()
+    assert edition is not None
+    assert (edition.number, edition.parent, edition.why, edition.note) == (10, 5, "restore", "line.tar")
+    assert {*restored.weights.all()} == kept
+    store.remove(by_edition[4])
+    report = write_backup(tmp_path / "line" / "coserve.yaml", archive)
+    assert f"{by_edition[4]}.safetensors: this weights file does not exist" in str(report.warnings)
+    shutil.rmtree(experts / "editions")
+    with pytest.raises(BackupError, match="no edition is in force on this line yet: coserve reload"):
+        write_backup(tmp_path / "line" / "coserve.yaml", archive)
+
+
+def with_other_weights(experts: Path, number: int) -> None:
+    weights, catalog = experts / "R0402.safetensors", experts / "catalog.yaml"
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([number]))
+    document = yaml.safe_load(catalog.read_text(encoding="utf-8"))
+    for entry in document["experts"].values():
+        entry["sha256"] = file_sha256(weights)
+    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
 
 
 def test_what_the_environment_says_is_in_the_restored_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -355,7 +409,7 @@ def test_a_flipped_bit_in_any_member_is_refused_by_name(tmp_path: Path, writing:
         archive.write_bytes(bad)
         with pytest.raises(BackupError) as caught:
             unpack(archive, tmp_path / "restored")
-        if member.name != SUMS:
+        if member.name not in (HEAD, SUMS):
             assert member.name in str(caught.value)
         assert not (tmp_path / "restored").exists()
     archive.write_bytes(good)
@@ -471,7 +525,8 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
     heads = [b"[" * 60_000, b"[]", b"null", b"1" * 5000, b" " * 2**20, b'{"coserve_backup": 1e400}', b"\xff"]
-    right = {"coserve_backup": 1, "coserve": "0", "made": "", "schema": None, "last_seq": 0, "waiting": 0}
+    right: dict[str, Any] = {"coserve_backup": 2, "coserve": "0", "made": "", "schema": None}
+    right |= {"last_seq": 0, "waiting": 0, "highest_edition": 1}
     wrong: list[Any] = [[], {}, "x", 1.5, None]
     heads += [json.dumps({**right, key: value}).encode() for key in right for value in wrong]
     heads += [json.dumps({key: right[key] for key in right if key != left}).encode() for left in right]
@@ -488,8 +543,8 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 2), ("schema", "99.0.0")])
-def test_a_backup_of_a_newer_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
+@pytest.mark.parametrize(("key", "value"), [("coserve_backup", 1), ("coserve_backup", 3), ("schema", "99.0.0")])
+def test_a_backup_of_another_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
     newer = tmp_path / "newer.tar"

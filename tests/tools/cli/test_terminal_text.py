@@ -87,10 +87,10 @@ def unreadable_names(folder: Path) -> str:
 
 @pytest.mark.promise(
     "Prepared files",
-    "names in rules, settings, folders, archives, weights, rows and log events | escape sequences, bidi marks, "
-    "rich's markup | all commands print through one console, which shows such characters as `�` and no markup; "
-    "JSON has them as `\\u001b`; the daemon's messages and log events on a terminal do the same. Settings, "
-    "rules and catalog with such a character are refused",
+    "names in rules, settings, folders, archives, weights, rows and log events | escape sequences, "
+    "bidi marks, rich's markup | commands and the daemon's log show such characters as `�` and no "
+    "markup; JSON has them as `\\u001b`. Settings, rules and catalog with such a character are "
+    "refused",
 )
 @pytest.mark.parametrize("show", [rules, start, restored, unreadable_names])
 def test_no_name_from_outside_steers_the_terminal(tmp_path: Path, show: Callable[[Path], str]) -> None:

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from daemon.wire.control import ControlError, ControlServer
-from experts.catalog import CatalogFile
-from experts.catalog_edit import read
+from experts.catalog import read_catalog
+from experts.editions.folder import EditionFolder
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.tools.run_commands import coserve
@@ -41,8 +41,19 @@ def output_of(line: Line, *arguments: str) -> str:
 
 
 def entry(line: Line, name: str = "P") -> Any:
-    text = (line.folder / "experts" / "catalog.yaml").read_text(encoding="utf-8")
-    return CatalogFile.model_validate(read(text)).experts[name]
+    """What is in force: the edition's entry, and before the first one the catalog's."""
+    catalog = line.folder / "experts" / "catalog.yaml"
+    edition = EditionFolder(catalog).in_force()
+    return (edition.experts if edition else read_catalog(catalog))[name]
+
+
+def weights(line: Line, sha256: str) -> Path:
+    return EditionFolder(line.folder / "experts" / "catalog.yaml").weights.place(sha256)
+
+
+def judged(line: Line, serial: str) -> Any:
+    """The answer to one image; a board stays with the edition in which it began, so each needs its own serial."""
+    return line.result(line.send(a_jpeg(1), board={"type": "free", "serial": serial}))["stages"][0]
 
 
 def put(line: Line, folder: Path) -> str:
@@ -58,10 +69,10 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
         assert [row["expert"] for row in rows] == [row["expert"] for row in served] == ["P", "Q"]
         assert rows[0].keys() == served[0].keys()
         assert "resident" in output_of(line)
-        line.result(line.send(a_jpeg(1)))
+        line.result(line.send(a_jpeg(1), board={"type": "free", "serial": "before"}))
         second = put(line, version_folders[1])
         assert run(line, "promote", "P", second)["heard"]
-        line.result(line.send(a_jpeg(1)))
+        line.result(line.send(a_jpeg(1), board={"type": "free", "serial": "after"}))
         shown = run(line, "show", "P")
         assert shown["serving"]["version"] == second
         assert {row["version"]: row["verdicts"] for row in shown["versions"]} == {first: 1, second: 1}
@@ -73,8 +84,7 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
         assert run(line, "prune", "--keep", "1") == []
         line.control("reload")
         assert "waits for" not in output_of(line, "show", "P")
-        assert [row["version"] for row in run(line, "prune", "--keep", "1")] == [second]
-        line.result(line.send(a_jpeg(1)))
+        line.result(line.send(a_jpeg(1), board={"type": "free", "serial": "at last"}))
     assert run(line, "show", "P")["serving"] is None
     assert run(line, "list")[0]["verdicts"] == 3
 
@@ -89,14 +99,14 @@ def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path:
     (tmp_path / "warmer" / "catalog.yaml").write_text(warmer, encoding="utf-8")
     first = entry(line).sha256[:12]
     with line.service():
-        before = line.result(line.send(a_jpeg(1)))["stages"][0]
+        before = judged(line, "S1")
         second = put(line, tmp_path / "warmer")
         assert second.startswith(f"{first}+")
         refused = coserve("experts", "promote", "P", first[:6], "--config", line.config, status=1).stderr
         assert f"has the versions {first}, {second}; '{first[:6]}' names several of them" in refused.replace("\n", " ")
         done = run(line, "promote", "P", second)
         assert (done["version"], done["before"], done["heard"]) == (second, first, True)
-        after = line.result(line.send(a_jpeg(1)))["stages"][0]
+        after = judged(line, "S2")
         assert (before["version"], before["label"]) == (after["version"], after["label"])
         assert before["confidence"] > after["confidence"]
         assert second == f"{first}+{after['settings']}"
@@ -110,7 +120,7 @@ def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path:
         }
         assert run(line, "rollback", "P")["version"] == first
         assert entry(line).temperature == 1.0
-        again = line.result(line.send(a_jpeg(1)))["stages"][0]
+        again = judged(line, "S3")
         assert [again[key] for key in ("version", "settings", "confidence")] == [
             before[key] for key in ("version", "settings", "confidence")
         ]
@@ -130,7 +140,7 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
     assert run(line, "rollback", "P")["version"] == first == entry(line).sha256[:12]
     assert "is the first version here" in run(line, "rollback", "P", status=1)
     shown = run(line, "show", "P")
-    assert [step["did"] for step in shown["steps"]] == ["found", "put", "promote", "rollback"]
+    assert [step["did"] for step in shown["steps"]] == ["put", "found", "promote", "rollback"]
     assert {row["version"]: row["state"] for row in shown["versions"]} == {first: "in force", second: "kept"}
     (use,) = shown["rules"]
     assert (use["board_type"], use["components"], use["step"], use["before"]) == ("free", ["P"], 1, [])
@@ -139,17 +149,19 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
 
 @pytest.mark.promise("Versions of experts", "A change that the daemon refuses is undone")
 def test_what_a_daemon_refuses_is_taken_back(line: Line, version_folders: tuple[Path, Path]):
+    coserve("reload", "--config", line.config)
     before = (line.folder / "experts" / "catalog.yaml").read_bytes()
     second = put(line, version_folders[1])
 
-    def refuse(_: dict[str, Any]) -> dict[str, Any]:
+    def refuse(fields: dict[str, Any]) -> dict[str, Any]:
+        assert fields["only_check"]
         raise ControlError("bad_rules", "these rules do not go with it")
 
     import zmq
 
     (line.folder / "run").mkdir(exist_ok=True)
     context: zmq.Context[Any] = zmq.Context()
-    server = ControlServer(context, f"ipc://{line.folder}/run/control.sock", {"reload": refuse})
+    server = ControlServer(context, f"ipc://{line.folder}/run/control.sock", {"adopt": refuse})
     server.start()
     try:
         assert "these rules do not go with it" in run(line, "promote", "P", second, status=1)
@@ -158,19 +170,63 @@ def test_what_a_daemon_refuses_is_taken_back(line: Line, version_folders: tuple[
         context.destroy(linger=0)
     assert (line.folder / "experts" / "catalog.yaml").read_bytes() == before
     assert run(line, "show", "P")["steps"][-1]["did"] == "put"
+    assert [row["number"] for row in editions(line)] == [1]
+
+
+def editions(line: Line) -> Any:
+    return json.loads(coserve("rollback", "--config", line.config, "--json").stdout)
+
+
+@pytest.mark.promise("Versions of experts", "A whole edition comes back, while its weights are there")
+def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Line, version_folders: tuple[Path, Path]):
+    rules, first = line.folder / "rules.yaml", entry(line).sha256
+    coserve("reload", "--config", line.config)
+    text = rules.read_text()
+    rules.write_text(text + "# another\n")
+    refused = run(line, "promote", "P", second := put(line, version_folders[1]), status=1)
+    assert "rules.yaml: edited, not in force: coserve reload first" in refused
+    assert f"P {second} is a candidate and waits" in coserve("reload", "--config", line.config).stdout
+    run(line, "promote", "P", second, "--note", "better")
+    done = json.loads(coserve("rollback", "1", "--config", line.config, "--json").stdout)
+    assert done == {"edition": 4, "content_of": 1, "heard": False}
+    assert (rules.read_text(), entry(line).sha256) == (text, first)
+    rows = [(row["number"], row["why"], row["note"], row["is_in_force"]) for row in editions(line)]
+    assert rows == [
+        (1, "reload", None, False),
+        (2, "reload", None, False),
+        (3, "promote", "better", False),
+        (4, "rollback", None, True),
+    ]
+    assert "in force" in coserve("rollback", "--config", line.config).stdout
+    folder = EditionFolder(line.folder / "experts" / "catalog.yaml")
+    next(weights(line, second).parent.glob(f"{second}*")).unlink()
+    refused = coserve("rollback", "3", "--config", line.config, status=1).stderr
+    assert "edition 3 cannot come back: the weights of P were deleted" in refused.replace("\n", " ")
+    assert len(editions(line)) == 4
+    # One that is damaged is named by every command, and a way back.
+    folder.file(4).chmod(0o644)
+    folder.file(4).write_text("{")
+    assert "000004.json is cut off or damaged" in run(line, "list", status=2)
+    assert [row["number"] for row in editions(line)] == [1, 2, 3]
+    with folder.changing():
+        refused = coserve("rollback", "2", "--config", line.config, status=1).stderr
+    assert f"process {os.getpid()} makes an edition: try again" in refused.replace("\n", " ")
+    coserve("rollback", "2", "--config", line.config)
+    assert (folder.current(), rules.read_text()) == (5, text + "# another\n")
 
 
 def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tuple[Path, Path]):
     second = put(line, version_folders[1])
     assert len(run(line, "verify", "--forward")["versions"]) == 3
-    weights = line.folder / "experts" / "versions" / "P" / f"{second}.safetensors"
-    with weights.open("r+b") as file:
+    damaged = next(weights(line, second).parent.glob(f"{second}*"))
+    damaged.chmod(0o644)
+    with damaged.open("r+b") as file:
         file.seek(-2000, os.SEEK_END)
         file.write(b"\x7f\xff")
     report = run(line, "verify", "P", status=1)
     assert [row["version"] for row in report["versions"] if row["problems"]] == [second]
     (problem,) = (problem for row in report["versions"] for problem in row["problems"])
-    assert str(weights) in problem
+    assert str(damaged) in problem
     assert "sha256" in problem
     assert "sha256" in run(line, "promote", "P", second, status=1)
     assert run(line, "verify", "Q")["ok"]
@@ -229,7 +285,7 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     make(folder, version_folders[1])
     assert reason in run(line, "put", "P", str(folder), status=1)
     assert run(line, "list")[0]["kept"] == []
-    assert not (line.folder / "experts" / "versions").exists()
+    assert not (line.folder / "experts" / "weights").exists()
 
 
 def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(
@@ -241,8 +297,30 @@ def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_
     assert "temperature is taken as 1" in done["note"]
     run(line, "promote", "P", done["version"])
     catalog = version_folders[1] / "catalog.yaml"
-    beside = yaml.safe_load(catalog.read_text(encoding="utf-8"))["experts"]["P"]
-    assert {**entry(line).model_dump(mode="json", exclude_defaults=True), "file": "P.safetensors"} == beside
+    assert entry(line).model_copy(update={"file": "P.safetensors"}) == read_catalog(catalog)["P"]
+
+
+def test_what_is_imported_over_an_expert_in_force_is_a_candidate_and_a_new_one_an_entry(tmp_path: Path, line: Line):
+    import torch
+
+    from experts.vision import frameworks
+
+    coserve("reload", "--config", line.config)
+    file, experts = tmp_path / "trained.pth", line.folder / "experts"
+    torch.save(frameworks.torchvision().models.resnet18(num_classes=2).state_dict(), file)
+    form = ("--architecture", "resnet18", "--classes", "ok,bad", "--input-size", "32", "--out", experts, "--json")
+    before = (experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()
+    done = json.loads(coserve("import", file, "--id", "P", *form).stdout)
+    states = {row["version"]: row["state"] for row in run(line, "show", "P")["versions"]}
+    assert states == {entry(line).sha256[:12]: "in force", done["candidate"]: "candidate"}
+    assert Path(done["file"]).is_relative_to(experts / "weights")
+    assert ((experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()) == before
+    assert not list(experts.glob(".new-*"))
+    assert json.loads(coserve("import", file, "--id", "N", *form).stdout)["candidate"] is None
+    assert [*read_catalog(experts / "catalog.yaml")] == ["P", "Q", "N"]
+    assert "N" not in [row["expert"] for row in run(line, "list")]
+    coserve("reload", "--config", line.config)
+    assert "N" in [row["expert"] for row in run(line, "list")]
 
 
 @pytest.mark.test_all
@@ -254,6 +332,9 @@ def test_prune_keeps_what_is_in_force_what_one_goes_back_to_and_candidates(
     run(line, "promote", "P", second)
     assert run(line, "prune", "--keep", "1") == []  # the one to go back to
     run(line, "rollback", "P")
+    assert run(line, "prune", "--keep", "1") == []  # the edition before
+    (line.folder / "rules.yaml").write_text(RULES + "# other\n")
+    coserve("reload", "--config", line.config)
     (pruned,) = run(line, "prune", "--keep", "1")
     assert (pruned["expert"], pruned["version"]) == ("P", second)
     assert pruned["freed_bytes"] > 40_000_000
@@ -272,4 +353,6 @@ def test_confidences_are_measured_and_compared_with_recent_answers(tmp_path: Pat
     assert run(line, "show", "P")["drift"]["grade"] == "too few"
     assert "12 images held out" in output_of(line, "show", "P")
     assert "measure" in output_of(line, "show", "Q")
+    assert [row["note"] for row in editions(line)] == [None, "measure"]
+    assert entry(line).confidences == read_catalog(line.folder / "experts" / "catalog.yaml")["P"].confidences
     assert "holds no image" in run(line, "measure", "P", str(tmp_path / "line" / "experts"), status=1)

@@ -12,9 +12,7 @@ from typing import Any
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "results.md"
-_QUESTION = re.compile(
-    r"^### ([0-9]+)\. (.+?)\n\n```sql\n(.+?)\n```\n\n(.+?)\n\n```text\n(.+?)\n```", re.MULTILINE | re.DOTALL
-)
+_QUESTION = re.compile(r"^### ([0-9]+)\. (.+?)\n\n```sql\n(.+?)\n```", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -22,13 +20,11 @@ class Question:
     number: int
     title: str
     sql: str
-    how_to_read: str
-    sample: list[str]
 
 
 def questions() -> list[Question]:
     matches = _QUESTION.findall(PAGE.read_text(encoding="utf-8"))
-    return [Question(int(number), title, sql, how, sample.splitlines()) for number, title, sql, how, sample in matches]
+    return [Question(int(number), title, sql) for number, title, sql in matches]
 
 
 def ask(database: Path, sql: str) -> list[dict[str, Any]]:

@@ -178,6 +178,8 @@ def test_what_is_different_from_then_is_named_rules_version_and_settings(
     document = yaml.safe_load(catalog.read_text(encoding="utf-8"))
     document["experts"]["P"]["temperature"] = 5
     catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    assert rejudge(line)["differences"] == [], "an edit is not in force before a reload"
+    coserve("reload", "--config", line.config)
     with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
         images = dict(database.execute("SELECT expert, count(*) FROM stages GROUP BY expert").fetchall())
     assert rejudge(line)["differences"] == [{"what": "P temperature 1.0 → 5.0", "images": images["P"]}]
@@ -191,8 +193,7 @@ def test_what_is_different_from_then_is_named_rules_version_and_settings(
     assert change["differs"].endswith("; P temperature 1.0 → 5.0")
     with (tmp_path / "changes.csv").open(encoding="utf-8", newline="") as file:
         assert {row["differs"] for row in csv.DictReader(file)} == {row["differs"] for row in report["list"]}
-    document["experts"]["P"]["temperature"] = 1.0
-    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    coserve("experts", "rollback", "P", "--config", line.config)
     done = coserve("rejudge", line.config, "--json", "--expert", f"P={version_folders[1]}", status=1)
     (difference,) = json.loads(done.stdout)["differences"]
     assert difference["what"].startswith("P version ")

@@ -49,6 +49,7 @@ def test_a_first_install_begins_a_configuration_whose_data_lie_under_var_lib(tmp
         assert (tmp_path / "etc" / name).is_file()
         assert f"wrote      {tmp_path}/etc/{name}" in output
     assert f"coserve check {tmp_path}/etc/coserve/coserve.yaml" in output
+    assert f"coserve reload --config {tmp_path}/etc/coserve/coserve.yaml" in "".join(output.splitlines())
 
 
 @pytest.mark.promise("A service of systemd", "A second installation changes nothing, and a person's changes stay")

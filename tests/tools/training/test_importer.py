@@ -67,7 +67,7 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
     assert catalog.headers["QFP64"].metadata["origin"] == "imported from trained.pth"
     pool = SlotPool("cpu", catalog["QFP64"].weights_bytes)
     pool.load(catalog["QFP64"])
-    (answer,) = infer(pool.slot("QFP64"), [fit(PICTURES[0], "classify", 96)])
+    (answer,) = infer(pool.slot(catalog["QFP64"].expert), [fit(PICTURES[0], "classify", 96)])
     assert answer.label in CLASSES
     assert sorted(file.name for file in (tmp_path / "experts").iterdir()) == ["QFP64.safetensors", "catalog.yaml"]
 

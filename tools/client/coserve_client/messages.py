@@ -67,6 +67,7 @@ class InspectionResult(_Message):
     stages: list[StageResult]
     latency_ms: float
     rules_version: str
+    edition: NotRequired[int]
 
 
 class ReviewPosition(TypedDict):
@@ -106,6 +107,7 @@ class BoardResult(_Message):
     missing: list[MissingComponent]
     reason: Literal["complete", "time_limit"]
     rules_version: NotRequired[str]
+    edition: NotRequired[int]
 
 
 class GenerationResult(_Message):
@@ -142,13 +144,17 @@ class ReviewResult(_Message):
     note: str | None
     undo_of: int | None
     board_verdict: Verdict | None
+    epoch: NotRequired[str | None]
 
 
 class ImageAnswer(TypedDict):
-    """The final answer to one image. `code` and `reason` say why it was rejected, `attempt` where it was accepted."""
+    """The final answer to one image. `code` and `reason` say why it was rejected, `attempt` where it was accepted,
+    `edition` by which rules and experts it is judged.
+    """
 
     type: Literal["accepted", "duplicate", "rejected"]
     attempt: NotRequired[int]
+    edition: NotRequired[int]
     differs: NotRequired[bool]
     code: NotRequired[str]
     reason: NotRequired[str]

@@ -24,8 +24,9 @@ from daemon.storage.database.schema import boards, inspections
 from daemon.storage.image_archive import is_as_sent
 from experts.catalog import backbone_file, dump, entry_with
 from experts.durable import sync
+from experts.editions.history import weights_of
+from experts.people import current_user
 from experts.spec import digest_of
-from experts.versions import current_user, weights_of
 from experts.weights import file_sha256
 from tools.experts.look import CatalogVersions
 from tools.query.evidence import check_evidence

@@ -10,6 +10,8 @@ import yaml
 
 from daemon.dashboard.pages.experts import href
 from daemon.line.line import load_catalog
+from experts.catalog import read_catalog
+from experts.editions.candidates import Candidates, Shadow, write_candidates
 from tests.daemon.dashboard.web import STATUS, Web, an_expert, answering_control
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp; ../%2e%2e/{{7*7}}?a=b#c"
@@ -183,13 +185,12 @@ def test_the_memory_is_shown_with_the_experts_pinned_in_use_and_loading(web: Web
 
 
 def test_a_version_in_shadow_is_compared_on_the_page_of_its_expert_with_links_to_the_images(web: Web) -> None:
-    entry = yaml.safe_load((web.folder / "experts" / "catalog.yaml").read_text(encoding="utf-8"))["experts"]["R0402"]
-    other = entry | {"sha256": "feedfeedfeed" + "0" * 52}
-    stored = {"entry": other, "put_at": "2026-11-21T09:00:00Z", "put_by": "eva", "source": "new"}
+    catalog = web.folder / "experts" / "catalog.yaml"
+    other = read_catalog(catalog)["R0402"].model_copy(update={"file": "", "sha256": "feedfeedfeed" + "0" * 52})
+    put = Candidates().put("R0402", "feedfeedfeed", other, "new", None)
     for asked, holds in (({"images": 2, "agreement": 0.0}, True), ({"images": 9, "agreement": 0.98}, False)):
-        marked = {"versions": {"feedfeedfeed": stored}, "shadow": {"version": "feedfeedfeed"} | asked}
-        text = yaml.safe_dump({"experts": {"R0402": marked}})
-        (web.folder / "experts" / "versions.yaml").write_text(text, encoding="utf-8")
+        shadow = Shadow.model_validate({"version": "feedfeedfeed"} | asked)
+        write_candidates(catalog, put.shadowed("R0402", shadow, None))
         for inspection, outcome in ((3, "pass"), (6, "fail <b>D1</b>")):  # people failed image 3
             web.sql(
                 "INSERT OR IGNORE INTO shadow_answers"
@@ -210,6 +211,6 @@ def test_a_version_in_shadow_is_compared_on_the_page_of_its_expert_with_links_to
         assert "fail &lt;b&gt;D1&lt;/b&gt;" in page
         assert '<a href="/boards/3?inspection=6">6</a>' in page
         assert "Of 1 reviewed image: 0 false calls that would go" in page
-    (web.folder / "experts" / "versions.yaml").unlink()
+    catalog.with_name("candidates.json").unlink()
     with answering_control(web, experts=experts(web, "R0402")):
         assert "shadow-title" not in web.get("/experts/R0402").text

@@ -1,22 +1,22 @@
-"""Running and hung work of executors and loaders, and executors out of service. Drive thread only.
+"""Batches and loads that run or hang, and executors out of service. Drive thread only.
 
 Hung work is left behind: its thread keeps its memory until it ends, if ever, and a new thread takes over.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from daemon.dispatch.orders import BatchOrder, BatchReport, Executor, LoadEnd, Loader, LoadOrder
-from daemon.policy.actions import Load, Resize, Run, Unload
+from daemon.dispatch.pool import Batch, LoadEnd, Pool
+from daemon.policy.actions import Load, Resize, Unload
 from daemon.policy.operate import OperationRefusedError
-from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, RequestId, device_of
+from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
-from experts.spec import ExpertId, name_of
+from experts.spec import ExpertId, ExpertSpec, name_of
 
 K = TypeVar("K", bound=Hashable)
 
@@ -73,114 +73,93 @@ class Watch(Generic[K]):
             self._checked_s = now
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A running batch. `load_ms` is how long it waited for a load."""
-
-    run: Run
-    order: BatchOrder
-    load_ms: float
-    since_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class HungBatch:
-    """A batch given up after `seconds`. `preparing` is the image that was being decoded, if it hung there."""
-
-    running: Running
-    seconds: float
-    preparing: RequestId | None
-
-
-@dataclass(frozen=True, slots=True)
-class HungLoad:
-    load: Load
-    seconds: float
-
-
 class RunningWork:
-    """At most one batch per executor, and any number of loads per loader."""
+    """At most one batch per executor, and any number of loads per pool; `report` gets their ends, on any thread."""
 
     def __init__(
-        self, executors: Sequence[Executor], loaders: Sequence[Loader], hang_after_s: float, clock: Callable[[], float]
+        self,
+        pools: Mapping[PoolId, Pool],
+        executors: Iterable[ExecutorFacts],
+        hang_after_s: float,
+        clock: Callable[[], float],
+        report: Callable[[Batch | LoadEnd], None],
     ) -> None:
-        self.executors = {executor.facts.executor: executor for executor in executors}
-        self.loaders = {loader.pool: loader for loader in loaders}
-        self._clock = clock
-        self.running: dict[ExecutorId, Running] = {}
-        self._busy = {name: BusyShare(clock()) for name in self.executors}
+        self.pools = pools
+        self._pool_of = {facts.executor: facts.pool for facts in executors}
+        self._clock, self._report = clock, report
+        self.running: dict[ExecutorId, Batch] = {}
+        self._busy = {name: BusyShare(clock()) for name in self._pool_of}
         self._batches: Watch[ExecutorId] = Watch(hang_after_s)
-        self._left_behind: dict[int, Running] = {}
+        self._left_behind: dict[int, Batch] = {}
         self._loading: Counter[PoolId] = Counter()
         self._loads: Watch[Load] = Watch(hang_after_s)
-        self._hung_loads: dict[tuple[PoolId, str], HungLoad] = {}
+        self._hung_loads: dict[tuple[PoolId, ExpertId], Load] = {}
 
-    def start(self, report: Callable[[BatchReport | LoadEnd], None]) -> None:
-        for loader in self.loaders.values():
-            loader.start(report)
-        for executor in self.executors.values():
-            executor.start(report)
+    def start(self) -> None:
+        for pool in self.pools.values():
+            pool.start()
 
     def stop(self, deadline_s: float) -> bool:
         """Stop all devices; False if one still worked at `deadline_s`. Hung threads are not waited for."""
-        stopped = True
-        for device in (*self.executors.values(), *self.loaders.values()):
-            stopped &= device.stop(max(0.0, deadline_s - self._clock()))
-        return stopped
+        stopped = [pool.stop(max(0.0, deadline_s - self._clock())) for pool in self.pools.values()]
+        return all(stopped)
 
     def pool_of(self, executor: ExecutorId) -> PoolId:
-        return self.executors[executor].facts.pool
+        return self._pool_of[executor]
 
     def hanging(self) -> list[str]:
-        batches = [
-            f"a batch of {name_of(left.run.expert)} on {left.run.executor}" for left in self._left_behind.values()
-        ]
-        return batches + [
-            f"the load of {name_of(hung.load.expert)} to {hung.load.pool}" for hung in self._hung_loads.values()
-        ]
+        batches = [f"a batch of {batch.spec.name} on {batch.executor}" for batch in self._left_behind.values()]
+        return batches + [f"the load of {name_of(load.expert)} to {load.pool}" for load in self._hung_loads.values()]
 
     def busy_shares(self) -> dict[ExecutorId, float]:
         now = self._clock()
         return {
-            name: gauge.share(now, self.running[name].since_s if name in self.running else None)
+            name: gauge.share(now, self.running[name].began_s if name in self.running else None)
             for name, gauge in self._busy.items()
         }
 
     # Batches
 
     def idle(self) -> list[ExecutorId]:
-        hung = Counter(left.run.executor for left in self._left_behind.values()) if self._left_behind else {}
-        return [name for name in self.executors if name not in self.running and hung.get(name, 0) < _MAX_HUNG_THREADS]
+        hung = Counter(batch.executor for batch in self._left_behind.values()) if self._left_behind else {}
+        return [name for name in self._pool_of if name not in self.running and hung.get(name, 0) < _MAX_HUNG_THREADS]
 
-    def begin(self, running: Running, predicted_s: float | None) -> None:
-        name = running.run.executor
-        self.running[name] = running
-        self._batches.begin(name, running.since_s, predicted_s, len(running.run.batch))
-        self.executors[name].submit(running.order)
+    def begin(self, batch: Batch, predicted_s: float | None) -> None:
+        self.running[batch.executor] = batch
+        self._batches.begin(batch.executor, batch.began_s, predicted_s, len(batch.images))
+        self.pools[self.pool_of(batch.executor)].run(batch, self._report)
 
-    def ended(self, report: BatchReport) -> tuple[Running, bool]:
-        left = self._left_behind.pop(report.batch_id, None)
-        if left is not None:
-            return left, True
-        running = self.running.pop(report.executor)
-        self._batches.end(report.executor)
-        self._busy[report.executor].add(report.started_s, report.ended_s)
-        return running, False
+    def ended(self, batch: Batch) -> None:
+        if batch.is_abandoned:
+            del self._left_behind[batch.number]
+            return
+        del self.running[batch.executor]
+        self._batches.end(batch.executor)
+        self._busy[batch.executor].add(batch.started_s, batch.ended_s)
 
-    def hung_batches(self, now: float) -> list[HungBatch]:
-        """Abandon batches that take too long, with their threads; their executors become free."""
-        hung_batches: list[HungBatch] = []
+    def hung_batches(self, now: float) -> list[tuple[Batch, float]]:
+        """Abandon batches that take too long and return them with their seconds; their executors become free."""
+        hung_batches: list[tuple[Batch, float]] = []
         for name, seconds in self._batches.overdue(now):
-            running, executor = self.running.pop(name), self.executors[name]
-            self._left_behind[running.order.batch_id] = running
-            hung_batches.append(HungBatch(running, seconds, executor.give_up()))
+            batch = self.running.pop(name)
+            self._left_behind[batch.number] = batch
+            batch.is_abandoned = True
+            self.pools[self.pool_of(name)].abandon_batch(batch)
+            hung_batches.append((batch, seconds))
         return hung_batches
 
     # Loads
 
-    def change(self, pool: PoolId, change: LoadOrder | Unload | Resize) -> None:
-        self._loading[pool] += isinstance(change, LoadOrder)
-        self.loaders[pool].apply(change)
+    def change(self, change: Load | Unload | Resize, specs: Mapping[ExpertId, ExpertSpec]) -> None:
+        pool = self.pools[change.pool]
+        match change:
+            case Load():
+                self._loading[change.pool] += 1
+                pool.load(change, specs[change.expert], self._report)
+            case Unload():
+                pool.unload(change.experts)
+            case Resize():
+                pool.resize(change.budget_bytes)
 
     def is_loading(self, pool: PoolId) -> bool:
         return self._loading[pool] > 0
@@ -190,25 +169,25 @@ class RunningWork:
         load = end.load
         if self._hung_loads.pop((load.pool, load.expert), None) is not None:
             if end.error is None:
-                self.loaders[load.pool].apply(Unload(load.pool, (load.expert,)))
+                self.pools[load.pool].unload((load.expert,))
             return True
         self._loading[load.pool] -= 1
         self._loads.end(load)
         return False
 
-    def hung_loads(self, now: float) -> list[HungLoad]:
-        """Return the loads whose transfer takes too long; their channel goes on with others if it can."""
+    def hung_loads(self, now: float) -> list[tuple[Load, float]]:
+        """Return the loads that take too long, with their seconds; their channel goes on with others if it can."""
         if not self._loading.total():
             return []
-        for loader in self.loaders.values():
-            for load, began_s in loader.under_way():
+        for pool in self.pools.values():
+            for load, began_s in pool.loads_under_way():
                 if load not in self._loads and (load.pool, load.expert) not in self._hung_loads:
                     self._loads.begin(load, began_s, None)
-        hung_loads = [HungLoad(load, seconds) for load, seconds in self._loads.overdue(now)]
-        for hung in hung_loads:
-            self._loading[hung.load.pool] -= 1
-            self._hung_loads[hung.load.pool, hung.load.expert] = hung
-            self.loaders[hung.load.pool].give_up(hung.load)
+        hung_loads = self._loads.overdue(now)
+        for load, _ in hung_loads:
+            self._loading[load.pool] -= 1
+            self._hung_loads[load.pool, load.expert] = load
+            self.pools[load.pool].abandon_load(load)
         return hung_loads
 
     def next_check_s(self, now: float) -> float | None:
