@@ -283,25 +283,15 @@ def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
 
 
 Reply = Callable[[Accepted | Duplicate | Refused | WriteFailed], None]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingArrival:
-    """An image on its way to the disk, and the function that takes the answer."""
-
-    arrival: Arrival
-    reply: Reply
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.arrival.source, self.arrival.image_id)
+#: An image on its way to the disk, and the function that takes the answer.
+Waiting = tuple[Arrival, Reply]
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalGroup:
     """Images written together, or none because of `error`; segments below `frontier` hold nothing of later groups."""
 
-    images: list[WaitingArrival]
+    images: list[Waiting]
     keys: list[JournalKey]
     frontier: int
     error: Exception | None = None
@@ -314,8 +304,8 @@ class JournalThread:
         self._journal = journal
         self._disk_space = disk_space
         self._hand_on = hand_on
-        self._queue: queue.SimpleQueue[WaitingArrival | Callable[[], None] | None] = queue.SimpleQueue()
-        self._turns: FairQueue[WaitingArrival] = FairQueue()
+        self._queue: queue.SimpleQueue[Waiting | Callable[[], None] | None] = queue.SimpleQueue()
+        self._turns: FairQueue[Waiting] = FairQueue()
         self._ahead = threading.Semaphore(_GROUPS_AHEAD)
         self._begun_s = 0.0
         self._stopping = False
@@ -335,8 +325,8 @@ class JournalThread:
         self._queue.put(None)
         self._thread.join()
 
-    def write(self, image: WaitingArrival) -> None:
-        self._queue.put(image)
+    def write(self, arrival: Arrival, reply: Reply) -> None:
+        self._queue.put((arrival, reply))
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call `callback`, which must not raise, between two groups: a proof that this thread runs."""
@@ -368,17 +358,17 @@ class JournalThread:
         while not self._queue.empty():
             self._sort(self._queue.get())
 
-    def _sort(self, item: WaitingArrival | Callable[[], None] | None) -> None:
-        if isinstance(item, WaitingArrival):
-            arrival = item.arrival
+    def _sort(self, item: Waiting | Callable[[], None] | None) -> None:
+        if isinstance(item, tuple):
+            arrival, _ = item
             self._turns.add((arrival.source, arrival.connection), item, len(arrival.payload))
         elif item is None:
             self._stopping = True
         else:
             item()
 
-    def _append(self, images: list[WaitingArrival]) -> ArrivalGroup:
-        payloads = [image.arrival.payload for image in images]
+    def _append(self, images: list[Waiting]) -> ArrivalGroup:
+        payloads = [arrival.payload for arrival, _ in images]
         keys: list[JournalKey] = []
         failure: Exception | None = None
         try:

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -46,7 +46,7 @@ from daemon.storage.journal import (
     JournalThread,
     Reply,
     SegmentCleanup,
-    WaitingArrival,
+    Waiting,
 )
 from daemon.wire.control import ControlError
 from routing_rules.routes import Routes
@@ -157,7 +157,7 @@ class Writer:
         self._archiver.stop()
 
     def write(self, arrival: Arrival, reply: Reply) -> None:
-        self._journal_thread.write(WaitingArrival(arrival, reply))
+        self._journal_thread.write(arrival, reply)
 
     def call_journal(self, callback: Callable[[], None]) -> None:
         self._journal_thread.call(callback)
@@ -382,7 +382,7 @@ class Writer:
             self._cleanup.answered(group.frontier)
 
     def _write_group(self, group: ArrivalGroup) -> None:
-        replies = [image.reply for image in group.images]
+        replies = [reply for _, reply in group.images]
         if group.error is not None:
             self._refuse(replies, group.error)
             return
@@ -405,26 +405,29 @@ class Writer:
             self._call(reply, WriteFailed(_reason(error)))
         self._log.warning("arrivals_failed", messages=len(replies), error=_reason(error))
 
-    def _write_images(self, images: list[WaitingArrival], keys: list[JournalKey]) -> None:
+    def _write_images(self, images: list[Waiting], keys: list[JournalKey]) -> None:
         """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
-        new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]] = {}
-        repeats: list[WaitingArrival] = []
+        new: dict[tuple[str, str], tuple[Arrival, Reply, JournalKey]] = {}
+        repeats: list[Waiting] = []
         known: dict[tuple[str, str], str] = {}
-        for image, key in zip(images, keys, strict=True):
-            if new.setdefault(image.key, (image, key))[0] is not image:
-                repeats.append(image)
+        for (arrival, reply), key in zip(images, keys, strict=True):
+            name = arrival.source, arrival.image_id
+            if name in new:
+                repeats.append((arrival, reply))
+            else:
+                new[name] = arrival, reply, key
         try:
-            self._accept(new)
+            self._accept(new.values())
         except IntegrityError:
             # Intake has checked before: a repeated image is so rare here that the database may find it.
-            known = self._store.known([image.arrival for image, _ in new.values()])
+            known = self._store.known([arrival for arrival, _, _ in new.values()])
             if not known:
                 raise
-            repeats += [new.pop(key)[0] for key in known]
-            self._accept(new)
-        for image in repeats:
-            sha256 = known.get(image.key) or new[image.key][0].arrival.payload_sha256
-            self._call(image.reply, Duplicate(sha256))
+            repeats += [new.pop(name)[:2] for name in known]
+            self._accept(new.values())
+        for arrival, reply in repeats:
+            name = arrival.source, arrival.image_id
+            self._call(reply, Duplicate(known.get(name) or new[name][0].payload_sha256))
 
     def _write_requests(self) -> None:
         """Commit requests for text and answer them."""
@@ -441,10 +444,10 @@ class Writer:
         for (_, reply), answer in zip(group, answers, strict=True):
             self._call(reply, answer)
 
-    def _accept(self, new: dict[tuple[str, str], tuple[WaitingArrival, JournalKey]]) -> None:
+    def _accept(self, new: Collection[tuple[Arrival, Reply, JournalKey]]) -> None:
         if not new:
             return
-        pairs = [(image.arrival, key) for image, key in new.values()]
+        pairs = [(arrival, key) for arrival, _, key in new]
         self._write_changes()
         self._cleanup.is_in_doubt = True
         with self._serving.opening:
@@ -452,8 +455,8 @@ class Writer:
         self._cleanup.is_in_doubt = False
         self.is_failing = False
         self._call(self._reports.accepted, [answer for answer in answers if isinstance(answer, Accepted)])
-        for (image, _), answer in zip(new.values(), answers, strict=True):
-            self._call(image.reply, answer)
+        for (_, reply, _), answer in zip(new, answers, strict=True):
+            self._call(reply, answer)
 
     def _call(self, callback: Callable[[T], None], value: T) -> None:
         """Run a callback; its failure neither undoes the write nor prevents the other callbacks."""

