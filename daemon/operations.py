@@ -314,13 +314,13 @@ class Operations:
         ]
 
     def _restores(self) -> list[Change]:
-        """Return each `coserve restore` that the editions tell of: each is written once."""
-        folder, number = EditionFolder(self.config.catalog), self.serving.current.number
-        return [
-            Change(utc_text(edition.created_at.timestamp()), edition.who, "restore", "line", note=edition.note)
-            for edition in past(folder, number)
-            if edition.why == "restore"
-        ]
+        """Return each `coserve restore` that the editions tell of, as `ARCHIVE: NOTE`: each is written once."""
+        restores: list[Change] = []
+        for edition in past(EditionFolder(self.config.catalog), self.serving.current.number):
+            if edition.why == "restore":
+                at, (archive, _, note) = utc_text(edition.created_at.timestamp()), (edition.note or "").partition(": ")
+                restores.append(Change(at, edition.who, "restore", "line", new=archive, note=note or None))
+        return restores
 
     def _keys_allowed(self, at: str, who: str, note: str | None) -> tuple[State, ...]:
         """Return the fingerprint of each client that may come in."""

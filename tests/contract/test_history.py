@@ -338,7 +338,7 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
             back.send()
     restores = changes(back, "restore")
     assert [row[:3] for row in restores if row[2] == "line"] == [("carla", "restore", "line")]
-    assert [row[5] for row in restores if row[2] == "line"] == ["line.tar: new PC"]
+    assert [row[5] for row in restores if row[2] == "line"] == ["new PC"]
     done("experts", "promote", "P", old, "--config", str(back.config))
 
 
