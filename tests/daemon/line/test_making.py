@@ -151,6 +151,7 @@ def test_numbers_are_above_those_of_the_folder_and_of_the_database(config: Confi
 def test_a_disk_without_room_for_the_weights_is_named_before_anything_is_copied(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.rmtree(EditionFolder(config.catalog).weights.folder)
     usage = shutil.disk_usage(config.catalog.parent)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(EditionError, match=r"MB of weights do not fit in 0\.0 MB of free space: make room"):
