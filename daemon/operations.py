@@ -523,6 +523,8 @@ class Operations:
         self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
         self.access.reload()
         self.shadows.read()
+        if not folder.is_rewriting:
+            self.files.poll()
         self._log.info("reloaded", edition=number, rules_version=served.routes.version, experts=len(served.catalog))
         for change in changed:
             self._log.info("expert_changed", **change)

@@ -644,6 +644,27 @@ BREAKS = (
         ("daemon/consumers/plant/test_plant_consumer.py",),
     ),
     Break(
+        "A kill at any step leaves the old or the new version",
+        "daemon/line/making.py",
+        "        writer.add(edition)\n        try:",
+        "        writer.point(edition, rewrites=not draft.keeps_files)\n        writer.add(edition)\n        try:",
+        ("daemon/line/test_making.py",),
+    ),
+    Break(
+        "A kill at any step leaves the old or the new version",
+        "experts/editions/folder.py",
+        "if rewrites:",
+        "if False:",
+        ("daemon/line/test_making.py",),
+    ),
+    Break(
+        "A board is judged to its end by the rules and experts",
+        "daemon/dispatch/chains.py",
+        "served = self._serving.get(image.edition)",
+        "served = self._serving.current",
+        ("daemon/dispatch/test_editions.py",),
+    ),
+    Break(
         "A replaced edition serves ten minutes",
         "daemon/line/served.py",
         "_SERVES_S = 600.0",
