@@ -1,6 +1,6 @@
 """`coserve demo --train`: makes the experts that come with the repository again, from pictures to measured figures.
 
-Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds, features and provenance.
+Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds and provenance.
 """
 
 import json
