@@ -80,9 +80,16 @@ def fit(
     Example: coserve moe fit models/olmoe --mode duoserve
     """
     must_be_one_of("--mode", mode, (*_FITTED, "all"))
-    from tools.moe.fit import fit_predictors
+    from experts.moe.model.mode import FitInputs
+    from experts.moe.modes import load_registered
+    from experts.moe.weights.prepared import PreparedFiles
+    from tools.moe.progress import progress_bars
+    from tools.moe.text import training_windows
 
-    fit_predictors(model, _FITTED if mode == "all" else [mode])
+    prepared = PreparedFiles(model)
+    for name in _FITTED if mode == "all" else [mode]:
+        with progress_bars() as progress:
+            load_registered(MODES[name].fit or "")(FitInputs(prepared, training_windows(prepared), progress))
 
 
 @moe_app.command()

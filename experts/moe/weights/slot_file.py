@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
@@ -233,29 +234,20 @@ def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
     """Return the offset of the first expert, and all digests. Raises ModelError if the file has another layout."""
     again = _rewrite(layout)
     try:
-        with file.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            length = struct.unpack("<Q", opened.read(8))[0]
-            text = opened.read(length) if length <= size else b""
-        facts = json.loads(text)["__metadata__"]
-        digests = str(facts.pop("sha256")).split(" ")
+        with safe_open(file, framework="pt") as opened:  # which compares the header with the file's size
+            facts = dict(opened.metadata() or {})
     except FileNotFoundError:
         message = f"there is no such file; run `coserve moe import --storage {layout.storage}`"
         raise ModelError(file, f'{message}, or choose storage "checkpoint"') from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise ModelError(file, f"is not a slot file (its header is damaged); {again}") from error
+    except (OSError, SafetensorError) as error:
+        raise ModelError(file, f"is not a whole slot file ({error}); {again}") from error
     if facts.get("stamp") != layout.stamp:
         raise ModelError(file, f"was made from other weights than those of {file.parent.parent}; {again}")
     for name, expected in layout.facts().items():
         if facts.get(name) != expected:
             raise ModelError(file, f"{name} is {facts.get(name)!r}, and {expected!r} is expected; {again}")
-    header = layout.header(digests)
-    if header != struct.pack("<Q", length) + text:
-        raise ModelError(file, f"its header is damaged; {again}")
-    expected_bytes = len(header) + len(digests) * layout.stride_bytes
-    if size != expected_bytes:
-        raise ModelError(file, f"is {size} bytes long, expected {expected_bytes}; {again}")
-    return len(header), digests
+    digests = facts["sha256"].split(" ")
+    return len(layout.header(digests)), digests
 
 
 def _rewrite(layout: _SlotLayout) -> str:

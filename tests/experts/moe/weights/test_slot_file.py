@@ -152,7 +152,7 @@ def change_header(file):
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(cut_off, "bytes long, expected"), (spoil_header, "header is damaged"), (change_header, "header is damaged")],
+    [(cut_off, "not a whole slot file"), (spoil_header, "not a whole slot file"), (change_header, "not a whole slot")],
 )
 def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, slots, spoil, message):
     spoil(slots)
