@@ -29,8 +29,8 @@ def import_model(
 ) -> None:
     """Check a checkpoint, and write its experts in slot layout into its folder `coserve/`.
 
-    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. A stopped run
-    resumes. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
+    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. int8 and int4
+    lose accuracy, and the command says how much: `coserve moe import models/mixtral
     --storage int8`.
     """
     from experts.moe.weights.slot_file import STORAGES, Storage
