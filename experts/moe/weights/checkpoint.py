@@ -23,7 +23,6 @@ from experts.reading import CachedReader, FileReader
 from experts.weights import describe_os_error
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: Buffers that older versions wrote among the weights; they are always computed.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 _SHOWN = 3
@@ -145,10 +144,6 @@ def _nearby(name: str, tensors: Mapping[str, TensorLocation]) -> str:
 
 def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return _NAMES[dtype]
 
 
 class WeightFiles:

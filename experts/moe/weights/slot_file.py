@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
-from experts.moe.weights.checkpoint import Checkpoint, WeightFiles, dtype_name
+from experts.moe.weights.checkpoint import Checkpoint, WeightFiles
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
@@ -58,19 +58,8 @@ class _SlotLayout:
         return -(-self.stored_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def facts(self) -> dict[str, str]:
-        arch = self.arch
-        return {
-            "coserve_slots": _VERSION,
-            "stamp": self.stamp,
-            "storage": self.storage,
-            "family": arch.family,
-            "dtype": dtype_name(arch.dtype),
-            "layers": str(arch.layers),
-            "experts": str(arch.experts),
-            "hidden": str(arch.hidden),
-            "intermediate": str(arch.intermediate),
-            "stored_bytes": str(self.stored_bytes),
-        }
+        """Return what a file of this layout says: the stamp stands for the model's shapes, too."""
+        return {"coserve_slots": _VERSION, "stamp": self.stamp, "storage": self.storage}
 
     def header(self, digests: Sequence[str]) -> bytes:
         """Return the header, whose length does not depend on the digests."""
