@@ -59,14 +59,6 @@ def deciding_reasons(
     return judged[-1][2], [f"{part[0].expert} {deciding_reason(*part, image_size)[0]}" for part in deciding]
 
 
-def _boxes_by_themselves(step: DetectorStep) -> DetectorStep:
-    return replace(step, require=(), branches=(), otherwise=None)
-
-
-def _requirement_alone(step: DetectorStep, requirement: Requirement) -> DetectorStep:
-    return replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
-
-
 def _counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[int, int] | None) -> tuple[int, int]:
     """Return how many boxes a requirement counts as sure and as unsure; boxes everywhere if the size is unknown."""
     matching = [box for box in boxes if box.label == requirement.label]
@@ -99,7 +91,7 @@ def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> t
 
 
 def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[tuple[str, tuple[str, ...]]]:
-    by_itself = _boxes_by_themselves(step)
+    by_itself = replace(step, require=(), branches=(), otherwise=None)
     for box in sorted(boxes, key=lambda box: -box.confidence):
         if judge(by_itself, None, None, [box], None).verdict != alone.verdict:
             continue
@@ -122,7 +114,7 @@ def _of_counts(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield a sentence for each requirement that has the verdict by itself."""
     for requirement in step.require:
-        only = _requirement_alone(step, requirement)
+        only = replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
         if judge(only, None, None, boxes, None, image_size).verdict != alone.verdict:
             continue
         sure, below = _counted(requirement, boxes, image_size)

@@ -57,7 +57,9 @@ def read_checkpoint(folder: Path, family: str) -> Checkpoint:
     if not files:
         suffixes = {".bin", ".safetensors", ".pt", ".gguf"}
         others = sorted(file.name for file in folder.iterdir() if file.suffix in suffixes)
-        message = f"has no model*.safetensors, but {', '.join(others[:_SHOWN]) or 'no weights at all'}"
+        message = (
+            f"has neither model.safetensors nor shards of it, but {', '.join(others[:_SHOWN]) or 'no weights at all'}"
+        )
         raise ModelError(folder, f"{message}; save the model with save_pretrained, which writes safetensors")
     tensors: dict[str, TensorLocation] = {}
     for file in files:
