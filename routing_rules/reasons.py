@@ -6,6 +6,7 @@ the verdict.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Requirement, Seen, Step, judge, threshold
 
@@ -55,18 +56,10 @@ def deciding_reasons(
     verdict = judged[-1][2].verdict
     alone = [(step, answer, answer.judged(step, None, image_size)) for step, answer, _ in judged]
     deciding = [part for part in alone if part[2].verdict == verdict != "pass"]
-    return judged[-1][2], [_sentence(*part, image_size) for part in deciding]
+    return judged[-1][2], [f"{part[0].expert} {deciding_reason(*part, image_size)[0]}" for part in deciding]
 
 
-def boxes_by_themselves(step: DetectorStep) -> DetectorStep:
-    return replace(step, require=(), branches=(), otherwise=None)
-
-
-def requirement_alone(step: DetectorStep, requirement: Requirement) -> DetectorStep:
-    return replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
-
-
-def counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[int, int] | None) -> tuple[int, int]:
+def _counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[int, int] | None) -> tuple[int, int]:
     """Return how many boxes a requirement counts as sure and as unsure; boxes everywhere if the size is unknown."""
     matching = [box for box in boxes if box.label == requirement.label]
     if requirement.is_placed and image_size is not None:
@@ -75,61 +68,64 @@ def counted(requirement: Requirement, boxes: Sequence[Seen], image_size: tuple[i
     return sure, len(matching) - sure
 
 
-def _sentence(step: Step, answer: StoredAnswer, alone: Judgement, image_size: tuple[int, int] | None) -> str:
+def deciding_reason(
+    step: Step, answer: StoredAnswer, alone: Judgement, image_size: tuple[int, int] | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return what decided a step's judgement `alone`, not a pass, and the keys of its rule that say so."""
     if isinstance(step, ClassifierStep):
-        return f"{step.expert} {_of_label(step, answer, alone)}"
-    found = next(_of_boxes(step, answer.boxes, alone), None) or next(
-        _of_counts(step, answer.boxes, alone, image_size), "decided by its rule"
-    )
-    return f"{step.expert} {found}"
+        return _of_label(step, answer, alone)
+    found = chain(_of_boxes(step, answer.boxes, alone), _of_counts(step, answer.boxes, alone, image_size))
+    return next(found, ("decided by its rule", ()))
 
 
-def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> str:
+def _of_label(step: ClassifierStep, answer: StoredAnswer, alone: Judgement) -> tuple[str, tuple[str, ...]]:
     label, confidence = answer.label, answer.confidence
     if label is None:
-        return "gave no label"
+        return "gave no label", ()
     shown, limit = _percents(confidence, step.review_below)
     if confidence is None or not confidence >= step.review_below:
-        return f"was only {shown} sure of '{label}' (limit {limit})"
+        return f"was only {shown} sure of '{label}' (limit {limit})", ("review_below",)
     if alone.verdict == "review":
-        return f"found '{label}', {shown} sure, and no later step failed it"
-    return f"found '{label}', {shown} sure" + (f" (limit {limit})" if step.review_below else "")
+        return f"found '{label}', {shown} sure, and no later step failed it", ("pass",)
+    return f"found '{label}', {shown} sure" + (f" (limit {limit})" if step.review_below else ""), ("pass",)
 
 
-def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[str]:
-    by_itself = boxes_by_themselves(step)
+def _of_boxes(step: DetectorStep, boxes: Sequence[Seen], alone: Judgement) -> Iterator[tuple[str, tuple[str, ...]]]:
+    by_itself = replace(step, require=(), branches=(), otherwise=None)
     for box in sorted(boxes, key=lambda box: -box.confidence):
         if judge(by_itself, None, None, [box], None).verdict != alone.verdict:
             continue
         fails_from, reviews_from = threshold(step.fail_on, box.label), threshold(step.review_on, box.label)
         if alone.verdict == "review" and fails_from is not None and not box.confidence < fails_from:
             shown, limit = _percents(box.confidence, step.review_below)
-            yield f"was only {shown} sure of '{box.label}' (limit {limit})"
+            yield f"was only {shown} sure of '{box.label}' (limit {limit})", ("review_below",)
         elif alone.verdict == "review":
             shown, limit = _percents(box.confidence, reviews_from)
             above = "" if fails_from is None else f"; it fails from {_percents(fails_from, box.confidence)[0]}"
-            yield f"found '{box.label}', {shown} sure (a person must look from {limit}{above})"
+            text = f"found '{box.label}', {shown} sure (a person must look from {limit}{above})"
+            yield text, ("review_on", box.label)
         else:
             shown, limit = _percents(box.confidence, fails_from)
-            yield f"found '{box.label}', {shown} sure (limit {limit})"
+            yield f"found '{box.label}', {shown} sure (limit {limit})", ("fail_on", box.label)
 
 
 def _of_counts(
     step: DetectorStep, boxes: Sequence[Seen], alone: Judgement, image_size: tuple[int, int] | None
-) -> Iterator[str]:
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield a sentence for each requirement that has the verdict by itself."""
     for requirement in step.require:
-        only = requirement_alone(step, requirement)
+        only = replace(step, fail_on=(), review_on=(), require=(requirement,), branches=(), otherwise=None)
         if judge(only, None, None, boxes, None, image_size).verdict != alone.verdict:
             continue
-        sure, below = counted(requirement, boxes, image_size)
+        sure, below = _counted(requirement, boxes, image_size)
         unsure = f" and {below} below the limit" if below else ""
         where = " in its place" if requirement.is_placed else ""
         limit = f" (limit {_percents(requirement.confidence, None)[0]})" if requirement.confidence else ""
-        yield f"found {sure} '{requirement.label}'{unsure}{where}, expected {wanted(requirement)}{limit}"
+        text = f"found {sure} '{requirement.label}'{unsure}{where}, expected {_wanted(requirement)}{limit}"
+        yield text, ("require", requirement.label)
 
 
-def wanted(requirement: Requirement) -> str:
+def _wanted(requirement: Requirement) -> str:
     """Return the count that a requirement expects: `2`, `at least 1`, `1 to 3`."""
     if requirement.maximum is None:
         return f"at least {requirement.minimum}"

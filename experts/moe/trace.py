@@ -87,14 +87,12 @@ def popularity_by_task(trace: Trace) -> torch.Tensor:
 
 
 def save_popularity(prepared: PreparedFiles, trace: Trace) -> None:
-    tensors = {"popularity": popularity(trace), "by_task": popularity_by_task(trace)}
-    prepared.save("popularity", tensors, {"tasks": list(trace.tasks)})
+    prepared.save("popularity", {"popularity": popularity(trace)})
 
 
-def load_popularity(prepared: PreparedFiles) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return (L, E) over all tasks, and the same of each task by name. Raises ModelError as `PreparedFiles.load`."""
-    tensors, notes = prepared.load("popularity")
-    return tensors["popularity"], dict(zip(notes["tasks"], tensors["by_task"], strict=True))
+def load_popularity(prepared: PreparedFiles) -> torch.Tensor:
+    """Return `popularity` of the trace, (L, E). Raises ModelError as `PreparedFiles.load`."""
+    return prepared.load("popularity")[0]["popularity"]
 
 
 def affinity(trace: Trace, before: int, layer: int) -> torch.Tensor:

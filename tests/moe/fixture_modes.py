@@ -140,7 +140,7 @@ def test_duoserve_waits_for_fewer_experts_than_loading_on_demand(share: float):
 
 @pytest.mark.parametrize("share", SHARES)
 def test_swapmoe_never_waits_and_loses_less_than_static_pruning(share: float):
-    ready, popular = load_preparation(FIXTURE), load_popularity(prepared())[0]
+    ready, popular = load_preparation(FIXTURE), load_popularity(prepared())
     assert ready is not None, "run: .venv/bin/coserve moe plan build/moe/fixture"
     size_bytes, prompts = budget_of(FIXTURE, share), {"of_domain": 6, "mixed": False}
     even = (round(share * arch_of(FIXTURE).experts),) * arch_of(FIXTURE).layers

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from urllib.parse import quote
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from coserve_client import (
     CameraImage,
@@ -227,18 +226,12 @@ class _LineOptions:
                     )
             self.finish_saving(training)
         endpoint = self.endpoint()
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
         with (
             exit_on(*_ERRORS, status=1),
-            Bars(*columns, console=errors) as bar,
+            Bars(console=errors) as bar,
             Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
         ):
-            task = bar.add_task(f"publishing to {endpoint}", total=total)
+            task = bar.add_task(f"publishing {count_text(total, 'image')} to {endpoint}", total=total)
 
             def on_progress(account: PublishAccount) -> None:
                 bar.update(task, completed=account.answered)

@@ -29,8 +29,8 @@ def import_model(
 ) -> None:
     """Check a checkpoint, and write its experts in slot layout into its folder `coserve/`.
 
-    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. A stopped run
-    resumes. int8 and int4 lose accuracy, and the command says how much: `coserve moe import models/mixtral
+    Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. int8 and int4
+    lose accuracy, and the command says how much: `coserve moe import models/mixtral
     --storage int8`.
     """
     from experts.moe.weights.slot_file import STORAGES, Storage
@@ -80,9 +80,16 @@ def fit(
     Example: coserve moe fit models/olmoe --mode duoserve
     """
     must_be_one_of("--mode", mode, (*_FITTED, "all"))
-    from tools.moe.fit import fit_predictors
+    from experts.moe.model.mode import FitInputs
+    from experts.moe.modes import load_registered
+    from experts.moe.weights.prepared import PreparedFiles
+    from tools.moe.progress import progress_bars
+    from tools.moe.text import training_windows
 
-    fit_predictors(model, _FITTED if mode == "all" else [mode])
+    prepared = PreparedFiles(model)
+    for name in _FITTED if mode == "all" else [mode]:
+        with progress_bars() as progress:
+            load_registered(MODES[name].fit or "")(FitInputs(prepared, training_windows(prepared), progress))
 
 
 @moe_app.command()

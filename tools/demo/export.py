@@ -1,18 +1,16 @@
 """Writes the demo's trained networks as int8 experts, fits heads on what the stored backbone gives, sets thresholds."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from daemon.line.line import load_catalog
 from experts.catalog import Catalog, CatalogEntry, write_catalog
-from experts.durable import replace_durably
 from experts.spec import Answer, ExpertId
 from experts.vision.infer import normalise
 from experts.vision.preprocess import to_square
@@ -25,7 +23,7 @@ from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DET
 from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
 from tools.training.fit import Variation, calibrate
-from tools.training.head import coreset, fit_linear, write_head
+from tools.training.head import fit_linear, write_head
 from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
@@ -51,19 +49,14 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
     catalog_entry = CatalogEntry.model_validate(entry)
     slot = stored_backbone(out, BACKBONE, entry)
     rng = np.random.default_rng(0)
-    learned: dict[str, torch.Tensor] = {}
-    good: dict[str, torch.Tensor] = {}
     for name, part in library.items():
         mine = [sample for sample in learn if sample.component == name]
         unseen = [sample for sample in held_out if sample.component == name]
         head = fit_linear(features_of(slot, mine, rng), _targets(mine), len(part.labels))
         features = features_of(slot, unseen)
         temperature = calibrate(features @ head["weight"].T + head["bias"], _targets(unseen).numpy())
-        learned[name] = features_of(slot, mine)
-        good[name] = features[[sample.truth == "ok" for sample in unseen]]
         written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)
         entries[name] = written | {"temperature": temperature}
-    write_features(out, entry["sha256"], learned, good)
     for detector in DETECTORS:
         pictures = [s.pixels for s in held_out if detector.covers(library[s.component]) and s.marks]
         report = import_model(
@@ -166,9 +159,6 @@ def _targets(samples: Sequence[Sample]) -> torch.Tensor:
     return torch.tensor([part_types()[s.component].labels.index(s.placement_label) for s in samples], dtype=torch.int64)
 
 
-FILE = "features.safetensors"
-ROWS = 96
-QUANTILES = (0.5, 0.9, 0.99, 1.0)
 #: Features of the backbone's last layer.
 _FEATURES = 512
 _BATCH = 16
@@ -188,23 +178,3 @@ def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator 
             inputs = normalise(pixels, slot.spec, layout.dtype, channels_last=layout.channels_last)
             rows.append(slot.module(inputs)[:, :_FEATURES].clone())
     return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)
-
-
-def write_features(
-    out: Path, backbone: str, learned: Mapping[str, torch.Tensor], good: Mapping[str, torch.Tensor]
-) -> None:
-    """Write `out/features.safetensors`, by which a line can tell a picture that is unlike all that were trained on.
-
-    For each component `NAME.rows`, (96, 512) float16: a coreset of the features of its training pictures, defects
-    included; and `NAME.distances`, float32: how far good pictures that no training saw are from the nearest row, at the
-    quantiles that the file's metadata names. `learned` and `good` are features (N, 512) of these pictures by component;
-    `backbone` is the sha256 of the weights that gave them.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    for name, features in learned.items():
-        rows = features[coreset(features[None], min(ROWS, len(features)))[0]].half()
-        distances = torch.cdist(good[name], rows.float()).amin(1)
-        tensors[f"{name}.rows"] = rows
-        tensors[f"{name}.distances"] = distances.quantile(torch.tensor(QUANTILES)) if len(distances) else distances
-    metadata = {"backbone": backbone, "quantiles": json.dumps(QUANTILES)}
-    replace_durably(out / FILE, save(tensors, metadata))

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from experts.catalog import Catalog
-from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
+from experts.spec import Answer, ExpertSpec, resident_in
 from experts.vision.infer import infer
-from experts.vision.preprocess import Image, fit
+from experts.vision.preprocess import Image, Prepared, fit
 from experts.vision.slot import SlotPool
-from routing_rules.routes import Judgement, Routes, judge
+from routing_rules.routes import Judgement, Routes
+from tools.query.rejudge_run import judge_images
 
 _BATCH = 16
 OnAnswer = Callable[[str, Answer], None]
@@ -44,27 +45,12 @@ def judge_parts(
     catalog: Catalog,
     pool: SlotPool,
     parts: Sequence[PartToJudge],
-    on_answer: OnAnswer | None = None,
+    on_answer: OnAnswer = lambda *_: None,
 ) -> list[str]:
-    """Return the verdict of each part, in order. Parts that await the same expert are batched together."""
-    verdicts = [""] * len(parts)
-    so_far: dict[int, Judgement | None] = dict.fromkeys(range(len(parts)))
-    waiting = {number: routes.first_step(part.board_type, part.component) for number, part in enumerate(parts)}
-    while waiting:
-        first = next(step for step in waiting.values() if step is not None)
-        numbers = [number for number, step in waiting.items() if step is not None and step.expert == first.expert]
-        spec = catalog[ExpertId(first.expert)]
-        answers = answers_of(pool, spec, [parts[number].pixels for number in numbers])
-        for number, answer in zip(numbers, answers, strict=True):
-            step = waiting.pop(number)
-            assert step is not None
-            if on_answer is not None:
-                on_answer(step.expert, answer)
-            height, width = parts[number].pixels.shape[:2]
-            judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far[number], (width, height))
-            so_far[number] = judgement
-            if judgement.next is None:
-                verdicts[number] = judgement.verdict
-            else:
-                waiting[number] = judgement.next
-    return verdicts
+    """Return the verdict of each part, in order."""
+    firsts = [routes.first_step(part.board_type, part.component) for part in parts]
+    read: Callable[[int, ExpertSpec], Prepared] = lambda number, spec: fit(  # noqa: E731
+        parts[number].pixels, spec.task, spec.input_size
+    )
+    ends = judge_images(firsts, read, catalog, lambda spec: pool.slot(spec.expert), on_answer=on_answer)
+    return [end.verdict if isinstance(end, Judgement) else "unknown" for end in ends]

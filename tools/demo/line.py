@@ -12,7 +12,7 @@ from routing_rules.load import read_yaml, validate
 from tools.demo import files
 from tools.terminal.console import CommandError, as_typed
 
-#: Weights, their catalog, thresholds, features and `provenance.json`; `coserve demo --train` makes them.
+#: Weights, their catalog, thresholds and `provenance.json`; `coserve demo --train` makes them.
 SHIPPED = Path(__file__).with_name("experts")
 #: Free disk that the line needs; with less its daemon would answer `busy` for ever.
 _ROOM_BYTES = 100_000_000

@@ -1,6 +1,6 @@
 """`coserve demo --train`: makes the experts that come with the repository again, from pictures to measured figures.
 
-Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds, features and provenance.
+Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalog, thresholds and provenance.
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from daemon.line.line import load_line
 from experts.spec import Answer
@@ -91,7 +91,7 @@ class Figures:
 
 
 def measure(
-    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer | None = None
+    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer = lambda *_: None
 ) -> list[Figures]:
     """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
     line = load_line(config)
@@ -106,7 +106,7 @@ def measure(
                 for part in render_board(kinds[number % len(kinds)], _seed(place, number), rate).placements
             ]
             parts = [PartToJudge(kinds[number % len(kinds)], part.component, part.pixels) for number, part in rendered]
-            verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else None)
+            verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else lambda *_: None)
             judged += [
                 JudgedPart(number, part.component, part.truth, verdict)
                 for (number, part), verdict in zip(rendered, verdicts, strict=True)
@@ -138,7 +138,6 @@ def measured_table(figures: Sequence[Figures]) -> None:
 NAME, VERSION = "rendered-parts", 1
 #: Defect rates of the boards that thresholds are chosen on, and their first seed.
 _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
-_COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
     """Make the experts in `folder/experts`, or go on making them, and print their figures; return that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "experts"
-    with Bars(*_COLUMNS, console=console) as bars:
+    with Bars(console=console) as bars:
         _run_jobs(bars, folder, recipe)
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
@@ -190,7 +189,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
 
 def measure_line(folder: Path) -> None:
     """Print the figures of the line in `folder` on boards that no training saw."""
-    with Bars(*_COLUMNS, console=console) as bars:
+    with Bars(console=console) as bars:
         task = bars.add_task("judging 400 boards", total=1.0)
         figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))
     measured_table(figures)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from sqlalchemy import text
 
 from coserve_client import CoserveError, Publisher, publish_images
@@ -169,8 +168,7 @@ def _publish_boards(config: Path, boards: int, seed: int) -> dict[str, RenderedB
     endpoints, prefix = load_config(config).endpoints, _free_prefix(config)
     plan = board_plan(boards, seed, prefix)
     rendered: dict[str, RenderedBoard] = {}
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console) as bar, Publisher(endpoints.intake[0], SOURCE) as camera:
+    with Bars(console=console) as bar, Publisher(endpoints.intake[0], SOURCE) as camera:
         total = sum(len(board_types()[kind].places) for _, kind, _ in plan)
         task = bar.add_task(f"{count_text(boards, 'board')} through the line", total=total)
         for serial, kind, board_seed in plan:

@@ -17,6 +17,7 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import OnDemand
 from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
 from experts.moe.modes.swapmoe.planner import (
+    Configuration,
     LossModel,
     MeasuredPlan,
     MemoryPlan,
@@ -30,7 +31,6 @@ from experts.moe.modes.swapmoe.planner import (
     save_preparation,
     with_plan,
 )
-from experts.moe.policy.genetic import Configuration, SearchSettings
 from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.checkpoint import arch_of
 from tools.moe.progress import progress_bars
@@ -73,8 +73,8 @@ class Planner:
         self._measured = self._load_measured()
         self.even = even_counts(self._arch.layers, self._arch.experts, self._slots)
 
-    def run(self, configurations: int, settings: SearchSettings | None = None) -> MemoryPlan:
-        """Measure, search, and save the plan; `settings` of the search are the paper's by default."""
+    def run(self, configurations: int) -> MemoryPlan:
+        """Measure, search, and save the plan."""
         limits, period = self._frequency()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
         with progress_bars() as progress:
@@ -83,7 +83,7 @@ class Planner:
                 progress("configurations", number, len(drawn))
         for _ in range(_ROUNDS):
             try:
-                best = self._search(limits, period, drawn, settings)
+                best = self._search(limits, period, drawn)
             except ValueError:
                 break  # every configuration within the budget is measured
             drawn = (*drawn, best)
@@ -114,22 +114,10 @@ class Planner:
                 progress("update frequencies", len(tried), len(_PERIODS))
         return limits, fastest_period(tried, limits)
 
-    def _search(
-        self, limits: PlanLimits, period: int, drawn: Sequence[Configuration], settings: SearchSettings | None
-    ) -> Configuration:
-        settings = settings or SearchSettings()
+    def _search(self, limits: PlanLimits, period: int, drawn: Sequence[Configuration]) -> Configuration:
         measured = [self.measured(counts, period) for counts in drawn]
         model = LossModel(measured, self._arch.experts)
-        with progress_bars() as progress:
-            return plan_counts(
-                model,
-                measured,
-                limits,
-                experts=self._arch.experts,
-                floor=self._arch.top_k,
-                settings=settings,
-                progress=lambda generation: progress("generations", generation, settings.generations),
-            )
+        return plan_counts(model, measured, limits, experts=self._arch.experts, floor=self._arch.top_k)
 
     def _prepare(self) -> Preparation:
         """Measure the norms of all experts, and Eq. 2 on the profile with every expert taking part."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
 from experts.moe.model.mode import FitProgress
 from tools.terminal.console import console
@@ -13,9 +13,8 @@ from tools.terminal.progress import Bars
 
 @contextmanager
 def progress_bars(on: Console = console, *, transient: bool = False) -> Iterator[FitProgress]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=on, transient=transient) as bars:
+    with Bars(console=on, transient=transient) as bars:
 
         def report(part: str, done: int, total: int, note: str = "") -> None:
             if part not in tasks:

@@ -7,7 +7,7 @@ import torch
 
 from experts.moe.model.mode import FitProgress
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united
+from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united, missed_shares
 from experts.moe.trace import load_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tools.moe.checkpoint import open_runtime
@@ -18,31 +18,31 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: DistillRecipe) ->
     """Distil what is missing; return a row of the report for each way."""
     prepared = PreparedFiles(checkpoint)
     with closing(open_runtime(checkpoint, "ondemand", share=0.25)) as runtime:
-        jobs = [Distillation(prepared, runtime.store, way, recipe) for way in ways]
-        todo = [job for job in jobs if not job.is_done()]
-        if todo:
-            _make(runtime, prepared, todo, recipe)
+        steps = [
+            (job, layer)
+            for job in (Distillation(prepared, runtime.store, way, recipe) for way in ways)
+            for layer in job.missing()
+        ]
+        if steps:
+            _make(runtime, prepared, steps, recipe)
     rows: list[tuple[str, ...]] = []
     for way in ways:
         united = load_united(prepared, way)
-        distilled, averaged = prepared.load(f"united-{way}")[1]["missed"]
-        size = f"{united.weights_bytes / 1e6:.2f}"
-        rows.append((str(way), str(len(united.down[0])), size, f"{distilled:.3f}", f"{averaged:.3f}"))
+        missed = (f"{share:.3f}" for share in missed_shares(prepared, way))
+        rows.append((str(way), str(len(united.down[0])), f"{united.weights_bytes / 1e6:.2f}", *missed))
     return rows
 
 
-def _make(runtime: MoeRuntime, prepared: PreparedFiles, jobs: list[Distillation], recipe: DistillRecipe) -> None:
-    steps = [(job, layer) for job in jobs for layer in job.missing()]
+def _make(
+    runtime: MoeRuntime, prepared: PreparedFiles, steps: list[tuple[Distillation, int]], recipe: DistillRecipe
+) -> None:
     with progress_bars() as progress:
         activations = Activations(runtime.arch.layers, recipe.tokens)
-        if steps:
-            _collect(runtime, prepared, activations, progress)
+        _collect(runtime, prepared, activations, progress)
         for number, (job, layer) in enumerate(steps, 1):
             activation = runtime.model.get_submodule(runtime.arch.blocks[layer]).experts.act_fn
             job.make(layer, activations.of(layer), activation)
             progress("united experts", number, len(steps), f", way {job.way}, layer {layer + 1}")
-        for job in jobs:
-            job.finish()
 
 
 def _collect(runtime: MoeRuntime, prepared: PreparedFiles, activations: Activations, progress: FitProgress) -> None:

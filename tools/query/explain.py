@@ -113,7 +113,7 @@ def _stage_document(
     return fields | {
         "rule": step.rule,
         "rule_line": step.line,
-        "findings": [asdict(finding) for finding in step.findings],
+        "findings": list(step.findings),
         "verdict": step.alone.verdict,
         "defect": step.alone.defect,
         "chain_verdict": step.chain.verdict,
@@ -199,14 +199,11 @@ def _about_step(number: int, row: Row, step: RetracedStep | None) -> Iterator[st
     if row["label"] is not None and row["confidence"] is not None:
         answer += f", confidence {row['confidence']:.6g}"
     if step.is_detector and row["label"] is not None:
-        below = ", under its limit" if step.is_below else ""
-        yield f"  {row['expert']}: its surest box is {answer}{below}"
+        yield f"  {row['expert']}: its surest box is {answer}"
     else:
         yield f"  {row['expert']} answered {answer}"
     for finding in step.findings:
-        verdict = f" → {finding.verdict}" if finding.verdict else ""
-        line = f" (line {finding.line})" if finding.line else ""  # a default stands in no line
-        yield f"  - {finding.text}{verdict}{line}"
+        yield f"  it {finding['text']} → {finding['verdict']} (line {finding['line']})"
     yield f"  = {step.onward}"
 
 

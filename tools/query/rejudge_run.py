@@ -5,14 +5,13 @@ step of the chains.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from daemon.storage.image_archive import as_sent
 from experts.catalog import Catalog
 from experts.errors import ExpertError, ImageError
-from experts.spec import ExpertId, ExpertSpec, resident_in
+from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import Slot, SlotPool
@@ -20,9 +19,6 @@ from routing_rules.routes import Judgement, Routes, Step, judge
 from tools.query.reading import Row
 
 _BATCH = 8
-
-#: An image, the step that it waits for, and the judgement of the steps before.
-_Waiting = tuple[Row, Step, Judgement | None]
 
 
 def memory_bytes(catalog: Catalog) -> int:
@@ -41,72 +37,79 @@ def rejudge(
 
     `unread` says why a picture could not be judged, else it is None. ExpertError if an expert cannot be loaded.
     """
-    run = _RejudgeRun(routes, catalog, folder, on_progress)
-    for images in groups:
-        for image in images:
-            run.begin(image)
-        run.finish()
-        yield [run.finished.pop(image["inspection_id"]) for image in images]
+    pool: SlotPool | None = None
 
-
-class _RejudgeRun:
-    def __init__(self, routes: Routes, catalog: Catalog, folder: Path, on_progress: Callable[[], None]) -> None:
-        self._routes, self._catalog, self._folder, self._on_progress = routes, catalog, folder, on_progress
-        self._waiting: dict[str, deque[_Waiting]] = {}
-        self._pool: SlotPool | None = None
-        self.finished: dict[int, Row] = {}
-
-    def begin(self, image: Row) -> None:
-        # None: the rules have no component like this any more.
-        self._wait(image, self._routes.first_step(image["board_type"], image["component"]), None)
-
-    def finish(self) -> None:
-        """Judge by expert, the one with the most images first, since chains meet behind it."""
-        while self._waiting:
-            expert = max(self._waiting, key=lambda name: len(self._waiting[name]))
-            queue, spec = self._waiting.pop(expert), self._catalog.get(ExpertId(expert))
-            if spec is None:
-                raise ExpertError(ExpertId(expert), "is not in the catalog")
-            slot = self._slot(spec.resident)
-            while queue:
-                self._judge_batch(slot, spec, [queue.popleft() for _ in range(min(_BATCH, len(queue)))])
-
-    def _slot(self, spec: ExpertSpec) -> Slot:
+    def slot_of(spec: ExpertSpec) -> Slot:
         """Replace the loaded network unless it is the same: heads share their backbone."""
-        if self._pool is None or spec.expert not in self._pool.resident():
-            self._pool = SlotPool("cpu", spec.weights_bytes)
-            self._pool.load(spec)
-        return self._pool.slot(spec.expert)
+        nonlocal pool
+        if pool is None or spec.expert not in pool.resident():
+            pool = SlotPool("cpu", spec.weights_bytes)
+            pool.load(spec)
+        return pool.slot(spec.expert)
 
-    def _judge_batch(self, slot: Slot, spec: ExpertSpec, batch: Sequence[_Waiting]) -> None:
-        ready: list[tuple[_Waiting, Prepared]] = []
-        for waiting in batch:
-            try:
-                ready.append((waiting, _prepare(self._folder, waiting[0], slot)))
-            except ImageError as error:
-                self._end(waiting[0], "unknown", None, unread=str(error))
-        answers = infer(slot, [prepared for _, prepared in ready], spec) if ready else []
-        for ((image, step, so_far), prepared), answer in zip(ready, answers, strict=True):
-            size = (prepared.placement.width, prepared.placement.height)
-            judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
-            self._wait(image, judgement.next, judgement)
+    for images in groups:
+        # None: the rules have no component like this any more.
+        firsts = [routes.first_step(image["board_type"], image["component"]) for image in images]
+        read = lambda number, spec, images=images: _prepare(folder, images[number], spec)  # noqa: E731
+        ends = judge_images(firsts, read, catalog, slot_of, on_end=on_progress)
+        yield [{**image, **_new_verdict(end)} for image, end in zip(images, ends, strict=True)]
 
-    def _wait(self, image: Row, step: Step | None, so_far: Judgement | None) -> None:
-        """Let an image wait for the expert of its next step; without one it has its verdict."""
-        if step is not None:
-            self._waiting.setdefault(step.expert, deque()).append((image, step, so_far))
-        elif so_far is None:
-            self._end(image, "unknown", None)
+
+def _new_verdict(end: Judgement | ImageError | None) -> dict[str, str | None]:
+    if isinstance(end, Judgement):
+        return {"would_be": end.verdict, "would_be_defect": end.defect, "unread": None}
+    return {"would_be": "unknown", "would_be_defect": None, "unread": None if end is None else str(end)}
+
+
+def judge_images(
+    firsts: Sequence[Step | None],
+    read: Callable[[int, ExpertSpec], Prepared],
+    catalog: Catalog,
+    slot_of: Callable[[ExpertSpec], Slot],
+    *,
+    on_answer: Callable[[str, Answer], None] = lambda *_: None,
+    on_end: Callable[[], None] = lambda: None,
+) -> list[Judgement | ImageError | None]:
+    """Return each image's judgement by its chain from a first step, None without one, or why it could not be read.
+
+    `read` prepares an image, by its number, for an expert; `slot_of` gives the slot of a network.
+    """
+    ends: list[Judgement | ImageError | None] = [None] * len(firsts)
+    waiting: dict[str, list[tuple[int, Step]]] = {}
+
+    def go_on(number: int, step: Step | None) -> None:
+        if step is None:
+            on_end()
         else:
-            self._end(image, so_far.verdict, so_far.defect)
+            waiting.setdefault(step.expert, []).append((number, step))
 
-    def _end(self, image: Row, verdict: str, defect: str | None, unread: str | None = None) -> None:
-        new = {"would_be": verdict, "would_be_defect": defect, "unread": unread}
-        self.finished[image["inspection_id"]] = {**image, **new}
-        self._on_progress()
+    for number, step in enumerate(firsts):
+        go_on(number, step)
+    while waiting:
+        expert = max(waiting, key=lambda name: len(waiting[name]))  # chains meet behind the one with the most
+        spec, queue = catalog.get(ExpertId(expert)), waiting.pop(expert)
+        if spec is None:
+            raise ExpertError(ExpertId(expert), "is not in the catalog")
+        slot = slot_of(spec.resident)
+        for start in range(0, len(queue), _BATCH):
+            ready: list[tuple[int, Step, Prepared]] = []
+            for number, step in queue[start : start + _BATCH]:
+                try:
+                    ready.append((number, step, read(number, spec)))
+                except ImageError as error:
+                    ends[number] = error
+                    on_end()
+            answers = infer(slot, [prepared for *_, prepared in ready], spec) if ready else []
+            for (number, step, prepared), answer in zip(ready, answers, strict=True):
+                on_answer(expert, answer)
+                size, so_far = (prepared.placement.width, prepared.placement.height), ends[number]
+                assert not isinstance(so_far, ImageError)
+                ends[number] = judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
+                go_on(number, judgement.next)
+    return ends
 
 
-def _prepare(images: Path, image: Row, slot: Slot) -> Prepared:
+def _prepare(images: Path, image: Row, spec: ExpertSpec) -> Prepared:
     """Preprocess the payload that the camera sent. Raises ImageError."""
     file = images.parent / image["image_path"]
     if not file.resolve().is_relative_to(images.resolve()):
@@ -119,4 +122,4 @@ def _prepare(images: Path, image: Row, slot: Slot) -> Prepared:
         raise ImageError(f"{file}: its header is damaged") from error
     if hashlib.sha256(payload).hexdigest() != image["image_sha256"]:
         raise ImageError(f"{file}: is not what the camera sent (its sha256 differs)")
-    return prepare(payload, "image" if shape is None else "raw", shape, slot.spec)
+    return prepare(payload, "image" if shape is None else "raw", shape, spec)

@@ -6,6 +6,7 @@ The Python that makes the virtual environment runs it, so it imports nothing of 
 import argparse
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,14 +22,6 @@ _PIP_OPTIONS = ("--disable-pip-version-check", "--only-binary", ":all:", "--cons
 #: Seconds between two progress lines, on a terminal and in a log.
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 1.0, 15.0
 _STEPS = re.compile(r"^\s*(Collecting \S+|Downloading \S+|Installing collected packages)", re.MULTILINE)
-#: Before anything is installed, pip's own copy of `packaging` is the only parser of markers.
-_NEEDED_HERE = """
-import sys
-from pip._vendor.packaging.requirements import Requirement
-for each in map(Requirement, sys.argv[1:]):
-    if each.marker is None or each.marker.evaluate({"extra": ""}):
-        print(each.name)
-"""
 
 
 class InstallError(Exception):
@@ -127,13 +120,13 @@ def takes_cuda(python: Path, index: "list[str]") -> bool:
             f" pip said: {last_error(asked.stderr)}"
         )
     (torch,) = json.loads(asked.stdout)["install"]
-    needed = needed_here(python, torch["metadata"].get("requires_dist", []))
-    return any(re.match(r"nvidia-|cuda-", name) for name in needed)
+    return any(map(is_cuda_here, torch["metadata"].get("requires_dist", [])))
 
 
-def needed_here(python: Path, requirements: "list[str]") -> "list[str]":
-    """Return the names of the requirements whose markers hold on this PC."""
-    return run(python, "-c", _NEEDED_HERE, *requirements).stdout.split()
+def is_cuda_here(requirement: str) -> bool:
+    """Return True for a library of CUDA that PyTorch needs on a machine of this type."""
+    is_here = "platform_machine" not in requirement or platform.machine() in requirement
+    return re.match(r"nvidia-|cuda-", requirement) is not None and is_here and "extra ==" not in requirement
 
 
 def run_pip(python: Path, what: "list[str]") -> None:

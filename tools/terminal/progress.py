@@ -37,6 +37,10 @@ class Bars(Progress):
         super().__init__(*columns, console=console, transient=transient, get_time=get_time, disable=self._prints_lines)
         self._began_s = self._last_line_s = self.get_time()
 
+    @classmethod
+    def get_default_columns(cls) -> tuple[ProgressColumn, ...]:
+        return TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
         if self._prints_lines and description:
             self.print(description, markup=False)
@@ -64,8 +68,7 @@ class Bars(Progress):
 @contextmanager
 def share_bar(title: str) -> Iterator[tuple[Bars, TaskID]]:
     """Yield a bar on stderr and its task, whose `completed` is a share from 0 to 1."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=errors) as bar:
+    with Bars(console=errors) as bar:
         yield bar, bar.add_task(title, total=1.0)
 
 

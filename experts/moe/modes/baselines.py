@@ -66,7 +66,7 @@ class Popularity(Mode):
 
     @classmethod
     def open(cls, checkpoint: Path, options: Any) -> "Popularity":  # noqa: ARG003  there are none
-        return cls(load_popularity(PreparedFiles(checkpoint))[0])
+        return cls(load_popularity(PreparedFiles(checkpoint)))
 
     def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
         super().require_budget(budget_bytes, arch, folder)
@@ -75,10 +75,7 @@ class Popularity(Mode):
             message = f"the mode needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
             raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
 
-    def eviction_policy(self, arch: MoeArch) -> MostPopular:
-        if self._ranking.shape != (arch.layers, arch.experts):
-            shape = tuple(self._ranking.shape)
-            raise ValueError(f"popularity of {shape} experts, the model has {arch.layers, arch.experts}")
+    def eviction_policy(self, arch: MoeArch) -> MostPopular:  # noqa: ARG002
         self._policy = MostPopular(self._ranking.tolist(), self.transit)
         return self._policy
 

@@ -4,7 +4,6 @@ A tensor with an older name on disk appears under the model's name. The checkpoi
 model; errors name those missing, left over or of another shape.
 """
 
-import json
 import math
 import os
 import re
@@ -23,10 +22,7 @@ from experts.moe.weights.folder import stored_tensors
 from experts.reading import CachedReader, FileReader
 from experts.weights import describe_os_error
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: Buffers that older versions wrote among the weights; they are always computed.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 _SHOWN = 3
@@ -56,13 +52,18 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path, family: str) -> Checkpoint:
-    """Read the headers of all files of a checkpoint. Raises ModelError."""
+    """Read the headers of all files of a checkpoint, `model.safetensors` or its shards. Raises ModelError."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        suffixes = {".bin", ".safetensors", ".pt", ".gguf"}
+        others = sorted(file.name for file in folder.iterdir() if file.suffix in suffixes)
+        message = (
+            f"has neither model.safetensors nor shards of it, but {', '.join(others[:_SHOWN]) or 'no weights at all'}"
+        )
+        raise ModelError(folder, f"{message}; save the model with save_pretrained, which writes safetensors")
     tensors: dict[str, TensorLocation] = {}
-    for file, expected in _weight_files(folder).items():
-        in_file = _read_header(file)
-        if expected is not None:
-            _check_index(folder / INDEX, file, expected, in_file)
-        for name, tensor in in_file.items():
+    for file in files:
+        for name, tensor in _read_header(file).items():
             if _COMPUTED.search(name):
                 continue
             renamed = _rename(name, FAMILIES[family])
@@ -72,42 +73,6 @@ def read_checkpoint(folder: Path, family: str) -> Checkpoint:
     if not tensors:
         raise ModelError(folder, "its weights files hold no tensors; fetch the checkpoint again")
     return Checkpoint(folder, tensors)
-
-
-def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
-    """Return the weights files, each with the tensors that an index lists for it. Raises ModelError."""
-    index = folder / INDEX
-    if index.is_file():
-        return _indexed(index)
-    if (folder / SINGLE).is_file():
-        return {folder / SINGLE: None}
-    others = sorted(file.name for file in folder.iterdir() if file.suffix in {".bin", ".safetensors", ".pt", ".gguf"})
-    message = f"has neither {SINGLE} nor {INDEX}, but {', '.join(others[:_SHOWN]) or 'no weights at all'}"
-    raise ModelError(folder, f"{message}; save the model with save_pretrained, which writes safetensors")
-
-
-def _indexed(index: Path) -> dict[Path, set[str] | None]:
-    try:
-        names = {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(index, "is not an index of weights files (no `weight_map`); restore the file") from error
-    files: dict[Path, set[str] | None] = {}
-    for name, written in names.items():
-        if Path(written).name != written:
-            raise ModelError(index, f"places tensor {name} in {written!r}; expected a file of this folder")
-        files.setdefault(index.parent / written, set()).add(name)  # type: ignore[union-attr]
-    for file in files:
-        if not file.is_file():
-            some = next(name for name, written in names.items() if written == file.name)
-            message = f"there is no such file, though {INDEX} names it for tensor {some}"
-            raise ModelError(file, f"{message}; fetch the missing part of the checkpoint")
-    return files
-
-
-def _check_index(index: Path, file: Path, expected: set[str], in_file: Mapping[str, TensorLocation]) -> None:
-    if missing := sorted(expected - in_file.keys()):
-        message = f"lacks tensor {missing[0]}{_more(missing)}, which {index.name} says is in it; fetch the file again"
-        raise ModelError(file, message)
 
 
 def _read_header(file: Path) -> dict[str, TensorLocation]:
@@ -181,10 +146,6 @@ def _nearby(name: str, tensors: Mapping[str, TensorLocation]) -> str:
 
 def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return _NAMES[dtype]
 
 
 class WeightFiles:

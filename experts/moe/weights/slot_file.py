@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
-from experts.moe.weights.checkpoint import Checkpoint, WeightFiles, dtype_name
+from experts.moe.weights.checkpoint import Checkpoint, WeightFiles
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
@@ -31,7 +32,6 @@ Storage = Literal["exact", "int8", "int4"]
 STORAGES: tuple[Storage, ...] = ("exact", "int8", "int4")
 _VERSION = "1"
 _NO_DIGEST = "0" * 64
-_SYNCED_BYTES = 256 << 20
 
 
 def slot_file(folder: Path, storage: Storage) -> Path:
@@ -58,19 +58,8 @@ class _SlotLayout:
         return -(-self.stored_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def facts(self) -> dict[str, str]:
-        arch = self.arch
-        return {
-            "coserve_slots": _VERSION,
-            "stamp": self.stamp,
-            "storage": self.storage,
-            "family": arch.family,
-            "dtype": dtype_name(arch.dtype),
-            "layers": str(arch.layers),
-            "experts": str(arch.experts),
-            "hidden": str(arch.hidden),
-            "intermediate": str(arch.intermediate),
-            "stored_bytes": str(self.stored_bytes),
-        }
+        """Return what a file of this layout says: the stamp stands for the model's shapes, too."""
+        return {"coserve_slots": _VERSION, "stamp": self.stamp, "storage": self.storage}
 
     def header(self, digests: Sequence[str]) -> bytes:
         """Return the header, whose length does not depend on the digests."""
@@ -87,87 +76,35 @@ class _SlotLayout:
 def write_slot_file(
     source: CheckpointStore, checkpoint: Checkpoint, storage: Storage, on_written: Callable[[ExpertKey], None]
 ) -> Path:
-    """Write all experts to a file, or resume a stopped run; `on_written` is called for each. Raises ModelError.
-
-    A journal beside the unfinished file lists the digests of the experts in it; a resumed run checks them.
-    """
+    """Write all experts to a file unless it is there; `on_written` is called for each. Raises ModelError."""
     arch = source.arch
     layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
     path = slot_file(checkpoint.folder, storage)
     if has_slot_file(arch, checkpoint, storage):
-        for key in arch.expert_keys:
-            on_written(key)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, journal = path.with_name(path.name + ".part"), path.with_name(path.name + ".part.done")
-    keys = arch.expert_keys
-    data_start = len(layout.header([_NO_DIGEST] * len(keys)))
+    part = path.with_name(path.name + ".part")
+    slot, digests = torch.zeros(arch.expert_bytes, dtype=torch.uint8), list[str]()
+    data_start = len(layout.header([_NO_DIGEST] * len(arch.expert_keys)))
     try:
-        with part.open("r+b" if part.is_file() else "w+b") as file, journal.open("a+", encoding="ascii") as log:
-            digests = _resume(layout, file.fileno(), log, data_start)
-            for key in keys[: len(digests)]:
+        with part.open("wb") as file:
+            for number, key in enumerate(arch.expert_keys):
+                source.read(key, slot.numpy().data)
+                stored = slot if layout.packing is None else layout.packing.pack(arch.weights(slot))
+                data = stored.numpy().data
+                file.seek(data_start + number * layout.stride_bytes)
+                file.write(data)
+                digests.append(hashlib.sha256(data).hexdigest())
                 on_written(key)
-            _write_rest(layout, source, file.fileno(), log, data_start, digests, on_written)
-            _write(file.fileno(), memoryview(layout.header(digests)), 0)
-            os.ftruncate(file.fileno(), data_start + len(keys) * layout.stride_bytes)
+            file.truncate(data_start + len(digests) * layout.stride_bytes)
+            file.seek(0)
+            file.write(layout.header(digests))
+            file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         message = f"cannot be written ({error.strerror or error}); make room on the disk and import again"
         raise ModelError(part, message) from error
-    part.replace(path)
-    journal.unlink()
-    return path
-
-
-def _resume(layout: _SlotLayout, descriptor: int, log: Any, data_start: int) -> list[str]:
-    """Return the digests of the experts that an earlier run wrote, up to the first whose bytes are wrong."""
-    log.seek(0)
-    lines = log.read().split("\n")
-    digests: list[str] = []
-    if lines[0] == repr(layout.facts()):
-        buffer = bytearray(layout.stored_bytes)
-        for number, digest in enumerate(lines[1:]):
-            count = os.preadv(descriptor, [buffer], data_start + number * layout.stride_bytes)
-            if count != len(buffer) or hashlib.sha256(buffer).hexdigest() != digest:
-                break
-            digests.append(digest)
-    log.truncate(0)
-    log.write("\n".join([repr(layout.facts()), *digests]))
-    log.flush()
-    return digests
-
-
-def _write_rest(
-    layout: _SlotLayout,
-    source: CheckpointStore,
-    descriptor: int,
-    log: Any,
-    data_start: int,
-    digests: list[str],
-    on_written: Callable[[ExpertKey], None],
-) -> None:
-    packing = layout.packing
-    slot = torch.zeros(layout.arch.expert_bytes, dtype=torch.uint8)
-    unsynced = 0
-    for number, key in list(enumerate(layout.arch.expert_keys))[len(digests) :]:
-        source.read(key, slot.numpy().data)
-        stored = slot if packing is None else packing.pack(layout.arch.weights(slot))
-        data = stored.numpy().data
-        _write(descriptor, data, data_start + number * layout.stride_bytes)
-        digests.append(hashlib.sha256(data).hexdigest())
-        unsynced += len(data)
-        if unsynced >= _SYNCED_BYTES or number + 1 == len(layout.arch.expert_keys):
-            os.fsync(descriptor)
-            unsynced = 0
-        log.write(f"\n{digests[-1]}")
-        log.flush()
-        on_written(key)
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
+    return part.replace(path)
 
 
 def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bool:
@@ -233,29 +170,20 @@ def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
     """Return the offset of the first expert, and all digests. Raises ModelError if the file has another layout."""
     again = _rewrite(layout)
     try:
-        with file.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            length = struct.unpack("<Q", opened.read(8))[0]
-            text = opened.read(length) if length <= size else b""
-        facts = json.loads(text)["__metadata__"]
-        digests = str(facts.pop("sha256")).split(" ")
+        with safe_open(file, framework="pt") as opened:  # which compares the header with the file's size
+            facts = dict(opened.metadata() or {})
     except FileNotFoundError:
         message = f"there is no such file; run `coserve moe import --storage {layout.storage}`"
         raise ModelError(file, f'{message}, or choose storage "checkpoint"') from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise ModelError(file, f"is not a slot file (its header is damaged); {again}") from error
+    except (OSError, SafetensorError) as error:
+        raise ModelError(file, f"is not a whole slot file ({error}); {again}") from error
     if facts.get("stamp") != layout.stamp:
         raise ModelError(file, f"was made from other weights than those of {file.parent.parent}; {again}")
     for name, expected in layout.facts().items():
         if facts.get(name) != expected:
             raise ModelError(file, f"{name} is {facts.get(name)!r}, and {expected!r} is expected; {again}")
-    header = layout.header(digests)
-    if header != struct.pack("<Q", length) + text:
-        raise ModelError(file, f"its header is damaged; {again}")
-    expected_bytes = len(header) + len(digests) * layout.stride_bytes
-    if size != expected_bytes:
-        raise ModelError(file, f"is {size} bytes long, expected {expected_bytes}; {again}")
-    return len(header), digests
+    digests = facts["sha256"].split(" ")
+    return len(layout.header(digests)), digests
 
 
 def _rewrite(layout: _SlotLayout) -> str:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from daemon.line.line import load_catalog
 from experts.weights import file_sha256
@@ -15,7 +14,7 @@ from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
-from tools.demo.export import FILE, ROWS, Observed, choose_thresholds, divide, write_features
+from tools.demo.export import Observed, choose_thresholds, divide
 from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.pictures import read_files, render_missing
 from tools.demo.recipe import Figures, JudgedPart, Recipe, train
@@ -124,20 +123,6 @@ def test_the_rules_fit_the_experts_and_boards_and_name_the_thresholds(tmp_path: 
     assert document["detectors"]["solder-qfp"]["fail_on"] == {"insufficient": 0.41}
 
 
-def test_the_features_kept_are_spread_over_those_learned_and_say_how_far_good_ones_are(tmp_path: Path):
-    learned = torch.zeros(1000, 512)
-    learned[:, 0] = torch.arange(1000) / 1000
-    learned[500:, 1] = 5.0
-    good = torch.zeros(3, 512)
-    good[:, 2] = torch.tensor([0.5, 0.25, 0.75])
-    write_features(tmp_path, "00" * 32, {"R0402": learned}, {"R0402": good})
-    bank = load_file(tmp_path / FILE)
-    assert bank["R0402.rows"].shape == (ROWS, 512)
-    for half in (learned[:500], learned[500:]):
-        assert torch.cdist(half, bank["R0402.rows"].float()).amin(1).max() < 0.03
-    assert bank["R0402.distances"].tolist() == pytest.approx([0.5, 0.7, 0.745, 0.75], abs=0.01)
-
-
 def test_figures_count_by_part_and_by_board():
     parts = [(0, "ok", "pass"), (0, "bridge", "fail"), (1, "ok", "review"), (2, "ok", "pass"), (3, "missing", "pass")]
     counts = Figures(0.2, tuple(JudgedPart(board, "R0402", truth, verdict) for board, truth, verdict in parts)).counts()
@@ -163,7 +148,6 @@ def test_a_thousandth_of_the_recipe_makes_experts_that_judge_boards(tmp_path: Pa
     assert len(catalog) == 19
     assert {spec.resident.stored_as for spec in catalog.values()} == {"int8"}
     assert set(read_thresholds(out).review_below) == set(part_types())
-    assert set(load_file(out / FILE)) == {f"{name}.{what}" for name in part_types() for what in ("rows", "distances")}
     provenance = json.loads((out / "provenance.json").read_text("utf-8"))
     assert all(file_sha256(out / name) == file["sha256"] for name, file in provenance["files"].items())
     assert sum(file["bytes"] for file in provenance["files"].values()) < 20e6

@@ -10,18 +10,14 @@ from unittest.mock import Mock, patch
 
 import pytest
 import yaml
-from safetensors import safe_open
 from typer.testing import CliRunner
 
 from coserve_client import PublishError
 from daemon.line.line import load_line
 from experts.weights import file_sha256
-from tools.camera.render import part_types
 from tools.cli.main import app
-from tools.demo.export import FILE, ROWS
 from tools.demo.line import SHIPPED, describe_line, make_line, shipped_figures
 from tools.demo.run import run_demo
-from tools.demo.training import BACKBONE
 from tools.terminal.console import CommandError
 
 
@@ -49,17 +45,6 @@ def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
         assert figures["defects caught"]["share"] >= 0.995
         assert figures["good parts called"]["share"] <= 0.002
     assert "no training saw" in shipped_figures()
-
-
-def test_the_shipped_features_are_those_of_the_shipped_backbone():
-    entries = yaml.safe_load((SHIPPED / "catalog.yaml").read_text("utf-8"))["experts"]
-    with safe_open(SHIPPED / FILE, "numpy") as file:
-        assert file.metadata()["backbone"] == entries[BACKBONE]["sha256"]
-        for name in part_types():
-            rows, distances = file.get_tensor(f"{name}.rows"), file.get_tensor(f"{name}.distances")
-            assert rows.shape == (ROWS, 512)
-            assert (distances[:-1] > 0).all()
-            assert (distances[:-1] <= distances[1:]).all()
 
 
 def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):

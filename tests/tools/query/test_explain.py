@@ -71,7 +71,7 @@ def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -
         assert rules_lines[stage["rule_line"] - 1].strip().startswith(key)
     assert report["stages"][0]["goes_on_to"] == "solder"
     (required,) = [finding for finding in report["stages"][1]["findings"] if finding["verdict"] == "fail"]
-    assert required["text"] == "required at least 64 void, found 0 sure: D301"
+    assert required["text"] == "found 0 'void', expected at least 64"
     words = "\n".join(report["words"])
     assert "F-0, type F, failed (D301)" in words
     assert 'Verdict: fail D301, decided at step 2 by detectors: "solder"' in words

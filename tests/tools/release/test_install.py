@@ -1,6 +1,7 @@
 """`make` on a PC where CoServe cannot be installed: one sentence with the remedy, before anything long begins."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -43,8 +44,10 @@ def test_a_checkout_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_pytorch_needs_on_other_machines_does_not_count():
-    needed = ['nvidia-cublas==13; platform_machine == "vax"', "sympy>=1", 'optree; extra == "optree"']
-    assert install.needed_here(Path(sys.executable), needed) == ["sympy"]
+    others = ['nvidia-cublas==13; platform_machine == "vax"', "sympy>=1", 'nvidia-nvtx; extra == "all"']
+    assert not any(map(install.is_cuda_here, others))
+    assert install.is_cuda_here(f"nvidia-cublas==13; platform_machine == '{platform.machine()}'")
+    assert install.is_cuda_here('cuda-bindings>=13; platform_system == "Linux"')
 
 
 def test_a_python_without_venv_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

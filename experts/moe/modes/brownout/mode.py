@@ -14,7 +14,6 @@ import torch
 from pydantic import Field, PositiveFloat, model_validator
 
 from experts.moe.arch import MoeArch
-from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
@@ -79,11 +78,6 @@ class Brownout(Mode):
             message = f"a budget of {budget_bytes} bytes holds no expert beside {self.reserved_bytes} of united ones"
             raise ModelError(folder, f"{message}; raise it, or unite more experts in one (way)")
 
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        if self._united is not None:
-            _require_shapes(self._united, arch, cache.store.folder)
-
     def resize(self, budget_bytes: int) -> None:
         self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
         self.cache.resize(budget_bytes - self.reserved_bytes)
@@ -131,14 +125,3 @@ class Brownout(Mode):
             for expert in members:
                 numbers[expert] = sentinel + 1 + group
         return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])
-
-
-def _require_shapes(united: UnitedExperts, arch: MoeArch, folder: Path) -> None:
-    rows, hidden = arch.gate_up_shape
-    fits = len(united.groups) == arch.layers and all(
-        gate_up.shape[1:] == (rows, hidden) and len(groups) == arch.experts
-        for gate_up, groups in zip(united.gate_up, united.groups, strict=True)
-    )
-    if not fits:
-        shape = f"{arch.layers} layers of {arch.experts} experts of {rows} × {hidden}"
-        raise ModelError(folder, f"united experts do not fit {shape}; make them again with `coserve moe unite`")

@@ -48,13 +48,18 @@ class UnitedExperts:
 
 def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
     """Load the result of `coserve moe unite`. Raises ModelError if it is missing, broken or of other weights."""
-    tensors, _ = prepared.load(_part(way))
-    layers = range(len(tensors["groups"]))
-    return UnitedExperts(
-        tuple(tensors[f"{layer}.gate_up"] for layer in layers),
-        tuple(tensors[f"{layer}.down"] for layer in layers),
-        tuple(tuple(groups) for groups in tensors["groups"].tolist()),
-    )
+    layers = range(prepared.load(_part(way, 0))[1]["layers"])
+    parts = [prepared.load(_part(way, layer))[0] for layer in layers]
+    groups = tuple(tuple(part["groups"].tolist()) for part in parts)
+    return UnitedExperts(tuple(part["gate_up"] for part in parts), tuple(part["down"] for part in parts), groups)
+
+
+def missed_shares(prepared: PreparedFiles, way: int) -> tuple[float, float]:
+    """Return the shares of the answers that united and averaged experts miss, of all layers."""
+    layers = range(prepared.load(_part(way, 0))[1]["layers"])
+    missed = torch.tensor([prepared.load(_part(way, layer))[1]["missed"] for layer in layers])
+    united, averaged = missed.mean(0).tolist()
+    return united, averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,6 @@ class Distillation:
         self._store = store
         self._recipe = recipe
 
-    def is_done(self) -> bool:
-        return self._prepared.is_made(_part(self.way), self._made)
-
     def missing(self) -> tuple[int, ...]:
         layers = range(self._store.arch.layers)
         return tuple(layer for layer in layers if not self._prepared.is_made(_part(self.way, layer), self._made))
@@ -102,28 +104,14 @@ class Distillation:
                 missed.append((missed_share(fitted, targets, activation), missed_share(mean, targets, activation)))
             united.append(fitted)
         shares = torch.tensor(missed).mean(0).tolist() if missed else [0.0, 0.0]
-        notes = {"made": self._made, "missed": shares}
-        self._prepared.save(_part(self.way, layer), self._tensors(layer, united), notes)
-
-    def finish(self) -> None:
-        """Join the layers in one file, with the shares of the answers that united and averaged experts miss."""
-        layers = range(self._store.arch.layers)
-        parts = [self._prepared.load(_part(self.way, layer)) for layer in layers]
-        tensors = {name: tensor for part, _ in parts for name, tensor in part.items()}
-        tensors["groups"] = torch.tensor([self.groups] * len(parts), dtype=torch.int16)
-        missed = torch.tensor([notes["missed"] for _, notes in parts]).mean(0).tolist()
-        self._prepared.save(_part(self.way), tensors, {"made": self._made, "missed": missed})
-        for layer in layers:
-            self._prepared.path(_part(self.way, layer)).unlink()
-        self._prepared.path(_part(self.way, 0)).parent.rmdir()
+        gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*united, strict=True))
+        tensors = {"gate_up": gate_up, "down": down, "groups": torch.tensor(self.groups, dtype=torch.int16)}
+        notes = {"made": self._made, "missed": shares, "layers": self._store.arch.layers}
+        self._prepared.save(_part(self.way, layer), tensors, notes)
 
     @property
     def _made(self) -> dict[str, Any]:
         return asdict(self._recipe)
-
-    def _tensors(self, layer: int, united: Sequence[ExpertWeights]) -> dict[str, torch.Tensor]:
-        gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*united, strict=True))
-        return {f"{layer}.gate_up": gate_up, f"{layer}.down": down}
 
 
 def read_expert(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
@@ -135,8 +123,8 @@ def read_expert(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
     )
 
 
-def _part(way: int, layer: int | None = None) -> str:
-    return f"united-{way}" if layer is None else f"united-{way}/layer-{layer}"
+def _part(way: int, layer: int) -> str:
+    return f"united-{way}/layer-{layer}"
 
 
 class Activations:

@@ -95,8 +95,8 @@ class DuoServe(Mode):
     @classmethod
     def open(cls, checkpoint: Path, options: DuoServeOptions) -> "DuoServe":
         prepared = PreparedFiles(checkpoint)
-        popular, _ = load_popularity(prepared)
-        return cls(load_predictors(prepared), popular.tolist(), overlap=options.overlap)
+        popular = load_popularity(prepared).tolist()
+        return cls(load_predictors(prepared), popular, overlap=options.overlap)
 
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)

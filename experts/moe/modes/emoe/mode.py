@@ -15,7 +15,6 @@ from pydantic import PositiveInt
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, Routing, StepRow, expert_mask, mask_gate
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.emoe.fitting import load_predictor
@@ -90,13 +89,8 @@ class Emoe(Mode):
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
-        predictor = self._knowledge.predictor
-        if (predictor.layers, predictor.experts) != (arch.layers, arch.experts):
-            message = f"eMoE's predictor has {predictor.layers} layers with {predictor.experts} experts, the model has"
-            message += f" {arch.layers} with {arch.experts}; make it again with `coserve moe fit`"
-            raise ModelError(cache.store.folder, message)
         any_prompt = [(Generation("", None, 1, 0, 0.0), 1.0)]
-        popular: dict[str | None, Frequencies] = {None: predictor.prior[-1].tolist()}
+        popular: dict[str | None, Frequencies] = {None: self._knowledge.predictor.prior[-1].tolist()}
         self._expected = expected_tokens(any_prompt, popular, {None: self._average}, self.profiles)
         self._choose(cache.budget_bytes // arch.expert_bytes)
         cache.preload(ExpertKey(layer, expert) for layer, experts in enumerate(self._chosen) for expert in experts)

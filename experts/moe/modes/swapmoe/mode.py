@@ -5,9 +5,7 @@ expert's importance comes from the gate before masking; at the end of a step the
 unimportant experts for important ones, in the loader's thread.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -21,30 +19,14 @@ from experts.moe.modes.swapmoe.planner import MemoryPlan, Preparation, load_prep
 from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts
 from experts.moe.weights.expert_store import ExpertStore
 
-#: From a routing before masking and the layer's expert norms, (E,), to the importance of its experts, (E,) float.
-Score = Callable[[Routing, torch.Tensor], torch.Tensor]
-
 
 def importance(routing: Routing, norms: torch.Tensor) -> torch.Tensor:
     """Return SwapMoE Eq. 2: the sum of ‖x‖·G(x)ᵢ·‖Eᵢ‖ over the tokens that the gate gave to expert i."""
     of_choice = routing.hidden.float().norm(dim=-1, keepdim=True) * routing.weight.float()
-    return _sum_by_expert(routing, of_choice) * norms
-
-
-def token_count(routing: Routing, _norms: torch.Tensor) -> torch.Tensor:
-    """Return how many tokens the gate gave to expert i: the paper's first assumption (§3.2), for comparison."""
-    return _sum_by_expert(routing, torch.ones_like(routing.weight, dtype=torch.float32))
-
-
-SCORES: dict[str, Score] = {"importance": importance, "tokens": token_count}
-
-
-def _sum_by_expert(routing: Routing, of_choice: torch.Tensor) -> torch.Tensor:
-    """Sum (T, k) by chosen expert to (E,); the sentinel does not count."""
     experts = routing.logits.shape[-1]
-    sums = torch.zeros(experts + 1, device=routing.index.device)
+    sums = torch.zeros(experts + 1, device=routing.index.device)  # the sentinel does not count
     sums.scatter_add_(0, routing.index.flatten().clamp(max=experts), of_choice.flatten())
-    return sums[:experts]
+    return sums[:experts] * norms
 
 
 def expert_norms(store: ExpertStore) -> torch.Tensor:
@@ -70,7 +52,6 @@ class SwapMoeOptions(ModeOptions, frozen=True):
     period: PositiveInt | None = None
     window: PositiveFloat = 32.0
     prior_tokens: NonNegativeFloat = 64.0
-    score: Literal["importance", "tokens"] = "importance"
 
 
 class SwapMoe(Mode):
@@ -83,7 +64,6 @@ class SwapMoe(Mode):
         super().__init__()
         self._preparation = preparation
         self._options = options or SwapMoeOptions()
-        self._score = SCORES[self._options.score]
         #: By layer of this step: importance (E,) on the model's device, and the number of its tokens.
         self._scores: dict[int, tuple[torch.Tensor, int]] = {}
 
@@ -98,7 +78,10 @@ class SwapMoe(Mode):
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
-        self._require_shapes()
+        counts = self._options.counts
+        if counts and (len(counts) != arch.layers or not all(arch.top_k <= count <= arch.experts for count in counts)):
+            message = f"mode swapmoe, option counts: expected {arch.layers} numbers from {arch.top_k} to {arch.experts}"
+            raise ModelError(cache.store.folder, message)
         if self._preparation is None:
             # No text has been seen: the heaviest experts first, as the paper's static pruning ranks them.
             norms = expert_norms(cache.store)
@@ -111,7 +94,7 @@ class SwapMoe(Mode):
     def route(self, routing: Routing) -> Routing:
         if self._norms.device != routing.hidden.device:
             self._norms = self._norms.to(routing.hidden.device)
-        self._scores[routing.layer] = (self._score(routing, self._norms[routing.layer]), len(routing.index))
+        self._scores[routing.layer] = (importance(routing, self._norms[routing.layer]), len(routing.index))
         resident = self.cache.resident(routing.layer, guard=True)
         return mask_gate(routing, expert_mask(resident, self.arch.experts), renormalise=self.arch.renormalise)
 
@@ -132,18 +115,6 @@ class SwapMoe(Mode):
         self._virtual.set_shares([count - self.arch.top_k for count in plan.counts])
         self._turns = UpdateTurns(self.arch.layers, self._options.period or plan.period)
         self.cache.resize(budget_bytes)
-
-    def _require_shapes(self) -> None:
-        """Raise ModelError if the option `counts` or the prepared plan is of another model."""
-        arch, counts, preparation, folder = self.arch, self._options.counts, self._preparation, self.cache.store.folder
-        if counts is not None and not (
-            len(counts) == arch.layers and all(arch.top_k <= count <= arch.experts for count in counts)
-        ):
-            message = f"mode swapmoe, option counts: expected {arch.layers} numbers from {arch.top_k} to {arch.experts}"
-            raise ModelError(folder, message)
-        if preparation is not None and preparation.norms.shape != (arch.layers, arch.experts):
-            message = f"the plan is not for {arch.layers} layers of {arch.experts} experts"
-            raise ModelError(folder, f"{message}; make it again with `coserve moe plan`")
 
     def _plan(self, budget_bytes: int) -> MemoryPlan:
         arch = self.arch

@@ -1,12 +1,14 @@
 """SwapMoE's planner (§3.4, §3.5): memory for layers and the frequency of updates, from measurements of this model.
 
-Random configurations are measured in serving; a two-layer network learns their losses; a genetic search finds the
-lowest expected loss within memory and bandwidth. Plans are stored with the norms and importance of the experts.
+Random configurations are measured in serving; a two-layer network learns their losses; a descent from the best of them
+finds the lowest expected loss within memory and bandwidth (the paper searches genetically). Plans are stored with the
+norms and importance of the experts.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -14,10 +16,13 @@ from torch import nn
 
 from experts.moe.errors import ModelError
 from experts.moe.policy.eviction import split_evenly
-from experts.moe.policy.genetic import Configuration, SearchSettings, SearchSpace, search
 from experts.moe.weights.prepared import PreparedFiles
 
 PLAN = "plan"
+#: Virtual experts of each layer.
+Configuration = tuple[int, ...]
+#: Measured configurations, the best ones, from which a search descends.
+_STARTS = 5
 #: Weight decay of the loss model, which has more weights than there are measurements.
 _DECAY = 1e-3
 
@@ -145,13 +150,17 @@ def random_counts(
     fitted to one sum alone cannot tell the worth of one more expert.
     """
     rng = random.Random(seed)
-    space = SearchSpace((floor,) * layers, (experts,) * layers, max(slots, layers * floor))
     drawn = [even_counts(layers, experts, slots)]
     for turn in range(50 * number):
         total = slots if turn % 2 else round(slots * (0.7 + 0.3 * rng.random()))
-        counts = space.draw(max(layers * floor, total), rng)
-        if counts not in drawn:
-            drawn.append(counts)
+        counts = [floor] * layers
+        # Random weights, so that lopsided configurations are as likely as even ones.
+        weights = [rng.random() for _ in counts]
+        for _ in range(min(total, layers * experts) - sum(counts)):
+            below = [layer for layer, count in enumerate(counts) if count < experts]
+            counts[rng.choices(below, [weights[layer] for layer in below])[0]] += 1
+        if tuple(counts) not in drawn:
+            drawn.append(tuple(counts))
         if len(drawn) >= number:
             break
     return tuple(drawn[:number])
@@ -169,29 +178,35 @@ def fastest_period(measured: Sequence[MeasuredPlan], limits: PlanLimits) -> int:
 
 
 def plan_counts(
-    model: LossModel,
-    measured: Sequence[MeasuredPlan],
-    limits: PlanLimits,
-    *,
-    experts: int,
-    floor: int,
-    settings: SearchSettings | None = None,
-    progress: Callable[[int], None] | None = None,
+    model: LossModel, measured: Sequence[MeasuredPlan], limits: PlanLimits, *, experts: int, floor: int
 ) -> Configuration:
     """Return the unmeasured configuration of lowest predicted loss within memory and bandwidth; ValueError for none."""
-    layers = len(measured[0].counts)
-    turnover = _turnover(measured, experts)
-    measured_counts = {plan.counts for plan in measured}
+    turnover, known = _turnover(measured, experts), {plan.counts for plan in measured}
 
-    def allowed(counts: Configuration) -> bool:
-        return counts not in measured_counts and turnover * _exchangeable(counts, experts) <= limits.loads
+    def fits(counts: Configuration) -> bool:
+        return sum(counts) <= limits.slots and turnover * _exchangeable(counts, experts) <= limits.loads
 
-    space = SearchSpace((floor,) * layers, (experts,) * layers, limits.slots, allowed)
+    losses: dict[Configuration, float] = {}
+    for start in sorted(measured, key=lambda plan: (not fits(plan.counts), plan.loss))[:_STARTS]:
+        at, lowest = start.counts, float("inf")
+        while near := list(filter(fits, _neighbours(at, floor, experts))):
+            losses |= zip(near, model.predict(near), strict=True)
+            at = min(near, key=lambda counts: (losses[counts], counts))
+            if losses[at] >= lowest:
+                break
+            lowest = losses[at]
+    if not (unmeasured := losses.keys() - known):
+        raise ValueError("every configuration within memory and bandwidth is measured")
+    return min(unmeasured, key=lambda counts: (losses[counts], counts))
 
-    def fitness(configurations: Sequence[Configuration]) -> list[float]:
-        return [-loss for loss in model.predict(configurations)]
 
-    return search(fitness, space, random.Random(0), settings=settings, progress=progress)
+def _neighbours(counts: Configuration, floor: int, experts: int) -> Iterator[Configuration]:
+    """Yield configurations in which one layer has an expert more, or one less, or has given one to another layer."""
+    more = [layer for layer, count in enumerate(counts) if count < experts]
+    less = [layer for layer, count in enumerate(counts) if count > floor]
+    for gains, loses in (*((layer, None) for layer in more), *product((None, *more), less)):
+        if gains != loses:
+            yield tuple(count + (layer == gains) - (layer == loses) for layer, count in enumerate(counts))
 
 
 def _turnover(measured: Sequence[MeasuredPlan], experts: int) -> float:

@@ -8,6 +8,7 @@ import torch
 
 from experts.moe.errors import ModelError
 from experts.moe.modes.swapmoe.planner import (
+    Configuration,
     LossModel,
     MeasuredPlan,
     PlanLimits,
@@ -16,7 +17,6 @@ from experts.moe.modes.swapmoe.planner import (
     plan_counts,
     random_counts,
 )
-from experts.moe.policy.genetic import Configuration, SearchSettings
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
 
@@ -27,7 +27,6 @@ from tools.moe.text import TRAIN, TaskText, save_text
 
 LAYERS, EXPERTS, FLOOR, SLOTS = 4, 16, 2, 32
 NEED = (6.0, 1.0, 0.5, 2.0)
-SETTINGS = SearchSettings(generations=300)
 
 
 def loss_of(counts: Configuration) -> float:
@@ -50,9 +49,7 @@ def test_configurations_to_measure_take_no_more_than_the_budget_and_begin_with_t
 
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     rows = measured()
-    best = plan_counts(
-        LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR, settings=SETTINGS
-    )
+    best = plan_counts(LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR)
     assert sum(best) <= SLOTS
     assert loss_of(best) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
     assert best[0] == max(best)
@@ -69,9 +66,8 @@ def a_prepared_checkpoint(folder: Path) -> Path:
 def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_path: Path):
     checkpoint = a_prepared_checkpoint(tmp_path)
     profile = PlanProfile(of_domain=1, length=8, chunk=4)
-    quick = SearchSettings(generations=50)
     planner = Planner(checkpoint, "50%", profile)
-    plan = planner.run(4, quick)
+    plan = planner.run(4)
     assert sum(plan.counts) <= 12
     assert planner.measured(plan.counts, plan.period).loss <= planner.measured(planner.even, plan.period).loss
     best = load_preparation(checkpoint)
@@ -81,7 +77,7 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     first = json.loads(file.read_text())
     assert len(first["measured"]) >= 9, "six frequencies and the configurations"
     stamp_ns = file.stat().st_mtime_ns
-    assert Planner(checkpoint, "50%", profile).run(4, quick) == plan
+    assert Planner(checkpoint, "50%", profile).run(4) == plan
     assert file.stat().st_mtime_ns == stamp_ns, "everything was there already"
 
 

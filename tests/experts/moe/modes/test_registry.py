@@ -32,7 +32,6 @@ def test_an_unknown_mode_is_named_with_the_nearest_one(tmp_path: Path):
         ("duoserve", "overlap", "perhaps"),
         ("swapmoe", "period", -1),
         ("swapmoe", "window", 0),
-        ("swapmoe", "score", "luck"),
         ("brownout", "way", 3),
         ("brownout", "threshold", 1.5),
     ],
