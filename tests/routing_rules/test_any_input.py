@@ -136,23 +136,9 @@ rules = a_mapping(
 
 
 @QUIET
-@given(st.text(max_size=300))
-def test_any_text_is_routes_or_problems(text: str) -> None:
-    compiled(text)
-
-
-@QUIET
 @given(anything)
 def test_any_structure_is_routes_or_problems(structure: Any) -> None:
     compiled(yaml.safe_dump(structure))
-
-
-@settings(QUIET, max_examples=400)
-@given(structure=rules, with_catalog=st.booleans())
-def test_anything_like_rules_is_routes_or_problems(structure: Any, with_catalog: bool) -> None:
-    routes = compiled(yaml.safe_dump(structure, sort_keys=False), CATALOG if with_catalog else None)
-    if routes is not None:
-        reads_well(routes)
 
 
 @QUIET

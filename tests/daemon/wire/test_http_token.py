@@ -56,11 +56,6 @@ def test_a_token_file_that_cannot_be_a_secret_is_refused_without_telling_it(
         assert not text or text not in message.replace("shorter", "")
 
 
-def test_all_that_is_wrong_with_a_token_file_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(TokenError, match=r"chmod 600(.|\n)*; and .* at least 32 ASCII characters"):
-        read_token(a_token(tmp_path, "short", 0o644))
-
-
 def test_the_token_has_no_text_of_its_own(tmp_path: Path) -> None:
     token = read_token(a_token(tmp_path))
     assert TOKEN not in f"{token} {token!r} {vars(token).keys()}"

@@ -83,17 +83,3 @@ def test_marks_lie_inside_the_crop_and_say_what_the_solder_is(component: str) ->
             assert placement.truth in labels
         else:
             assert labels == [], f"{placement.truth}: solder under a part that is not in its place is not judged"
-
-
-@pytest.mark.parametrize("product", ["display-driver", "power-supply"])
-def test_on_board_maps_boxes_of_a_crop_to_the_pixels_they_were_cut_from(product: str) -> None:
-    board = render_board(product, 2, 0.0)
-    for placement in board.placements:
-        side = placement.pixels.shape[0]
-        box = (side // 8, side // 4, side // 2, side - 5)
-        x1, y1, x2, y2 = placement.on_board(box)
-        on_board = board.image[int(y1) : int(y2), int(x1) : int(x2)]
-        in_crop = placement.pixels[box[1] : box[3], box[0] : box[2]]
-        assert np.array_equal(np.rot90(in_crop, placement.quarter_turns), on_board)
-    turns = {"display-driver": {0, 1, 3}, "power-supply": {0, 1, 2}}
-    assert {placement.quarter_turns for placement in board.placements} == turns[product]

@@ -36,7 +36,6 @@ from tools.camera.station import (
     counted_serials,
     every_nth,
     listed_serials,
-    v4l2,
 )
 
 LAYOUT = BoardLayout(board="b", size=(64, 48), parts={"R1": LayoutPart(component="R0402", box=(8, 8, 40, 40))})
@@ -180,16 +179,6 @@ def test_scans_made_while_the_camera_was_away_are_dropped_aloud(tmp_path: Path) 
     station = run(tmp_path, CameraDevice(cameras.open, "cam", print, stop), lines, lines.serials())
     assert station.boards == []
     assert station.messages == ["2 lines were read while the camera was away: scan those boards again"]
-
-
-def test_a_real_camera_delivers_pictures() -> None:
-    devices = sorted(Path("/dev").glob("video*"))
-    if not devices:
-        pytest.skip("no camera here: there is no /dev/video*")
-    source = CameraDevice(v4l2(str(devices[0]), (640, 480), None), str(devices[0]), print, threading.Event())
-    assert source.advance()
-    assert source.picture().shape[2] == 3
-    source.close()
 
 
 SIZE = "board: b\nsize: [64, 48]\nparts:\n"

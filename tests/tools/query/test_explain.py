@@ -122,13 +122,6 @@ def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) ->
     assert (first.board["attempt"], first.inspection["inspection_id"]) == (1, second.others[0])
 
 
-def test_a_serial_that_looks_like_a_time_stays_as_it_is(copy: Path) -> None:
-    board = as_json(copy, "1")["inspection"]["board_id"]
-    for serial in ("2026-11-20T08:00:00Z", "2026-99-99T99:99:99Z"):
-        change(copy, "UPDATE boards SET serial = ? WHERE board_id = ?", serial, board)
-        assert f"board {serial} (" in explain(copy, "1")
-
-
 @pytest.mark.parametrize("name", ["nix", "0", "99999999999999999999", "cam-1/none", "1 OR 1=1", "' OR ''='"])
 def test_what_is_not_there_is_status_1_with_the_ways_to_ask(judged: Line, name: str) -> None:
     with pytest.raises(UnknownInspectionError, match="SERIAL DESIGNATOR"):

@@ -54,16 +54,6 @@ def test_every_kernel_reads_its_own_expert_whatever_the_streams_do(tmp_path: Pat
     cache.close()
 
 
-def test_what_is_in_host_memory_is_not_read_from_the_file_again(tmp_path: Path):
-    cache, shelf, _, tier = a_device(tmp_path, 0, slots=2, ram_experts=4)
-    for expert in (0, 1, 2, 3, 0, 1, 2, 3):
-        for _ in cache.serve(0, [expert], ahead=False):
-            pass
-    assert [key.expert for key in shelf.order] == [0, 1, 2, 3]
-    assert tier.used_bytes == 4 * EXPERT_BYTES
-    cache.close()
-
-
 def test_host_memory_takes_the_expert_used_longest_ago_for_the_next(tmp_path: Path):
     cache, shelf, _, tier = a_device(tmp_path, 0, slots=1, ram_experts=2)
     for expert in (0, 1, 0, 2, 0):

@@ -191,15 +191,3 @@ def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str
     assert len(beside) - len(numbers) == (kind == "no number")
     assert len(numbers) == len(without) > 20
     assert all(torch.equal(*pair) for pair in zip(numbers, without, strict=True))
-
-
-def test_a_row_without_numbers_ends_and_the_others_of_its_step_go_on() -> None:
-    prompts = {"a": "hello", "bad": "other", "c": "x"}
-    with failing({"bad": ("no number", 4)}) as runtime:
-        bench = Bench(runtime, rows=3)
-        for name, prompt in prompts.items():
-            bench.ask(name, prompt, 12)
-        bench.run()
-    assert "not a number" in str(bench.ended["bad"].error)
-    assert bench.ended["bad"].text is None
-    assert [bench.ended[name].text for name in "ac"] == [alone(prompts[name], 12) for name in "ac"]

@@ -151,8 +151,3 @@ def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.Monk
     runtime.model(**prompts(3, 24))
     with pytest.raises(ModelError, match="holds no expert beside"):
         mode.resize(6 * expert_bytes)
-
-
-def test_united_experts_of_another_shape_are_refused(tiny: Path):
-    with pytest.raises(ModelError, match="do not fit 3 layers of 8 experts"):
-        a_runtime(tiny, Brownout(some_united()))

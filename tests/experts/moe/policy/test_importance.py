@@ -33,14 +33,6 @@ def carry_out(virtual: VirtualExperts, layer: int, slots: int) -> None:
         virtual.loaded(swap.load)
 
 
-def test_what_is_recent_outweighs_what_was_a_window_ago():
-    importance = an_importance(window=10)
-    importance.add(0, only(1), 20)
-    importance.add(0, only(2), 20)
-    values = importance.of(0)
-    assert values[2] > values[1] > values[0] == 0
-
-
 def test_before_the_first_token_the_prior_decides_and_a_strong_one_goes_on_deciding():
     strong, weak = an_importance(prior_tokens=1000), an_importance(prior_tokens=1)
     for importance in (strong, weak):
