@@ -14,7 +14,6 @@ from experts.catalog import CatalogEntry, entry_with
 from experts.spec import ArchitectureId, ExpertId, ExpertSpec, LayoutId, digest_of, setting_changes
 
 SIZES = st.integers(32, 4096)
-SHARES = st.floats(0, 1)
 CLASSES = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4, unique=True).map(tuple)
 CHANNELS = st.tuples(*[st.floats(0.1, 1)] * 3)
 

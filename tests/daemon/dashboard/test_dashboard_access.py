@@ -479,17 +479,3 @@ def test_scrapes_and_requests_that_do_not_wait_for_answers_leave_connections_for
             is_over.set()
             server.should_exit = True
             thread.join()
-
-
-def test_a_request_that_trickles_is_cut(open_web: Web) -> None:
-    def is_cut() -> bool:
-        try:
-            peer.sendall(b"G")
-            return peer.recv(1000) == b""
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
-
-    with socket.create_connection(("127.0.0.1", open_web.port), timeout=0.5) as peer:
-        until(is_cut)

@@ -42,7 +42,6 @@ RESTARTS = encoded(".jpg", a_picture(), cv2.IMWRITE_JPEG_RST_INTERVAL, 1)
 PNG = encoded(".png", a_picture())
 BMP = encoded(".bmp", a_picture())
 TIFF = encoded(".tiff", a_picture())
-WHOLE = {"jpeg": JPEG, "png": PNG, "bmp": BMP, "tiff": TIFF}
 
 
 @pytest.mark.promise(

@@ -49,10 +49,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def quiet(_what: str, _share: float) -> None:
-    pass
-
-
 def command(*arguments: str):
     return CliRunner().invoke(app, ["profile", *arguments])
 

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import DeviceWeightTransfer, PinnedTier
@@ -16,10 +15,6 @@ from tests.experts.lanes import LateLane
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 from tests.experts.moe.model.streams import RandomStreams
 
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
 ARCH = ShelfArch(layers=2, experts=8)
 
 

@@ -74,16 +74,6 @@ def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(open_runtime, t
     assert_same(open_runtime(tmp_path, 2), folders[family])
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(open_runtime, folders, family):
-    runtime = open_runtime(folders[family], 1)
-    gates = [f"{block}.gate" for block in runtime.arch.blocks]
-    assert not any(value.is_meta for value in (*runtime.model.parameters(), *runtime.model.buffers()))
-    for name, value in runtime.model.named_parameters():
-        assert ".experts." not in name
-        assert value.shape[0] != runtime.arch.experts or name.startswith(tuple(gates))
-
-
 class Watching(OnDemand):
     """On demand, and remembers its steps and what it was asked to route."""
 

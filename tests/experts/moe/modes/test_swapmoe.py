@@ -40,10 +40,6 @@ def run_prompt(runtime: MoeRuntime, seed: int, tokens: int = 9) -> torch.Tensor:
     return logits
 
 
-def a_routing(hidden: torch.Tensor, index: list[list[int]], weight: list[list[float]], experts: int = 4) -> Routing:
-    return Routing(0, hidden, torch.zeros(len(hidden), experts), torch.tensor(index), torch.tensor(weight))
-
-
 def test_with_all_experts_the_answer_is_the_unmodified_models_also_after_failed_steps(checkpoint: Path):
     with serving(checkpoint, LAYERS * EXPERTS) as runtime, torch.no_grad():
         fail_amid_each_layer(runtime, lambda: run_prompt(runtime, 2))
