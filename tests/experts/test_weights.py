@@ -18,11 +18,6 @@ def some_blocks() -> list[Block]:
     return [Block(name, "F32", array.shape, array.tobytes()) for name, array in arrays.items()]
 
 
-@pytest.mark.promise(
-    "Prepared files",
-    "weights | other weights under the same name | sha256 is compared with the catalog at the first load and "
-    "whenever the file changes",
-)
 def test_the_safetensors_library_reads_what_we_write(tmp_path: Path):
     file = tmp_path / "w.safetensors"
     write_weights(file, some_blocks(), {"origin": "here"})

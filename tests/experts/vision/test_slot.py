@@ -247,6 +247,11 @@ def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Pa
     assert answers(pool, good)
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "weights | other weights under the same name | sha256 is compared with the catalog at the first load and "
+    "whenever the file changes",
+)
 def test_an_expert_replaced_on_disk_is_checked_again(tmp_path: Path):
     spec = an_expert_file(tmp_path, "r18", seed=1)
     pool = a_pool(100 << 20, spec)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -18,14 +17,6 @@ from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
 from tests.tools.run_commands import coserve
 from tools.query.evidence import Evidence, check_evidence
-
-
-@pytest.fixture
-def line(judged: Line, tmp_path: Path) -> Path:
-    """A copy of the line's folder, to change something in."""
-    target = tmp_path / "line"
-    shutil.copytree(judged.folder, target, ignore=shutil.ignore_patterns("run", "*.safetensors"))
-    return target
 
 
 def change(line: Path, *statements: str) -> None:

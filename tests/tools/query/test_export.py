@@ -65,14 +65,6 @@ def copy(package: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(package, tmp_path / "package", symlinks=True))
 
 
-@pytest.fixture
-def line(judged: Line, tmp_path: Path) -> Path:
-    """A copy of the line's folder, to change something in."""
-    target = tmp_path / "line"
-    shutil.copytree(judged.folder, target, ignore=shutil.ignore_patterns("run", "*.safetensors"))
-    return target
-
-
 def test_the_package_of_a_lot_has_all_of_its_rows(judged: Line, package: Path) -> None:
     boards = judged.rows("SELECT board_id FROM boards WHERE lot = 'L1'")
     assert [(row["board_id"],) for row in lines(package, "boards")] == boards

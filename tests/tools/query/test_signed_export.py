@@ -39,13 +39,6 @@ def copy(signed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(signed, tmp_path / "package"))
 
 
-@pytest.fixture
-def line(judged: Line, tmp_path: Path) -> Path:
-    target = tmp_path / "line"
-    shutil.copytree(judged.folder, target, ignore=shutil.ignore_patterns("run", "*.safetensors"))
-    return target
-
-
 def verify(package: Path, *words: object, status: int = 0) -> str:
     done = coserve("export", "--verify", package, *words, status=status)
     return done.stdout + done.stderr
