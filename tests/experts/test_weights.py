@@ -134,14 +134,3 @@ def test_a_header_of_very_many_tensors_is_refused_at_once(tmp_path: Path):
     with_header(file, f'{{"__metadata__":{{"coserve_format":"1"}},{empty}}}'.encode())
     with pytest.raises(WeightsError, match="30000 tensors"):
         read_header(file)
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path):
-    file = tmp_path / "w.safetensors"
-    write_weights(file, some_blocks(), {})
-    before = file.read_bytes()
-    blocks = [Block("first", "F32", (2,), memoryview(b"12345678").cast("B")), Block("bad", "F32", (1,), None)]
-    with pytest.raises(TypeError):
-        write_weights(file, blocks, {})
-    assert file.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [file]

@@ -13,7 +13,7 @@ import pytest
 from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.gating import ExpertKey, ForwardStep, StepRow
-from experts.moe.policy.eviction import EvictionPolicy, LayeredLru, MostPopular
+from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 
@@ -162,16 +162,6 @@ def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
         cache.quiesce()
         assert cache.resident(0) == (1, 6)
         assert cache.metrics.counts.blocking == 0
-
-
-def test_a_prefetch_without_a_slot_is_dropped(tmp_path: Path):
-    popular = MostPopular([[0, 1, 2, 3, 4, 5, 6, 7]], transit=0)
-    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1), policy=popular) as (cache, _, _):
-        cache.preload(keys(0, 0, 1, 2))
-        cache.prefetch(keys(0, 7))
-        cache.quiesce()
-        assert cache.resident(0) == (0, 1, 2)
-        assert cache.pending() == ()
 
 
 def test_shrinking_waits_only_for_experts_that_run(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Every metric of a line that has everything: GPUs, sensors, children, consumers, errors."""
+"""Counters are told even where the line cannot be looked at."""
 
 from daemon.monitor.metrics import Gauges, Metrics
 
