@@ -185,11 +185,8 @@ SIZE = "board: b\nsize: [64, 48]\nparts:\n"
 MISTAKES = {
     SIZE + "  R1: {component: R, box: [0, 0, 65, 10]}\n": "l.yaml:4:27: the box [0, 0, 65, 10] is not within",
     "board: b\nsize: [0, 48]\nparts:\n  R1: {component: R, box: [0, 0, 1, 1]}\n": "l.yaml:2:7: expected [width, h",
-    "board: b\nsize: [64, 48]\nparts: {}\n": "l.yaml:3:8:",
-    SIZE + "  R1: {component: R, box: [0, 0, 1, 1], turn: 45}\n": "l.yaml:4:",
     SIZE + "  R1: {component: R, box: [0, 0, 1, 1]}\n  R1: {component: R, box: [0, 0, 1, 1]}\n": "l.yaml:5:",
     SIZE.replace("size", "sise") + "  R1: {component: R, box: [0, 0, 1, 1]}\n": "l.yaml:2:1:",
-    "a: [": "l.yaml:",
 }
 
 
