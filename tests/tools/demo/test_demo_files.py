@@ -44,7 +44,7 @@ def an_expert(folder: Path, name: str, says: str, logit: float) -> ExpertSpec:
 def test_parts_are_judged_along_the_routes(tmp_path: Path):
     kinds = {"sure": ("ok", 8.0), "unsure": ("ok", 1.0), "bad": ("missing", 8.0)}
     specs = [an_expert(tmp_path, name, *answer) for name, answer in kinds.items()]
-    catalog = {spec.expert: spec for spec in specs}
+    catalog = {ExpertId(spec.name): spec for spec in specs}
     rules = """\
 boards: {sensor-node: {extras: allow, components: {R0402: 4}}}
 classifiers:

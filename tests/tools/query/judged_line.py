@@ -73,7 +73,7 @@ def judged_line(folder: Path, experts: Path, images: int = 3, **settings: Any) -
     catalog = folder / "experts" / "catalog.yaml"
     entries = yaml.safe_load(catalog.read_text(encoding="utf-8"))
     entries["experts"]["yolo-solder"]["confidence_floor"] = 0.0  # random weights see boxes everywhere, barely
-    entries["experts"]["broken"] = entries["experts"]["R0402"] | {"file": "broken.safetensors"}
+    entries["experts"]["broken"] = entries["experts"]["R0402"] | {"file": "broken.safetensors", "sha256": "0" * 64}
     catalog.write_text(yaml.safe_dump(entries, sort_keys=False), encoding="utf-8")
     with line.service():
         send_everything(line, images)
