@@ -12,17 +12,13 @@ import typer
 from typer.testing import CliRunner
 
 from daemon.policy.presets import PRESETS
-from tests.bench import image_cost, intake, loading
-from tests.bench.ablation import attainable_s
+from tests.bench import image_cost, intake
 from tests.bench.compute import compare_network
 from tests.bench.paper import DEVICES, WORLDS, simulated
 from tests.lines import a_jpeg
 from tests.tools.simulate.test_simulate import a_device, a_task
 from tools.cli.main import app
 from tools.profile.samples import Samples
-from tools.simulate.bound import task_bound
-from tools.simulate.files import DeviceFile, TaskFile
-from tools.simulate.world import machine_of, task_of
 
 pytestmark = pytest.mark.test_all
 
@@ -59,21 +55,6 @@ def test_the_command_has_every_policy_on_both_devices_in_both_worlds(tmp_path: P
     ordinary, slots = ({row["policy"]: row for row in rows if row["loading"] == loading} for loading in WORLDS)
     assert all(ordinary[policy]["images_per_s"] < slots[policy]["images_per_s"] for policy in PRESETS)
     assert "read ratios, not seconds" in done.stdout
-
-
-def test_experts_whose_images_come_late_are_read_late() -> None:
-    task_file = a_task()
-    names = [expert["id"] for expert in task_file["experts"]]
-    task_file["requests"] = [[n * 0.001, name, None] for n, name in enumerate(names)]
-    task_file["requests"] += [[1000.0 + n * 0.001, name, None] for n, name in enumerate(names)]
-    task = task_of(TaskFile.model_validate(task_file))
-    machine = machine_of(DeviceFile.model_validate(a_device()), task, "coserve-plus", "slots")
-    expert_bytes = sum(facts.weights_bytes for facts in task.experts)
-    missing_bytes = expert_bytes - sum(facts.budget_bytes for facts in machine.pools)
-    assert missing_bytes > 0
-    disk = machine.from_disk["cpu"][0]
-    assert attainable_s(machine, task) >= 1000.0 + missing_bytes / disk.bytes_per_s
-    assert attainable_s(machine, task) > task_bound(machine, task).seconds
 
 
 def test_each_policy_has_a_row_for_each_scenario_way_of_loading_and_load(tmp_path: Path) -> None:
@@ -123,13 +104,6 @@ def test_every_way_is_measured_and_slots_stand_beside_raw_and_ordinary(tmp_path:
             assert figures[f"{way}, {state}"]["slot_is_faster"] > 0
     assert all(entry["ms"] > 0 and entry["dtype"] == "bfloat16" for entry in report["figures"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_shares_and_ratios_are_taken_within_a_round():
-    way = loading.LoadWay("slot", "disk", lambda: 0.0, 1_000_000, raw="raw", slot="other")
-    seconds = {"slot": [1.0, 2.0, 4.0], "raw": [0.5, 1.0, 2.0], "other": [0.5, 0.5, 0.5]}
-    figures = loading.figures_of(way, seconds, "resnet18", "float32", "cpu")
-    assert (figures.ms, figures.share_of_raw, figures.slot_is_faster) == (2000.0, 0.5, 4.0)
 
 
 @pytest.mark.parametrize("network", ["resnet18", "yolov8n"])

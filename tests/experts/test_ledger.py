@@ -17,13 +17,6 @@ def a_ledger(*resident: tuple[str, int], budget_bytes: int = 100) -> Ledger:
     return ledger
 
 
-def test_planning_changes_nothing():
-    ledger = a_ledger(("a", 40), ("b", 60))
-    assert ledger.plan_room(50, [ExpertId("a"), ExpertId("b")]) == ("b",)
-    assert ledger.resident == ("a", "b")
-    assert ledger.used_bytes == 100
-
-
 def test_a_small_victim_is_spared_when_a_later_one_frees_enough_alone():
     ledger = a_ledger(("small", 10), ("big", 90))
     assert ledger.plan_room(80, [ExpertId("small"), ExpertId("big")]) == ("big",)
@@ -46,25 +39,6 @@ def test_a_loading_expert_owns_its_bytes_but_cannot_run_or_be_evicted():
         ledger.use(ExpertId("a"))
     with pytest.raises(LedgerError, match="cannot be evicted"):
         ledger.evict(ExpertId("a"))
-
-
-def test_a_failed_load_gives_its_bytes_back():
-    ledger = a_ledger()
-    ledger.begin_load(ExpertId("a"), 70)
-    ledger.abandon_load(ExpertId("a"))
-    assert ledger.free_bytes == 100
-    ledger.check()
-
-
-@pytest.mark.parametrize("budget_bytes", [-1, 59])
-def test_a_budget_below_what_is_used_is_refused(budget_bytes: int):
-    with pytest.raises(LedgerError):
-        a_ledger(("a", 60)).set_budget(budget_bytes)
-
-
-def test_overbooking_raises_and_names_the_bytes():
-    with pytest.raises(LedgerError, match="needs 50 bytes, 40 are free"):
-        a_ledger(("a", 60)).begin_load(ExpertId("b"), 50)
 
 
 class LedgerMachine(RuleBasedStateMachine):

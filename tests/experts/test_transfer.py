@@ -1,7 +1,5 @@
 import hashlib
 import os
-import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from daemon.errors import is_device_error
 from experts.memory import HostMemory
 from experts.reading import CachedReader, Read, region_read
 from experts.stored import plan_form
-from experts.transfer import CudaLane, DeviceTransfer, StagedTransfer, transfer_for
+from experts.transfer import DeviceTransfer, StagedTransfer, transfer_for
 from experts.vision.infer import infer
 from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, SlotPool
@@ -119,35 +117,6 @@ def test_vacated_host_memory_goes_back_to_the_system():
     assert before - resident_bytes() > 50 << 20
 
 
-def late_lane() -> tuple[LateLane | CudaLane, Callable[[], torch.Tensor]]:
-    return LateLane(), lambda: torch.zeros(4)
-
-
-def stream_lane() -> tuple[StreamLane, Callable[[], torch.Tensor]]:
-    return StreamLane(delay_s=0.05), lambda: torch.zeros(4)
-
-
-def cuda_lane() -> tuple[LateLane | CudaLane, Callable[[], torch.Tensor]]:
-    return CudaLane(torch.device("cuda:0"), 2), lambda: torch.zeros(4, device="cuda:0")
-
-
-@pytest.mark.parametrize("make", [late_lane, stream_lane, pytest.param(cuda_lane, marks=needs_gpu)])
-def test_waiting_for_a_page_means_all_copies_given_before_its_mark(
-    make: Callable[[], tuple[LateLane | CudaLane, Callable]],
-):
-    lane, place = make()
-    first, second, source = place(), place(), torch.ones(4)
-    lane.begin()
-    lane.wait(0)  # nothing was marked: no waiting
-    lane.copy(first, source)
-    lane.mark(0)
-    lane.wait(0)
-    assert first.cpu().tolist() == [1.0] * 4
-    lane.copy(second, source)
-    lane.finish()
-    assert second.cpu().tolist() == [1.0] * 4
-
-
 @pytest.mark.parametrize("device", [DEVICES[0], *DEVICES[3:]])
 @pytest.mark.parametrize("architecture", ["resnet18", "yolov8n", "yolo26n"])
 def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architecture: str):
@@ -167,20 +136,6 @@ def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architectu
         for expected_answer, answer in zip(answers[0], again, strict=True):
             assert answer.confidence == pytest.approx(expected_answer.confidence, abs=1e-3)
             assert answer.label == expected_answer.label
-
-
-def test_streams_end_in_any_order_and_each_keeps_its_own():
-    """The simulated device itself: a benchmark on it would otherwise show nothing of orders that are wrong."""
-    slow, fast, order = StreamLane(delay_s=0.0), StreamLane(delay_s=0.0), []
-    gate = threading.Event()
-    slow.run(gate.wait)
-    for number in range(3):
-        slow.run(lambda number=number: order.append(("slow", number)))
-        fast.run(lambda number=number: order.append(("fast", number)))
-    fast.finish()
-    gate.set()
-    slow.finish()
-    assert order == [(name, number) for name in ("fast", "slow") for number in range(3)]
 
 
 def test_a_device_that_is_lost_ends_the_fill_with_its_error(tmp_path: Path):

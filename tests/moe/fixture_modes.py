@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from experts.moe.cache.metrics import FetchCounts
-from experts.moe.gating import StepRow
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
@@ -28,7 +27,7 @@ from experts.moe.trace import Trace, affinity, load_popularity, load_trace, popu
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.accesses import Accesses
 from tests.moe.evaluate import TextQuality, held_out_prompts, perplexity
-from tools.moe.checkpoint import arch_of, budget_of, open_runtime
+from tools.moe.checkpoint import arch_of, budget_of
 from tools.moe.trace import take_trace
 
 FIXTURE = Path("build/moe/fixture")
@@ -70,31 +69,6 @@ def test_every_expert_of_every_layer_is_used_on_held_out_files():
 
 
 # DuoServe
-
-
-@torch.inference_mode()
-def logits_of(mode: str, share: float, batch: int) -> list[torch.Tensor]:
-    """Return a prefill of several prompts, the shorter ones padded on the left, and sixteen greedy steps."""
-    prompts = held_out_prompts(FIXTURE, of_domain=1, length=48)[:batch]
-    ids, mask = torch.stack([each.ids for each in prompts]), torch.ones(batch, 48, dtype=torch.long)
-    for row in range(batch):
-        mask[row, : 5 * row] = 0
-    logits, past = [], None
-    with closing(open_runtime(FIXTURE, mode, share=share)) as runtime:
-        for _ in range(17):
-            with runtime.step([StepRow(f"r{row}", None, ids.shape[1]) for row in range(batch)]):
-                output = runtime.model(ids, attention_mask=mask, past_key_values=past, use_cache=True)
-            logits.append(output.logits)
-            past, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
-            mask = torch.cat([mask, torch.ones_like(ids)], 1)
-    return logits
-
-
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("share", SHARES)
-def test_duoserves_logits_are_those_of_everything_in_memory(share: float, batch: int):
-    pairs = zip(logits_of("duoserve", share, batch), logits_of("resident", 1.0, batch), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
 
 
 def test_duoserve_predicts_more_experts_than_counting():
@@ -194,15 +168,6 @@ def browned(way: int, threshold: float) -> tuple[float, float]:
     with closing(MoeRuntime.open(FIXTURE, mode, budget_of(FIXTURE, 1.0) + mode.reserved_bytes)) as runtime:
         runtime.observers.append(accesses)
         return perplexity(runtime, held_out_prompts(FIXTURE, of_domain=12)).perplexity, accesses.share
-
-
-def test_at_threshold_1_brownout_changes_no_bit():
-    ids = torch.stack([each.ids for each in held_out_prompts(FIXTURE, of_domain=2)])
-    mode = Brownout(load_united(prepared(), 4))
-    budget_bytes = budget_of(FIXTURE, 0.25) + mode.reserved_bytes
-    browning, resident = MoeRuntime.open(FIXTURE, mode, budget_bytes), open_runtime(FIXTURE, "resident")
-    with closing(browning), closing(resident), torch.no_grad():
-        assert torch.equal(browning.model(ids).logits, resident.model(ids).logits)
 
 
 def test_the_more_experts_in_one_the_worse_and_nothing_is_as_bad_as_dropping():

@@ -13,12 +13,6 @@ from routing_rules.schema import BoardEntry, DetectorEntry, Glob, RulesFile
 from tests import ROOT
 
 EXAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "routing_rules/examples").glob("*.yaml"))]
-CATALOG = {
-    "a": ExpertLabels("classify", ("ok", "bad")),
-    "b": ExpertLabels("detect", ("x",)),
-    "R1": ExpertLabels("classify", ("ok", "bad")),
-    "R2": ExpertLabels("classify", ("ok", "bad")),
-}
 QUIET = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -74,85 +68,10 @@ anything = st.recursive(
 )
 
 
-def often(right: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Mostly the right kind of value, so that what is checked behind it is reached too."""
-    return st.integers(0, 59).flatmap(lambda draw: anything if draw == 59 else right)
-
-
-def a_mapping(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[Any]:
-    return often(
-        st.fixed_dictionaries(
-            {key: often(value) for key, value in required.items()},
-            optional={key: often(value) for key, value in optional.items()},
-        )
-    )
-
-
-def entries_of(names: st.SearchStrategy[str], entry: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[Any]:
-    return st.dictionaries(names, entry, min_size=1, max_size=most)
-
-
-fractions = st.sampled_from([0, 0.5, 1, 1.0, 0.25])
-then = laters | entries_of(labels | st.just("*"), laters | st.none())
-requirement = a_mapping(
-    {"min": st.integers(1, 4)},
-    {
-        "max": st.integers(3, 9),
-        "confidence": fractions,
-        "region": st.just([0, 0, 0.5, 1]),
-        "position": a_mapping({"at": st.just([0.5, 0.25]), "tolerance": st.just(0.5)}, {}),
-    },
-)
-classifier = a_mapping(
-    {"expert": st.sampled_from(["a", "{component}"]), "pass": st.just(["ok"])},
-    {"review_below": fractions, "then": then, "on_clear": st.just("pass"), "pass_rate": fractions},
-)
-detector = a_mapping(
-    {"expert": st.just("b"), "fail_on": entries_of(boxes, fractions)},
-    {
-        "review_on": entries_of(boxes, st.just(0.1)),
-        "require": entries_of(st.just("x"), requirement | st.lists(requirement, min_size=1, max_size=2)),
-        "review_below": fractions,
-        "then": st.just("t"),
-    },
-)
-designators = st.lists(st.text("UR12", min_size=2), min_size=1, max_size=3)
-board = a_mapping(
-    {"components": entries_of(components, st.integers(1, 5) | designators)},
-    {"time_limit": st.just("2m"), "extras": st.just("allow"), "share": st.integers(1, 4)},
-)
-last = a_mapping({"expert": st.just("a"), "pass": st.just(["ok"])}, {})
-rules = a_mapping(
-    {
-        "boards": entries_of(components, board, 2),
-        "classifiers": entries_of(patterns, classifier).map(
-            lambda entries: {**entries, "*": {"expert": "a", "pass": ["ok"]}}
-        ),
-        "detectors": st.fixed_dictionaries({"d": detector}),
-        "steps": st.fixed_dictionaries({"s": last, "t": last}),
-    },
-    {"defects": entries_of(labels | st.just("x"), st.just("D1"))},
-)
-
-
-@QUIET
-@given(st.text(max_size=300))
-def test_any_text_is_routes_or_problems(text: str) -> None:
-    compiled(text)
-
-
 @QUIET
 @given(anything)
 def test_any_structure_is_routes_or_problems(structure: Any) -> None:
     compiled(yaml.safe_dump(structure))
-
-
-@settings(QUIET, max_examples=400)
-@given(structure=rules, with_catalog=st.booleans())
-def test_anything_like_rules_is_routes_or_problems(structure: Any, with_catalog: bool) -> None:
-    routes = compiled(yaml.safe_dump(structure, sort_keys=False), CATALOG if with_catalog else None)
-    if routes is not None:
-        reads_well(routes)
 
 
 @QUIET

@@ -45,7 +45,6 @@ def reasons(component: str, first: tuple[str | None, float | None], *boxes: Box)
     ("component", "first", "boxes", "verdict", "sentences"),
     [
         ("LED0805", ("ok", 0.82), (), "review", ["LED0805 was only 82 % sure of 'ok' (limit 88 %)"]),
-        ("LED0805", ("ok", 0.8796), (), "review", ["LED0805 was only 87.96 % sure of 'ok' (limit 88.00 %)"]),
         ("LED0805", SURE, (), "pass", []),
         ("LED0805", ("ok", 0.82), (Box("bridge", 0.9),), "fail", ["solder found 'bridge', 90 % sure (limit 50 %)"]),
         ("LED0805", SURE, (Box("bridge", 0.52),), "review", ["solder was only 52 % sure of 'bridge' (limit 55 %)"]),

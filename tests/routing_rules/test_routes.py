@@ -142,18 +142,6 @@ steps: {s1: {expert: e1, pass: [ok]}, s2: {expert: e2, pass: [ok]}, s3: {expert:
     assert {name: routes.usage[name] for name in expected} == pytest.approx(expected)
 
 
-def test_an_expert_behind_two_branches_is_used_by_both() -> None:
-    text = """
-boards: {x: {components: {A: 1}}}
-classifiers: {A: {expert: a, pass: [ok], pass_rate: 0.6, then: {ok: s1, bad: s2}}}
-steps:
-  s1: {expert: e1, pass: [ok], pass_rate: 1, then: last}
-  s2: {expert: e2, pass: [ok], pass_rate: 0.5, then: last}
-  last: {expert: e3, pass: [ok]}
-"""
-    assert the_routes(text).usage == pytest.approx({"a": 1.0, "e1": 0.6, "e2": 0.4, "e3": 0.8})
-
-
 def test_a_detectors_branches_share_what_its_pass_rate_leaves() -> None:
     text = """
 boards: {x: {components: {A: 1}}}
@@ -162,12 +150,6 @@ detectors: {d: {expert: d, pass_rate: 0.9, then: {p: s, q: t, "*": u}}}
 steps: {s: {expert: s, pass: [ok]}, t: {expert: t, pass: [ok]}, u: {expert: u, pass: [ok]}}
 """
     assert dict(the_routes(text).successors["d"]) == pytest.approx({"s": 0.05, "t": 0.05, "u": 0.9})
-
-
-def test_usage_is_a_probability_even_where_a_chain_comes_back_to_an_expert() -> None:
-    text = "boards: {x: {components: {A: 1}}}\nclassifiers: {A: {expert: a, pass: [ok], pass_rate: 1, then: s}}\n"
-    usage = the_routes(text + "steps: {s: {expert: a, pass: [ok]}}").usage
-    assert usage == {"a": 1.0}
 
 
 def test_a_pass_rate_of_zero_leaves_later_experts_unused() -> None:

@@ -50,11 +50,6 @@ def test_an_absent_value_is_shown_at_the_key_that_should_hold_it() -> None:
     assert document.where(("nothing", "at", "all")) == (1, 1)
 
 
-def test_all_duplicate_keys_are_found_at_once() -> None:
-    problems = a_document("a: 1\na: 2\nb:\n  c: 1\n  c: 2\n").problems
-    assert [(problem.line, problem.column) for problem in problems] == [(2, 1), (5, 3)]
-
-
 def test_aliases_give_the_value_and_the_place_of_their_anchor() -> None:
     document = a_document("a: &x {k: 1}\nb: *x\n")
     assert document.data == {"a": {"k": 1}, "b": {"k": 1}}

@@ -85,7 +85,6 @@ def test_environment_variables_override_single_values(tmp_path: Path) -> None:
     [
         ("COSERVE_LIMITS_MAX_WAIT", "5", "expected a duration such as 500ms, 20s, 2m, 12h or 30d, found `5`"),
         ("COSERVE_LIMITS_CREDIT", "0", "found `0`"),
-        ("COSERVE_STOP_WITHIN", "2h", "expected a duration of 1h at most, found `2h`"),
         ("COSERVE_ENDPOINTS_CONTROL", "tcp://127.0.0.1:1", "control is reached over ipc only"),
     ],
 )
@@ -109,11 +108,8 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
     [
         ("endpoints: {control: tcp://127.0.0.1:1}", "control is reached over ipc only"),
         ("endpoints: {results: 127.0.0.1}", "expected an endpoint such as"),
-        ("endpoints: {results: tcp://127.0.0.1}", "expected tcp://ADDRESS:PORT"),
         ("database: 'sqlite://'", "results in memory are lost"),
-        ("database: inspection", "expected sqlite:///FILE"),
         ("security: {server_key: a}", "both server_key and allowed_clients"),
-        ("models: {a: b}", "expected a mapping"),
         ("models: {a: {checkpoint: m}}", "memory"),
         ("models: {a: {checkpoint: m, memory: 1MB, mode: swapmo}}", "'swapmoe', 'emoe' or 'brownout', found `swapmo`"),
         ("models: {a: {checkpoint: m, memory: 1MB, device: cuda:1}}", "'cuda:1' is not one of `devices`: cpu"),
@@ -121,14 +117,11 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("models: {a: {checkpoint: m, memory: 1MB, ttft_slo: 1s}}", "is kept by mode brownout only"),
         ("models: {a b: {checkpoint: m, memory: 1MB}}", "should match pattern"),
         ("limits: {max_pixels: 1073741825}", "coserve.yaml:5:22: expected a number ≤ 1073741824, found `1073741825`"),
-        ("limits: {backlog_images: 1000000000000000}", "coserve.yaml:5:26: expected a number ≤ 1073741824"),
         ("limits: {backlog_bytes: 1000000000000000}", "coserve.yaml:5:25: expected a size of 64TiB at most"),
-        ("retention: {free: 65TiB}", "coserve.yaml:5:19: expected a size of 64TiB at most, found `65TiB`"),
         (f"retention: {{free: {'9' * 400}}}", "expected a size of 64TiB at most"),
         ("retention: {images_for: 101y}", "coserve.yaml:5:25: expected a duration of 100y at most, found `101y`"),
         ("retention: {sample: inf}", "coserve.yaml:5:21: expected a number"),
         ('consumers: {"a\\u202eb": {}}', r"coserve.yaml:5:13: expected text without \u202e,"),
-        ('journal: "a\u200bb"', r"coserve.yaml:5:10: expected text without \u200b,"),
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: str) -> None:
@@ -200,10 +193,7 @@ def test_changed_added_and_removed_settings_are_named_by_key(tmp_path: Path) -> 
     [
         ("timezone: Europe/Berln", "expected a time zone such as Europe/Berlin; did you mean Europe/Berlin?"),
         ("timezone: ../../etc/passwd", "expected a time zone"),
-        ("timezone: CEST", "expected a time zone"),
         ("shifts: {early: 25:00}", "expected a time of day from 00:00 to 23:59, found `25:00`"),
-        ("shifts: {early: 6:00}", "expected a time of day"),
-        ("shifts: {early: 6}", "expected text"),
         ("shifts: {early@1: 06:00}", "expected a name of at most 32 letters"),
         ("shifts: {early: 06:00, late: 06:00}", "begins at 06:00, as early does"),
     ],
@@ -258,7 +248,6 @@ def test_a_device_of_another_pc_has_a_name_of_its_own_and_its_host(tmp_path: Pat
             "coserve.yaml:6:6: cuda:0 of pc2 is already p: name another `device`",
         ),
         ("ram: {expert_memory: 1GB, host: pc2}", CLUSTER, "ram is the memory of this PC"),
-        ("p: {expert_memory: 1GB, host: pc2, device: gpu}", CLUSTER, "coserve.yaml:5:"),
         ("p: {expert_memory: 1GB, host: pc2, host_cache: 1GB}", CLUSTER, "is for GPUs of this PC: remove it"),
         ("p: {expert_memory: 1GB, host: '../x'}", CLUSTER, "coserve.yaml:5:33:"),
         ("p: {expert_memory: 1GB, host: pc2}", "cluster: {address: head}\n", "address"),

@@ -259,14 +259,13 @@ async def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_nam
         ({"connack": None}, "waiting", "gives no answer in time"),
         ({"connack": "close"}, "waiting", "closes the connection before it has answered: does it want TLS?"),
         ({"connack": 0x86}, "refused", "refuses the connection: Bad user name or password"),
-        ({"connack": 0x84}, "refused", "Unsupported protocol version"),
         ({"connack": 0x89}, "waiting", "Server busy"),
         ({"answer": lambda _: None}, "waiting", "gives no answer in time"),
         ({"answer": lambda number: 0 if number < 3 else 0x97}, "waiting", "Quota exceeded"),
         ({"answer": lambda number: 0 if number < 3 else 0x99}, "refused", "Payload format invalid"),
         ({"close_after": 3}, "waiting", "ended the connection without a reason: it was stopped"),
     ],
-    ids=["mute", "hangs up", "password", "version", "busy", "confirms nothing", "full", "invalid", "in the middle"],
+    ids=["mute", "hangs up", "password", "busy", "confirms nothing", "full", "invalid", "in the middle"],
 )
 @in_a_loop
 async def test_a_broker_that_misbehaves_is_named_and_costs_no_file_and_no_message(

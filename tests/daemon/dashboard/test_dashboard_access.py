@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -232,30 +231,11 @@ def test_nothing_is_taken_from_another_sites_page(open_web: Web, shut_web: Web) 
 
 
 MALFORMED = (
-    *(
-        b"http://[x",
-        b"[x",
-        b"http://]",
-        b"[::1",
-        b"[::1]x:1",
-        b"//[",
-        b"http://a:b",
-        b":99999",
-        b"\xff\xfe",
-        b"=;=",
-        b",",
-    ),
+    *(b"http://[x", b"[x", b"http://]", b"[::1", b"[::1]x:1", b"//[", b"http://a:b", b":99999", b"\xff\xfe"),
     *(b"x" * 8000, b"9" * 5000, b"-1", b"1e9", b"\xb2", b"0x10", b"1, 2", b"null", b"%00", b"%ED%A0%80", b"{" * 500),
     *(b"bytes=0-", b"bytes=-", b"bytes=9-1", b"bytes=" + b"0-1," * 999, b"bytes=" + b"9" * 5000 + b"-", b"bytes=a-b"),
     *(b"multipart/form-data", b"multipart/form-data; boundary=", b"application/x-www-form-urlencoded; charset=nothing"),
-    *(
-        b"application/json; charset=utf-16",
-        b"Mon, 99 Foo 99999 99:99:99 GMT",
-        b'"' * 99,
-        b"W/",
-        b'coserve="\\777',
-        b"Bearer",
-    ),
+    *(b"Mon, 99 Foo 99999 99:99:99 GMT", b'"' * 99, b"W/", b'coserve="\\777', b"Bearer", b"=;=", b","),
 )
 HEADERS = (
     *("Host", "Origin", "Cookie", "Content-Length", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
@@ -265,21 +245,15 @@ HEADERS = (
 )
 #: Read where a file is asked for; the others where a form is sent.
 OF_FILES = {"Range", "If-Range", "If-None-Match", "If-Modified-Since", "Accept-Encoding"}
-HEADERS_AND_REQUESTS = [
-    (header, first)
-    if first == ("GET /static/app.js" if header in OF_FILES else "POST /login")
-    else pytest.param(header, first, marks=pytest.mark.test_all)
-    for header, first in product(HEADERS, ("POST /login", "GET /static/app.js", "GET /readyz"))
-]
 
 
 @pytest.mark.promise(
     "HTTP",
     "headers that are not what they should be | each is answered, none with 500, and none writes to the log",
 )
-@pytest.mark.parametrize(("header", "first"), HEADERS_AND_REQUESTS)
-def test_no_header_breaks_an_answer(shut_web: Web, header: str, first: str) -> None:
-    web = shut_web
+@pytest.mark.parametrize("header", HEADERS)
+def test_no_header_breaks_an_answer(shut_web: Web, header: str) -> None:
+    web, first = shut_web, "GET /static/app.js" if header in OF_FILES else "POST /login"
     usual = {"Host": web.host, "Origin": web.origin, "Content-Type": "application/x-www-form-urlencoded"}
     usual |= {"Cookie": cookie(log_in(web)), "Accept": "text/html", "Connection": "close"}
     before = web.log()
@@ -479,17 +453,3 @@ def test_scrapes_and_requests_that_do_not_wait_for_answers_leave_connections_for
             is_over.set()
             server.should_exit = True
             thread.join()
-
-
-def test_a_request_that_trickles_is_cut(open_web: Web) -> None:
-    def is_cut() -> bool:
-        try:
-            peer.sendall(b"G")
-            return peer.recv(1000) == b""
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
-
-    with socket.create_connection(("127.0.0.1", open_web.port), timeout=0.5) as peer:
-        until(is_cut)

@@ -1,6 +1,5 @@
 """The dashboard on a PC without a network: pages and scripts in the wheel; extras in the bundle."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tools.release.bundle import EXTRAS, own_wheel
+from tools.release.bundle import own_wheel
 
 DASHBOARD = ROOT / "daemon" / "dashboard"
 DATA = (".json", ".yaml", ".sql", ".html", ".css", ".js", ".cpp", ".hpp", ".svg", ".txt", ".ini", ".mako")
@@ -44,12 +43,6 @@ def test_the_wheel_has_every_page_and_script_unchanged_and_the_data_files_of_the
     shared = {name.partition("/data/share/coserve/")[2] for name in names}
     assert {name for name in tracked(ROOT / "docs") if name.endswith(".md")} <= shared, "messages and units name them"
     assert not [name for name in names if name.startswith(("tools/demo/", "tools/camera/render/"))], "repository only"
-
-
-def test_the_bundle_is_made_with_the_extras_that_a_pc_under_the_line_wants(wheel: zipfile.ZipFile) -> None:
-    (metadata,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-    provided = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, flags=re.MULTILINE))
-    assert set(EXTRAS) <= provided
 
 
 @pytest.mark.parametrize(

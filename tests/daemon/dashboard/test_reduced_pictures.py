@@ -90,19 +90,6 @@ def test_a_large_picture_is_served_in_two_widths_and_whole(web: Web) -> None:
     assert shown(web, "/pictures/1").size == SIZE
 
 
-def test_each_width_is_unchanged_by_its_own_mark_and_is_not_unpacked_again(web: Web) -> None:
-    marks: dict[int, str] = {}
-    for width in (0, 480, 1600):
-        path = f"/pictures/1?width={width}"
-        headers = web.get(path).headers
-        assert headers["cache-control"] == "private, no-cache"
-        marks[width] = headers["etag"]
-        again = web.get(path, If_None_Match=marks[width])
-        assert (again.status, again.text) == (304, "")
-    assert len(set(marks.values())) == 3
-    assert web.get("/pictures/1?width=1600", If_None_Match=marks[480]).status == 200
-
-
 def test_every_kind_of_picture_is_made_smaller_or_comes_whole(web: Web) -> None:
     wide = a_photo((960, 640))
     deep = Image.fromarray(np.full((640, 960), 200 * 256 + 17, np.uint16))

@@ -1,10 +1,6 @@
 """The file that says how far a consumer was delivered: whole or the one before, and never believed when damaged."""
 
 import hashlib
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.delivery.position import DeliveryPosition, Mark, PositionError, PositionFile
-from tests.waiting import PATIENCE_S
 
 AT = "2026-11-22T07:00:00.000Z"
 
@@ -58,25 +53,3 @@ def test_marks_are_few_and_reach_back_ever_further(steps: list[int]) -> None:
     assert seqs[-1] == seq
     assert len(seqs) <= seq.bit_length() + 1
     assert seqs[0] <= max(steps[0], seq // 2)
-
-
-def test_a_kill_at_any_moment_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    code = (
-        "import itertools, pathlib, sys\n"
-        "from daemon.delivery.position import *\n"
-        "file = PositionFile(pathlib.Path(sys.argv[1]), 'plant')\n"
-        "for seq in itertools.count(1): file.save(DeliveryPosition(seq))"
-    )
-    last = 0
-    for _ in range(4):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-        until_s = time.monotonic() + PATIENCE_S
-        file = PositionFile(tmp_path, "plant")
-        while (position := file.load()) is None or position.seq < last % 7 + 5:
-            assert time.monotonic() < until_s
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        position = file.load()
-        assert position is not None
-        last = position.seq
-        file.path.unlink()

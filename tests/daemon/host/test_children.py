@@ -138,27 +138,6 @@ def test_a_child_that_hangs_is_killed_and_started_again_whether_it_stands_waits_
         children.stop()
 
 
-def test_a_child_that_cannot_be_executed_says_so_and_the_others_run(tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_text("no program")
-    specs = [
-        ChildSpec("missing", (str(tmp_path / "nothing"),)),
-        ChildSpec("broken", (str(program),)),
-        ChildSpec("well", (sys.executable, "-c", SLEEPER)),
-    ]
-    children = Children()
-    children.start(specs)
-    try:
-        until(lambda: children.status()[2]["state"] == "running" and children.status()[0]["restarts"])
-        missing, broken, _ = children.status()
-        assert (missing["state"], missing["pid"]) == ("waiting", None)
-        assert "cannot be executed" in missing["last_end"]
-        assert "No such file" in missing["last_end"]
-        assert "Permission denied" in broken["last_end"]
-    finally:
-        children.stop()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_child_outlives_the_daemon_however_that_died(tmp_path: Path, number: int) -> None:
     file = tmp_path / "facts"

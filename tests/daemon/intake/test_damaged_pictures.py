@@ -78,14 +78,6 @@ def test_a_jpeg_that_was_cut_and_closed_again_is_refused(name: str):
         assert pixels_of(payload[:at]) is None
 
 
-def test_a_progressive_jpeg_without_its_last_scans_is_refused():
-    payload = JPEGS["progressive"]
-    scans = [at for at in range(len(payload)) if payload[at : at + 2] == b"\xff\xda"]
-    assert len(scans) > 5
-    for at in scans[1:]:
-        assert pixels_of(payload[:at] + b"\xff\xd9") is None
-
-
 def test_a_png_that_was_cut_and_closed_again_is_refused():
     payload = encoded(COLOUR)
     at = payload.index(b"IDAT")

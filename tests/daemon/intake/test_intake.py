@@ -1,7 +1,6 @@
 """The intake over real sockets: every message gets exactly one answer, the right one, and the intake lives."""
 
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -9,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
 from daemon.errors import StartError
@@ -157,35 +154,6 @@ def test_one_who_sends_far_too_much_is_cut_off_and_the_others_go_on(tmp_path: Pa
         peer.send(an_inspect("huge"), bytes(1_000_000))
         assert honest.ask(an_inspect("fine"), PNG)["type"] == "accepted"
         assert peer.silent()
-
-
-@pytest.mark.promise(
-    "Overload and hostile publishers",
-    "Malformed frames, half greetings and oversized messages do not affect other clients",
-)
-def test_malformed_frames_get_one_answer_each_and_the_intake_lives(tmp_path: Path) -> None:
-    header = json.dumps(an_inspect("h")).encode()
-    pieces = st.sampled_from([b"", b"CS1", b"CS2", b"CS", header, header[:-3], b"{}", b"[]", PNG]) | st.binary(
-        max_size=60
-    )
-    with a_line(tmp_path) as line, Peer(line.ipc) as peer:
-
-        @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-        @given(frames=st.lists(pieces, min_size=1, max_size=5))
-        def check(frames: list[bytes]) -> None:
-            peer.socket.send_multipart(frames)
-            assert peer.socket.poll(60_000), "no answer"
-            *envelope, magic, answer = peer.socket.recv_multipart()
-            assert magic == b"CS1"
-            assert envelope == ([b""] if frames[0] == b"" else envelope)
-            body = json.loads(answer)
-            assert body["type"] in {"rejected", "accepted", "duplicate"}
-            assert {"id", "source", "credit"} <= body.keys()
-            assert not peer.socket.poll(0), "a second answer"
-
-        check()
-        assert line.intake.is_alive
-        assert peer.ask({"type": "hello"})["type"] == "welcome"
 
 
 @pytest.mark.promise("Overload and hostile publishers", "A flooding source does not delay a quiet one")

@@ -201,6 +201,10 @@ def can_ask(endpoint: str) -> bool:
 
 @pytest.mark.promise(
     "Overload and hostile publishers",
+    "Malformed frames, half greetings and oversized messages do not affect other clients",
+)
+@pytest.mark.promise(
+    "Overload and hostile publishers",
     "Fuzzed messages get one answer each and break nothing while an honest publisher works",
 )
 def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp_path: Path) -> None:

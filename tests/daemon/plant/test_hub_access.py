@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 
-from daemon.plant.hub import by_path, release_router
+from daemon.plant.hub import release_router
 from daemon.plant.settings import HubSettings
 
 
@@ -46,14 +46,3 @@ def test_without_a_token_only_programs_on_the_hubs_pc_are_answered(
     settings = HubSettings(database="postgresql://nobody@127.0.0.1/none", releases=tmp_path / "releases")
     hub: Any = SimpleNamespace(settings=settings, token=None, keys={})
     assert status_of(release_router(hub), "/releases", headers) == status
-
-
-@pytest.mark.parametrize("path", ["*", "", "/"])
-def test_an_address_without_a_path_is_a_page(path: str) -> None:
-    asked: list[str] = []
-
-    async def pages(scope: Any, _receive: Any, _send: Any) -> None:
-        asked.append(scope["path"])
-
-    asyncio.run(by_path(FastAPI(), pages)({"type": "http", "path": path}, None, None))  # type: ignore[arg-type]
-    assert asked == [path]

@@ -171,10 +171,6 @@ COUNTED: dict[int, Callable[[PlantRows, datetime], Answer]] = dict(
 )
 
 
-def test_there_are_ten_questions_and_each_is_counted_twice() -> None:
-    assert list(QUESTIONS) == list(COUNTED) == list(range(1, 11))
-
-
 @pytest.mark.parametrize("number", COUNTED)
 def test_the_answer_of_a_question_is_what_python_counts(number: int, connection: Connection, plant: PlantRows) -> None:
     now = connection.exec_driver_sql("SELECT now()").scalar_one()

@@ -64,10 +64,6 @@ class Clockwork:
     ran: list[Request] = field(default_factory=list)
     started_s: dict[int, float] = field(default_factory=dict)
     expired: list[Request] = field(default_factory=list)
-    refused: list[Request] = field(default_factory=list)
-    #: Which loads give nothing, and the requests that then failed.
-    breaks: Callable[[Load], bool] = lambda _load: False
-    failed: list[Request] = field(default_factory=list)
     _timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _serial: int = 0
     _next_id: int = 1_000_000
@@ -78,7 +74,7 @@ class Clockwork:
 
     def arrive(self, *requests: Request) -> None:
         for request in requests:
-            self.at(request.arrived_s, lambda request=request: self._arrive(request))
+            self.at(request.arrived_s, lambda request=request: self.scheduler.arrive(request, self.now))
 
     def run(self, until_s: float = 1e9) -> None:
         while self._timers and self._timers[0][0] <= until_s:
@@ -111,20 +107,10 @@ class Clockwork:
     def runs(self) -> list[Run]:
         return [action for action in self.actions if isinstance(action, Run)]
 
-    def _arrive(self, request: Request) -> None:
-        if self.scheduler.arrive(request, self.now) is not None:
-            self.refused.append(request)
-
     def _load(self, action: Load | Unload | Resize) -> None:
         self.actions.append(action)
         if isinstance(action, Load):
-            self.at(self.now + self.load_s, lambda: self._loaded(action))
-
-    def _loaded(self, load: Load) -> None:
-        if self.breaks(load):
-            self.failed += self.scheduler.load_failed(load, "broken", self.now)
-        else:
-            self.scheduler.load_done(load, self.load_s)
+            self.at(self.now + self.load_s, lambda: self.scheduler.load_done(action, self.load_s))
 
     def _run(self, run: Run) -> None:
         self.actions.append(run)
@@ -139,4 +125,5 @@ class Clockwork:
             subsequent = self.then(request)
             if subsequent is not None:
                 self._next_id += 1
-                self._arrive(a_request(self._next_id, subsequent, self.now, request.deadline_s, request.step + 1))
+                later = a_request(self._next_id, subsequent, self.now, request.deadline_s, request.step + 1)
+                self.scheduler.arrive(later, self.now)

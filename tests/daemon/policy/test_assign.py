@@ -1,7 +1,6 @@
 """The executor of a request: round robin, or the least makespan of CoServe §4.2 against a naive reading of it."""
 
 import pytest
-from hypothesis import strategies as st
 
 from daemon.policy.paper.assign import partition
 from daemon.policy.paper.cost import NS_PER_S
@@ -11,7 +10,6 @@ from tests.daemon.policy.line import a_pool, an_expert, executors_on
 from tests.daemon.policy.queue_parts import B_S, DISK_S, K_S, RAM_S, a_row, some_parts
 
 EXPERTS = [an_expert(name) for name in "abcdef"]
-GPUS = ["cuda:0/0", "cuda:0/1", "cuda:0/2"]
 
 
 def test_each_executor_gets_an_equal_share_of_its_device_and_the_gpus_come_first():
@@ -76,6 +74,3 @@ def test_requests_move_when_their_executor_can_no_longer_have_their_expert():
     assert parts.waiting("cuda:0/0") == []
     assert sorted(parts.waiting("cuda:0/1")) == ["a", "b"]
     assert parts.add("c") == ["cuda:0/1"]
-
-
-STEPS = st.lists(st.sampled_from("abcdef") | st.sampled_from([f"run {name}" for name in GPUS]), min_size=1, max_size=80)

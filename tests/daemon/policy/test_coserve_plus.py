@@ -23,10 +23,6 @@ def filled(line: Clockwork) -> Clockwork:
     return line
 
 
-def resident(line: Clockwork, pool: str = "cpu") -> tuple[str, ...]:
-    return next(pool_state.resident for pool_state in line.scheduler.snapshot().pools if pool_state.pool == pool)
-
-
 def test_an_expert_with_images_is_loaded_before_the_fill():
     line = a_line(budget_bytes=20)
     line.arrive(a_request(1, "d"))

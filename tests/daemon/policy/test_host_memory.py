@@ -1,6 +1,6 @@
 """`coserve-plus` with several kinds of memory: the RAM tier, the CPU's pool as a source, slow processors."""
 
-from daemon.policy.actions import Load, Wait
+from daemon.policy.actions import Load
 from daemon.policy.matrix import Performance
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
@@ -51,20 +51,6 @@ def test_an_idle_gpu_copies_what_the_cpu_has_rather_than_reading_it():
     scheduler.load_done(load, 1.0)
     copy = load_of(scheduler, GPU, 1.0)
     assert (copy.expert, copy.source) == ("a", CPU)
-
-
-def test_what_host_memory_refused_is_tried_there_again_after_a_while():
-    scheduler = a_machine(a_pool("cuda:0", 10), a_ram(20), experts="ab").scheduler
-    for number, expert in enumerate("aab"):
-        scheduler.arrive(a_request(number, expert), 0.0)
-    assert isinstance(scheduler.next_load(GPU, 0.0), Load)
-    load = load_of(scheduler, RAM, 0.0)
-    assert scheduler.load_failed(load, "MemoryError: no room", 1.0) == ()
-    assert scheduler.snapshot().failed == {}
-    assert scheduler.next_load(RAM, 1.0) == Wait(20.0)
-    assert scheduler.next_load(RAM, 30.9) == Wait(31.0)
-    again = load_of(scheduler, RAM, 31.0)
-    assert again.expert == load.expert
 
 
 def test_a_device_error_fails_requests_only_where_no_other_device_takes_their_expert():

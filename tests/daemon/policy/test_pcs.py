@@ -9,7 +9,6 @@ from experts.spec import ExpertId
 from tests.daemon.policy.line import CPU, a_pool, a_request, a_scheduler, an_expert, executors_on
 
 PC2 = PoolId("pc2-cpu")
-POOLS = [CPU, PC2]
 EXECUTORS = executors_on("cpu", "pc2-cpu")
 
 

@@ -9,7 +9,6 @@ from tests import ROOT
 
 FORBIDDEN = {"time", "threading", "asyncio", "torch", "zmq", "sqlalchemy", "logging", "random", "os"}
 WALKERS = {"list", "tuple", "iter", "next", "enumerate", "zip", "map", "dict"}
-ALLOWED_OF_OURS = ("routing_rules.routes", "experts.spec", "experts.ledger")
 
 
 def policy_files() -> list[Path]:
@@ -62,7 +61,3 @@ def test_a_policy_imports_no_clock_no_thread_no_device_and_walks_no_set(file: Pa
     names = imported(tree)
     assert not [name for name in names if name.split(".")[0] in FORBIDDEN]
     assert set_iterations(tree) == []
-    ours = [name for name in names if name.split(".")[0] in {"daemon", "experts", "routing_rules", "tools"}]
-    parts = file.parent.relative_to(ROOT).parts
-    home = ".".join(parts[: parts.index("policy") + 1] if "policy" in parts else parts)
-    assert not [name for name in ours if not name.startswith((*ALLOWED_OF_OURS, home + "."))]

@@ -14,7 +14,6 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.errors import StartError
 from daemon.wire.control import ControlError, ControlServer, Handler
 from daemon.wire.control import ask as ask_within
 from tests.contract.peer import Peer
@@ -96,10 +95,3 @@ def test_a_daemon_that_is_stuck_is_told_from_one_that_is_not_there(tmp_path: Pat
         going.set()
         assert caught.value.code == "no_answer"
         assert ask(endpoint, "status")["state"] == "ready"
-
-
-def test_control_is_never_bound_to_the_network() -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    with pytest.raises(StartError, match="never reached over the network"):
-        ControlServer(context, "tcp://127.0.0.1:0", {}).start()
-    context.term()

@@ -67,12 +67,9 @@ def test_any_other_address_needs_keys(endpoint: str, tmp_path: Path) -> None:
     ("endpoint", "expected"),
     [
         ("udp://127.0.0.1:1", "expected ipc://PATH or tcp://ADDRESS:PORT"),
-        ("inproc://x", "expected ipc://PATH or tcp://ADDRESS:PORT"),
         ("tcp://127.0.0.1", "expected ipc://PATH or tcp://ADDRESS:PORT"),
         ("tcp://127.0.0.1:70000", "tcp://127.0.0.1:70000: ports end at 65535"),
-        ("tcp://127.0.0.1:655350", "ports end at 65535"),
         ("ipc://@abstract", "names no file"),
-        ("ipc://*", "names no file"),
         ("ipc://", "names no file"),
         ("ipc:///" + "x" * 107, "107 at most"),
     ],

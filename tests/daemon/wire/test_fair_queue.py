@@ -63,11 +63,6 @@ def test_large_messages_make_short_groups_and_another_sources_small_one_goes_fir
     assert groups == [["quiet"], ["flood 0"], ["flood 1"], ["flood 2"], []]
 
 
-def test_nothing_waits_in_an_empty_queue() -> None:
-    with pytest.raises(IndexError):
-        FairQueue[str]().take()
-
-
 names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=2, unique=True)
 
 

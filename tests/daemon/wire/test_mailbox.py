@@ -27,10 +27,3 @@ def test_every_letter_of_many_threads_arrives_and_in_each_ones_order() -> None:
         assert [n for w, n in received if w == writer] == list(range(500))
     assert mailbox.take_all() == []
     mailbox.close()
-
-
-def test_a_letter_after_the_end_is_dropped_in_peace() -> None:
-    mailbox: Mailbox[int] = Mailbox()
-    mailbox.close()
-    mailbox.put(1)
-    mailbox.close()

@@ -1,13 +1,10 @@
 """PROTOCOL.md, Frames: every rule of frames, header and fields, and the code that breaking it earns."""
 
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from daemon.records import BoardRef, Generation, Pixels
 from daemon.wire.messages import (
@@ -256,27 +253,3 @@ def test_one_result_longer_than_a_header_still_goes_out() -> None:
     answer = json.loads(results_answer(ResultsSince(None, None, 0, 100), page, 1).header)
     assert [item["seq"] for item in answer["items"]] == [1]
     assert answer["more"]
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-
-
-@given(frames=st.lists(st.sampled_from([b"", b"CS1", b"CS2", b"{}"]) | st.binary(max_size=200), max_size=5))
-def test_any_frames_are_a_message_or_a_message_error(frames: list[bytes]) -> None:
-    with suppress(MessageError):
-        parse(frames)
-
-
-@given(
-    name=st.sampled_from(
-        [*an_inspect(), "designator", "captured_at", "deadline_ms", "sha256", "encoding", "shape", "dtype"]
-    ),
-    value=json_values,
-)
-def test_any_value_of_any_field_is_read_or_refused(name: str, value: object) -> None:
-    with suppress(MessageError):
-        parse(frames_of({**an_inspect(), name: value}))

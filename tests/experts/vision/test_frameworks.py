@@ -3,26 +3,10 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experts.vision.architectures import ARCHITECTURES, layout_id
-from experts.vision.frameworks import greedy_nms, torchvision, ultralytics
+from experts.vision.frameworks import greedy_nms
 from experts.vision.layouts import build_layout
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**20), count=st.integers(0, 60), iou=st.floats(0, 1))
-def test_torchvision_nms_keeps_what_ultralytics_own_keeps(seed: int, count: int, iou: float):
-    ultralytics()
-    from ultralytics.utils.nms import TorchNMS
-
-    random = torch.Generator().manual_seed(seed)
-    corners = torch.rand(count, 2, generator=random) * 50
-    boxes = torch.cat((corners, corners + torch.rand(count, 2, generator=random) * 30), 1)
-    scores = torch.randperm(count, generator=random).float()
-    assert torch.equal(torchvision().ops.nms(boxes, scores, iou), TorchNMS.nms(boxes, scores, iou))
 
 
 def test_empty_boxes_and_equal_scores_keep_their_order():

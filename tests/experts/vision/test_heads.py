@@ -197,15 +197,6 @@ def test_catalogs_that_contradict_a_head_are_refused_by_name(folder: Path, chang
     assert expected in problems[0]
 
 
-def test_a_backbone_needs_no_labels_and_any_other_file_does(folder: Path):
-    document = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
-    document["experts"]["line"]["classes"] = ["ok"]
-    del document["experts"]["QFP32"]["classes"]
-    (folder / "catalog.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-    _, problems = read(folder)
-    assert {problem.split(":")[0] for problem in problems} == {"experts.line.classes", "experts.QFP32.classes"}
-
-
 def test_a_head_of_another_kind_of_numbers_or_an_impossible_calibration_is_refused(folder: Path):
     backbone = CatalogEntry.model_validate(yaml.safe_load((folder / "catalog.yaml").read_text())["experts"]["line"])
     metadata = dict(read_header(folder / "CE6.safetensors").metadata)

@@ -2,32 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import relu, silu
 
 from experts.vision.architectures import ARCHITECTURES, layout_id
 from experts.vision.layouts import build_layout
 from experts.vision.networks import FusedConvolution, ResidualBlock, build_original
-
-
-def a_convolution(groups: int = 1) -> nn.Conv2d:
-    torch.manual_seed(3)
-    return nn.Conv2d(8, 16, 3, stride=2, padding=1, groups=groups).requires_grad_(requires_grad=False)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("groups", [1, 8])
-def test_a_convolution_and_its_activation_are_what_they_were_apart(dtype: torch.dtype, groups: int):
-    plain = a_convolution(groups).to(dtype)
-    images = torch.randn(2, 8, 12, 10, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    shortcut = torch.randn(2, 16, 6, 5, dtype=dtype)
-    with torch.inference_mode():
-        close = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
-        torch.testing.assert_close(FusedConvolution(plain, "none")(images), plain(images), **close)
-        torch.testing.assert_close(FusedConvolution(plain, "relu")(images), relu(plain(images)), **close)
-        torch.testing.assert_close(FusedConvolution(plain, "swish")(images), silu(plain(images)), **close)
-        added = FusedConvolution(plain, "none")(images, shortcut)
-        torch.testing.assert_close(added, relu(plain(images) + shortcut), **close)
 
 
 @pytest.mark.parametrize(("architecture", "names"), [("resnet18", 2), ("resnet50", 3)])

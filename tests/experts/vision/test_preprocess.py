@@ -1,10 +1,9 @@
 import numpy as np
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experts.vision.frameworks import ultralytics
-from experts.vision.preprocess import place, to_square
+from experts.vision.preprocess import to_square
 from tests.experts.pictures import a_picture
 
 SIDES = st.integers(1, 300)
@@ -21,18 +20,6 @@ def test_a_letterbox_is_that_of_ultralytics_to_the_last_pixel(width: int, height
     picture = a_picture(width, height)
     expected = LetterBox(size, auto=False, scaleup=True, center=True)(image=picture)
     np.testing.assert_array_equal(to_square(picture, "detect", size), expected)
-
-
-@settings(max_examples=60, deadline=None)
-@given(width=SIDES, height=SIDES, size=st.sampled_from([32, 96, 160]), seed=st.integers(0, 1000))
-def test_boxes_go_back_to_stored_pixels_as_ultralytics_does(width: int, height: int, size: int, seed: int):
-    ultralytics()
-    from ultralytics.utils.ops import scale_boxes
-
-    box = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed)) * size
-    expected = scale_boxes((size, size), box.clone(), (height, width))[0].numpy()
-    stored_box = place(width, height, "detect", size).to_stored(tuple(box[0].tolist()))
-    np.testing.assert_allclose(stored_box, expected, atol=0.01, rtol=1e-4)
 
 
 def test_a_classifier_image_fills_the_square_and_shrinks_by_averaging():

@@ -44,12 +44,6 @@ def fresh_answers(spec: ExpertSpec):
     return answers(a_pool(100 << 20, spec), spec)
 
 
-@pytest.fixture
-def staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every device fill its slots as a GPU does, in host memory."""
-    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, None))
-
-
 def test_a_slot_that_held_others_answers_as_a_fresh_one(tmp_path: Path):
     specs = [
         an_expert_file(tmp_path, f"{architecture}-{class_count}-{seed}", architecture, class_count, seed)
@@ -151,18 +145,6 @@ def every_slot(pool: SlotPool) -> list[Slot]:
     return [*pool._resident.values(), *pool._kept, *pool._vacant]
 
 
-def test_a_slot_that_gave_its_memory_back_answers_as_before(tmp_path: Path):
-    small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
-    pool = a_pool(large.weights_bytes, small)
-    expected, slot = answers(pool, small), pool.slot(small.expert)
-    pool.load(large, (small.expert,))
-    assert pool.allocated_bytes == large.weights_bytes
-    pool.load(small, (large.expert,))
-    assert pool.slot(small.expert) is slot
-    assert answers(pool, small) == expected
-    pool.check()
-
-
 @pytest.mark.parametrize("source_device", ["ram", pytest.param("cpu", marks=pytest.mark.test_all)])
 def test_an_expert_copied_from_another_pool_answers_as_one_from_its_file(tmp_path: Path, source_device: str):
     specs = [an_expert_file(tmp_path, f"e{seed}", seed=seed) for seed in (1, 2)]
@@ -179,17 +161,6 @@ def test_an_expert_copied_from_another_pool_answers_as_one_from_its_file(tmp_pat
         previous = (spec.expert,)
     assert source.resident() == tuple(spec.expert for spec in specs)
     source.check()
-
-
-def test_the_ram_tier_keeps_bytes_and_runs_nothing(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    pool = SlotPool("ram", spec.weights_bytes)
-    pool.load(spec)
-    slot = pool.slot(spec.expert)
-    assert slot.buffer.device.type == "cpu"
-    assert list(slot.module.parameters()) == []
-    with pytest.raises(TypeError, match="load them to a device"):
-        slot.module(torch.zeros(1))
 
 
 def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_path: Path):
@@ -276,6 +247,11 @@ def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Pa
     assert answers(pool, good)
 
 
+@pytest.mark.promise(
+    "Prepared files",
+    "weights | other weights under the same name | sha256 is compared with the catalog at the first load and "
+    "whenever the file changes",
+)
 def test_an_expert_replaced_on_disk_is_checked_again(tmp_path: Path):
     spec = an_expert_file(tmp_path, "r18", seed=1)
     pool = a_pool(100 << 20, spec)
@@ -283,12 +259,6 @@ def test_an_expert_replaced_on_disk_is_checked_again(tmp_path: Path):
     an_expert_file(tmp_path, "r18", seed=2)
     with pytest.raises(ExpertError, match="contents changed"):
         pool.load(spec)
-
-
-def test_an_expert_that_does_not_fit_says_how_many_bytes_are_missing(tmp_path: Path):
-    spec = an_expert_file(tmp_path)
-    with pytest.raises(ExpertError, match=rf"needs {spec.weights_bytes} bytes on cpu, where 1000 are free"):
-        a_pool(1000).load(spec)
 
 
 @pytest.mark.parametrize("method", ["allocate", "occupy"])
@@ -315,21 +285,6 @@ def test_a_device_without_memory_fails_the_load_and_the_next_one_works(
     assert answers(pool, small)
 
 
-def test_kept_slots_make_room_for_another_layout_and_for_a_smaller_budget(tmp_path: Path):
-    small, large = an_expert_file(tmp_path, "small", "yolov8n", 2), an_expert_file(tmp_path, "large")
-    pool = a_pool(large.weights_bytes, small)
-    pool.unload(small.expert)
-    assert pool.allocated_bytes == small.weights_bytes
-    pool.load(large)
-    assert pool.allocated_bytes == large.weights_bytes
-    with pytest.raises(ValueError, match="unload some first"):
-        pool.resize(small.weights_bytes)
-    pool.unload(large.expert)
-    pool.resize(small.weights_bytes)
-    assert pool.allocated_bytes == 0
-    pool.load(small)
-
-
 def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
     specs = [an_expert_file(tmp_path, f"e{seed}", "yolov8n", 2, seed) for seed in range(4)]
     expected = {spec.expert: fresh_answers(spec) for spec in specs}
@@ -347,14 +302,6 @@ def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
         list(threads.map(work, specs))
     assert wrong == []
     pool.check()
-
-
-def test_reduced_precision_experts_run_and_nearly_agree(tmp_path: Path):
-    full, half = (an_expert_file(tmp_path, dtype, dtype=dtype) for dtype in ("float32", "bfloat16"))
-    assert half.weights_bytes < 0.51 * full.weights_bytes
-    pool = a_pool(100 << 20, full, half)
-    for exact, rough in zip(answers(pool, full), answers(pool, half), strict=True):
-        assert rough.confidence == pytest.approx(exact.confidence, abs=0.02)
 
 
 class PoolMachine(RuleBasedStateMachine):

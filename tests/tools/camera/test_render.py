@@ -3,11 +3,8 @@ import numpy as np
 import pytest
 
 from tools.camera.render import RenderedBoard, board_types, part_types, render_board, render_unit, training_panel
-from tools.camera.render.parts import SOLDER_DEFECTS
 
 PARTS = list(part_types())
-#: What a part with a solder defect must show; the other marks are good joints.
-SOLDER_LABELS = ("joint", *SOLDER_DEFECTS)
 PANEL_SEED = 3
 
 
@@ -64,36 +61,3 @@ def test_every_defect_of_a_type_looks_different_from_a_good_part(component: str)
     # The first part is good on both panels and drawn from the same numbers: what differs there is the photograph.
     for kind, difference in zip(kinds[1:], differences[1:], strict=True):
         assert difference > 2 * differences[0], f"{component} {kind}: {differences}"
-
-
-@pytest.mark.parametrize("component", PARTS)
-def test_marks_lie_inside_the_crop_and_say_what_the_solder_is(component: str) -> None:
-    part = part_types()[component]
-    kinds = ["ok", *part.defects]
-    for placement in a_panel(component, kinds).placements:
-        labels = [mark.label for mark in placement.marks]
-        assert set(labels) <= set(SOLDER_LABELS)
-        for mark in placement.marks:
-            x1, y1, x2, y2 = mark.box
-            assert 0 <= x1 < x2 <= part.crop_px, f"{placement.truth} {mark}"
-            assert 0 <= y1 < y2 <= part.crop_px, f"{placement.truth} {mark}"
-        if placement.truth == "ok":
-            assert labels == ["joint"] * len(part.pads)
-        elif placement.truth in SOLDER_DEFECTS:
-            assert placement.truth in labels
-        else:
-            assert labels == [], f"{placement.truth}: solder under a part that is not in its place is not judged"
-
-
-@pytest.mark.parametrize("product", ["display-driver", "power-supply"])
-def test_on_board_maps_boxes_of_a_crop_to_the_pixels_they_were_cut_from(product: str) -> None:
-    board = render_board(product, 2, 0.0)
-    for placement in board.placements:
-        side = placement.pixels.shape[0]
-        box = (side // 8, side // 4, side // 2, side - 5)
-        x1, y1, x2, y2 = placement.on_board(box)
-        on_board = board.image[int(y1) : int(y2), int(x1) : int(x2)]
-        in_crop = placement.pixels[box[1] : box[3], box[0] : box[2]]
-        assert np.array_equal(np.rot90(in_crop, placement.quarter_turns), on_board)
-    turns = {"display-driver": {0, 1, 3}, "power-supply": {0, 1, 2}}
-    assert {placement.quarter_turns for placement in board.placements} == turns[product]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.lines import a_jpeg
-from tests.tools.client.scripted_daemon import Answer, ScriptedDaemon, accept, silent_endpoint
+from tests.tools.client.scripted_daemon import Answer, ScriptedDaemon
 from tests.waiting import PATIENCE_S, until
 from tools.camera import watch_folder
 from tools.camera.layout import BoardLayout, LayoutPart, PictureFiles
@@ -245,18 +245,3 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
     sent = [cv2.imdecode(payload, cv2.IMREAD_COLOR) for payload in payloads]
     assert np.array_equal(sent[0], picture[:10, :20])
     assert np.array_equal(sent[1], np.rot90(picture[20:60, 40:80], -1))
-
-
-def test_a_folder_that_fills_while_the_daemon_is_away_is_published_when_it_comes(tmp_path: Path) -> None:
-    endpoint = silent_endpoint()
-    watched = Watched(tmp_path)
-    for number in range(50):
-        watched.put(f"b/S1/R{number}.R0402.jpg", a_jpeg(number))
-    names = watched.names()
-    with published(watched, endpoint) as publisher:
-        time.sleep(0.2)
-        assert publisher.account.sent == 0
-        with ScriptedDaemon(accept, endpoint) as daemon:
-            until(lambda: publisher.files.accepted == 50)
-            assert len(set(daemon.order)) == 50
-    assert watched.names() == names

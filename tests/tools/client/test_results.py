@@ -196,19 +196,6 @@ def test_another_database_is_read_from_its_beginning(folder: Path, epoch: str | 
             assert read(results, line, 1)[0] > 3  # the position of the new numbers was kept
 
 
-def test_what_the_old_connection_still_tells_of_earlier_results_loses_none_of_the_new_ones(folder: Path) -> None:
-    with a_scripted_line(folder, *range(1, 9), epoch="a") as line, a_reader(folder, since=0) as results:
-        assert read(results, line, 8) == list(range(1, 9))
-        line.stored, line.last_seq, line.epoch = [1, 2], 2, "b"
-        line.uptime_s = 0.0
-        line.serve()
-        line._publisher.send_multipart([TOPIC.encode(), json.dumps({"seq": 20}).encode()])
-        assert read(results, line, 2) == [1, 2]
-        line.publish(3)
-        assert read(results, line, 1) == [3]
-        assert results.lost == 0
-
-
 def test_a_busy_line_is_asked_again_and_a_refusal_is_an_error(folder: Path) -> None:
     with a_scripted_line(folder, 1, 2) as line, a_reader(folder, since=0) as results:
         line.refusals = [{"type": "busy", "retry_after_ms": 20}] * 2

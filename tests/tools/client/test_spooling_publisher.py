@@ -255,15 +255,6 @@ def test_a_spool_of_another_source_is_refused(tmp_path: Path) -> None:
         assert publisher.wait(PATIENCE_S)
 
 
-def test_two_publishers_on_one_spool_are_one_too_many(tmp_path: Path) -> None:
-    with ScriptedDaemon() as daemon, a_camera(daemon.endpoint, tmp_path) as publisher:
-        with pytest.raises(SpoolError, match=f"in use by process {os.getpid()}: stop it first, or name another"):
-            a_camera(daemon.endpoint, tmp_path)
-        publish(publisher, 1)
-        assert publisher.wait(PATIENCE_S)
-    a_camera(daemon.endpoint, tmp_path).close()
-
-
 def test_refusals_of_the_daemon_are_counted_logged_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

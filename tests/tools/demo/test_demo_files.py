@@ -9,11 +9,10 @@ from experts.catalog import CatalogFile, resolve
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
-from tests.lines import a_line
 from tools.camera.render import render_board
 from tools.demo.files import write_configuration
 from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
-from tools.demo.run import COLOURS, PartVerdict, draw_board, part_verdicts
+from tools.demo.run import COLOURS, PartVerdict, draw_board
 from tools.training import fit
 from tools.training.importer import import_model
 
@@ -82,7 +81,3 @@ def test_a_drawn_board_is_a_png_of_the_board_with_a_header_and_frames(tmp_path: 
         assert drawn[y2 + 34 - side // 3, x1].tolist() == pytest.approx(list(COLOURS[verdict]), abs=30), verdict
     left, top, _, _ = (round(value) for value in first.on_board(inner))
     assert drawn[top + 34 + 5, left].tolist() == pytest.approx(list(COLOURS["review"]), abs=30)
-
-
-def test_a_line_that_has_seen_nothing_has_no_verdicts(tmp_path: Path, experts_folder: Path):
-    assert part_verdicts(a_line(tmp_path / "line", experts_folder), "S1") == {}

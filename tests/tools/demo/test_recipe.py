@@ -14,12 +14,11 @@ from routing_rules.compile import ExpertLabels, compile_rules
 from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
-from tools.demo.export import Observed, choose_thresholds, divide
+from tools.demo.export import Observed, choose_thresholds
 from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.pictures import read_files, render_missing
-from tools.demo.recipe import Figures, JudgedPart, Recipe, train
+from tools.demo.recipe import Recipe, train
 from tools.demo.training import DETECTORS, Lesson, SolderLoss, network_loss, train_on
-from tools.training.held_out import Rate
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +82,6 @@ def test_a_training_that_was_stopped_gives_what_an_uninterrupted_one_gives(pictu
     assert all(torch.equal(one, other) for one, other in zip(weights("whole"), weights("parts"), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "between"),
-    [
-        pytest.param([0.2, 0.1], [0.9, 0.95], (0.4, 0.7), id="apart"),
-        pytest.param([0.6, 0.1], [0.4, 0.9], (0.61, 0.9), id="mixed"),
-        pytest.param([0.99, *[0.1] * 499], [0.9] * 100, (0.3, 0.7), id="one mistake in 500 is tolerated"),
-    ],
-)
-def test_a_threshold_lies_between_good_and_bad(good: list[float], bad: list[float], between: tuple[float, float]):
-    assert between[0] <= divide(good, bad) <= between[1]
-
-
 def test_thresholds_are_those_of_each_component_and_of_each_familys_solder():
     sure = [Observed("R0402", "ok", "ok", 0.97, {}), Observed("R0402", "shifted", "ok", 0.6, {})]
     solder = [
@@ -121,21 +108,6 @@ def test_the_rules_fit_the_experts_and_boards_and_name_the_thresholds(tmp_path: 
     document = yaml.safe_load(path.read_text("utf-8"))
     assert document["classifiers"]["CE6"]["review_below"] == 0.83
     assert document["detectors"]["solder-qfp"]["fail_on"] == {"insufficient": 0.41}
-
-
-def test_figures_count_by_part_and_by_board():
-    parts = [(0, "ok", "pass"), (0, "bridge", "fail"), (1, "ok", "review"), (2, "ok", "pass"), (3, "missing", "pass")]
-    counts = Figures(0.2, tuple(JudgedPart(board, "R0402", truth, verdict) for board, truth, verdict in parts)).counts()
-    assert counts["defects caught"] == (1, 2)
-    assert counts["good parts called"] == (1, 3)
-    assert counts["boards with defects stopped"] == (1, 2)
-    assert counts["good boards that pass"] == (1, 2)
-
-
-def test_wilsons_interval_is_that_of_the_textbook():
-    assert Rate(0, 0).wilson == (0.0, 1.0)
-    assert Rate(995, 1000).wilson == pytest.approx((0.98835, 0.99786), abs=1e-4)
-    assert Rate(0, 100).wilson == pytest.approx((0, 0.03699), abs=1e-4)
 
 
 @pytest.mark.test_all

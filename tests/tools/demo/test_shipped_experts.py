@@ -4,16 +4,12 @@ import json
 import shutil
 import socket
 import tempfile
-from errno import ENOSPC
 from pathlib import Path
-from unittest.mock import Mock, patch
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from coserve_client import PublishError
-from daemon.line.line import load_line
 from experts.weights import file_sha256
 from tools.cli.main import app
 from tools.demo.line import SHIPPED, describe_line, make_line, shipped_figures
@@ -72,13 +68,6 @@ def test_weights_that_were_trained_in_the_folder_stay(tmp_path: Path):
     assert "other experts than the shipped ones" in describe_line(tmp_path)
 
 
-def test_a_catalog_that_cannot_be_read_is_named(tmp_path: Path):
-    make_line(tmp_path)
-    (tmp_path / "experts" / "catalog.yaml").write_text("experts: [", "utf-8")
-    with pytest.raises(CommandError, match=r"catalog\.yaml:2.*Correct it"):
-        make_line(tmp_path)
-
-
 @pytest.mark.parametrize("kept", range(0, 20, 6))
 def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept: int):
     make_line(tmp_path / "whole")
@@ -88,21 +77,6 @@ def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept:
         shutil.copy(tmp_path / "whole" / path, tmp_path / "cut" / path)
     make_line(tmp_path / "cut")
     assert sorted(p.relative_to(tmp_path / "cut") for p in (tmp_path / "cut").rglob("*") if p.is_file()) == made
-
-
-def test_a_file_of_the_user_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write = Path.write_bytes
-
-    def fails(path: Path, content: str | bytes) -> None:
-        write(path, content[:100].encode() if isinstance(content, str) else content[:100])
-        raise OSError(ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_bytes", fails)
-        full.setattr(Path, "write_text", lambda path, text, *_a, **_n: fails(path, text))
-        with pytest.raises(CommandError, match=r"No space.*make room"):
-            make_line(tmp_path)
-    assert load_line(make_line(tmp_path)).routes.recipes
 
 
 def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path: Path):
@@ -122,43 +96,6 @@ def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: st
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
         make_line(tmp_path / "line", file.parent)
-
-
-@pytest.mark.parametrize("text", ["", '{"files": {}}'])
-def test_a_provenance_that_cannot_be_read_is_named(tmp_path: Path, text: str):
-    file = a_copy(tmp_path) / "provenance.json"
-    file.write_text(text, "utf-8")
-    with pytest.raises(CommandError, match=r"provenance\.json cannot be read.*git checkout"):
-        make_line(tmp_path / "line", file.parent)
-
-
-def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path):
-    usage = Mock(free=99_000_000)
-    with patch("shutil.disk_usage", lambda _: usage), pytest.raises(CommandError, match=r"99.* MB.*make room"):
-        make_line(tmp_path / "line")
-    assert not (tmp_path / "line").exists()
-
-
-def test_a_daemon_that_answers_no_more_is_one_sentence(tmp_path: Path):
-    silent = PublishError("no answer for 60 s")
-    service, camera = patch("tools.demo.run.Service"), patch("tools.demo.run._publish_boards", side_effect=silent)
-    with service, camera, pytest.raises(CommandError, match=r"killed.*daemon\.log.*run the same command again"):
-        run_demo(tmp_path, prepare_only=False, boards=1, seed=7)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
-    (tmp_path / "line").write_text("a file", "utf-8")
-    with pytest.raises(CommandError, match="line"):
-        make_line(tmp_path / "line")
-
-
-def test_the_next_commands_quote_a_folder_with_a_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    run_demo(Path("my line"), prepare_only=True, boards=1, seed=7)
-    said = capsys.readouterr().out.partition("Next:")[2]
-    assert said.count("my line") == said.count("'my line/coserve.yaml'") + said.count("'my line/inspection.db'") == 3
 
 
 @pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])

@@ -1,7 +1,6 @@
 """Text, traces and measurements of language models, on a fixture made very small."""
 
 import shutil
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ pytest.importorskip("transformers", reason="needs the extra `moe`")
 
 from experts.moe.library import transformers
 from tests.moe.corpus import DOMAINS, CorpusDocument
-from tests.moe.evaluate import held_out_prompts, perplexity
 from tests.moe.fixture import FixtureRecipe, make_fixture
 from tests.moe.side import SideJob, measure
 from tools.cli.main import app
-from tools.moe.checkpoint import open_runtime
 
 SMALL = replace(FixtureRecipe(), layers=2, width=32, experts=4, vocabulary=320, window=32, windows_of_domain=1, steps=4)
 
@@ -108,17 +105,6 @@ def test_texts_that_are_none_are_named(small: Path, tmp_path: Path, content: byt
     done = moe("trace", model, "--texts", texts)
     assert done.exit_code == 1
     assert problem in done.output.replace("\n", " ")
-
-
-def test_perplexity_is_that_of_the_unmodified_model_whole_or_token_by_token(small: Path):
-    prompts = held_out_prompts(small, of_domain=1, length=24)
-    model = transformers().AutoModelForCausalLM.from_pretrained(small).eval()
-    with torch.no_grad():
-        losses = [model(each.ids[None], labels=each.ids[None]).loss for each in prompts]
-    expected = torch.stack(losses).mean().exp().item()
-    with closing(open_runtime(small, "ondemand", share=0.5)) as runtime:
-        for decoded in (0, 8):
-            assert perplexity(runtime, prompts, decoded=decoded).perplexity == pytest.approx(expected, rel=1e-4)
 
 
 def a_job(checkpoint: Path, side: str, **changes: Any) -> SideJob:

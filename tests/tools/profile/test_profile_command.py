@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,9 +13,6 @@ from typer.testing import CliRunner
 
 from daemon.line.line import load_line
 from daemon.line.profile import load_profile, this_machine
-from daemon.policy.matrix import Performance
-from daemon.policy.request import ExpertFacts
-from experts.spec import ArchitectureId, ExpertId
 from experts.vision.graphs import WARM_UPS, Recorders
 from experts.vision.slot import LayoutShelf, SlotPool
 from tests.experts.recorder import FakeRecorder
@@ -27,7 +23,7 @@ from tools.profile import measure
 from tools.profile.measure import Bench, ProfileEffort, try_pairs
 from tools.profile.run import ProfileError
 from tools.profile.samples import Samples
-from tools.profile.split import Plan, best_count, sample_images, search_split, simulated_images_per_s
+from tools.profile.split import best_count
 from tools.simulate.fit import fit_line
 
 HASTY = ProfileEffort(max_batch=2, rounds=1, loads=1, pair_rounds=1, seconds=0.01)
@@ -51,10 +47,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(measure, "SlotPool", CountingPool)
     return names
-
-
-def quiet(_what: str, _share: float) -> None:
-    pass
 
 
 def command(*arguments: str):
@@ -166,39 +158,6 @@ def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
 
 
 # Memory
-
-
-def a_plan(experts: int = 30, **fields) -> Plan:
-    """Experts of 10 MB, the first used most, that compute for 10 ms and load for 100."""
-    row = Performance("cpu", ArchitectureId("r18"), 0.01, 0.005, 8, activation_bytes=1_000_000, disk_s=0.1)
-    facts = tuple(ExpertFacts(ExpertId(f"e{n}"), row.architecture, 10_000_000, 1 / (n + 2)) for n in range(experts))
-    values = {"device": "cpu", "memory_bytes": 200_000_000, "executors": 2, "rows": (row,), "experts": facts}
-    return Plan(**{**values, "policy": "coserve-plus", **fields})
-
-
-def contended(activation_bytes: int = 20_000_000, **fields) -> Plan:
-    """The contention of figure 11: experts take what batches need."""
-    return a_plan(rows=(replace(a_plan().rows[0], activation_bytes=activation_bytes, b_s=0.05),), **fields)
-
-
-@settings(max_examples=4, deadline=None)  # two seconds each
-@given(
-    experts=st.integers(1, 60),
-    memory_bytes=st.integers(60_000_000, 1_200_000_000),
-    activation_bytes=st.integers(0, 20_000_000),
-    policy=st.sampled_from(["coserve", "coserve-plus"]),
-)
-def test_the_simulated_line_is_never_slower_than_with_full_batches_first_or_with_all_that_fit(
-    experts: int, memory_bytes: int, activation_bytes: int, policy: str
-):
-    plan = contended(activation_bytes, experts=experts, memory_bytes=memory_bytes, policy=policy)
-    split, images = search_split(plan), sample_images(plan, 1500)
-    kept, limited, most = (
-        simulated_images_per_s(plan, plan.division(count)[0], images)
-        for count in (split.experts, split.limited, split.most)
-    )
-    assert kept == split.images_per_s[split.experts] >= max(limited, most)
-    assert sum(plan.division(split.experts)) == memory_bytes
 
 
 @st.composite

@@ -74,25 +74,6 @@ def test_retests_compare_the_first_attempt_with_the_last(database: Path, tables:
         assert row["worse"] == sum(tries[0][1] == "pass" and tries[-1][1] != "pass" for tries in mine)
 
 
-def test_false_calls_and_escapes_follow_the_newest_review(database: Path, tables: Tables) -> None:
-    newest = {review["inspection_id"]: review["verdict"] for review in tables["reviews"]}
-    own = {image["inspection_id"]: image["verdict"] for image in tables["inspections"]}
-    counted: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    last = {stage["inspection_id"]: stage["step"] for stage in sorted(tables["stages"], key=lambda row: row["step"])}
-    for stage in tables["stages"]:
-        number = stage["inspection_id"]
-        if number in newest:
-            counts = counted[stage["expert"], stage["expert_version"]]
-            counts["reviewed"] += 1
-            is_last = stage["step"] == last[number]
-            counts["false_calls"] += (own[number], newest[number]) == ("fail", "pass") and is_last
-            counts["escapes"] += (own[number], newest[number]) == ("pass", "fail")
-    rows = by_key(database, 5, "expert", "expert_version")
-    assert rows.keys() == counted.keys()
-    for key, counts in counted.items():
-        assert {name: rows[key][name] for name in counts} == dict(counts)
-
-
 def test_false_calls_and_escapes_are_those_of_the_commands_and_pages(database: Path) -> None:
     engine = open_for_reading(f"sqlite:///{database}")
     with engine.connect() as connection:

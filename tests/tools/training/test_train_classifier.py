@@ -22,7 +22,6 @@ from tools.training import TrainingError, fit
 from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.fit import Schedule
-from tools.training.held_out import HeldOutAnswers
 from tools.training.labelled import LabelledPictures, folds
 from tools.training.report import report_text
 
@@ -274,12 +273,6 @@ def test_all_types_of_a_line_are_trained_and_a_second_run_goes_on_where_it_was(t
     again = json.loads(run().stdout)["experts"]
     assert [(row["expert"], row["is_kept"]) for row in again] == [("C0603", True), ("R0402", False)]
     assert again[0]["figures"] == rows[0]["figures"]
-
-
-def held_out(mistakes: Sequence[int], pictures: int = 40) -> HeldOutAnswers:
-    shares, targets = np.tile(np.float32([0.9, 0.1]), (pictures, 1)), np.arange(pictures) % 2
-    shares[(targets == 1) != np.isin(np.arange(pictures), mistakes)] = (0.1, 0.9)
-    return HeldOutAnswers(shares, targets, 0, np.arange(pictures))
 
 
 def test_pictures_of_one_board_are_never_on_both_sides():

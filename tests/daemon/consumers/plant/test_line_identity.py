@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from daemon.consumers.plant.identity import EVENTS, REFUSED, situation_of
+from daemon.consumers.plant.identity import situation_of
 
 HERE = {"identity": "pc-1", "epoch": "e1", "accepts": False}
 ACCEPTS = HERE | {"accepts": True}
@@ -33,9 +33,3 @@ def test_a_line_that_connects_is_one_of_nine_things_to_its_hub(
     known: Any, identity: str, epoch: str, is_free: bool, has_last: bool, situation: Any
 ) -> None:
     assert situation_of(known, identity, epoch, is_free=is_free, has_last=has_last) == situation
-
-
-def test_what_a_person_has_to_know_is_told_and_nobody_is_refused_in_silence() -> None:
-    assert EVENTS.keys() >= REFUSED
-    told = {event for event, _ in EVENTS.values()}
-    assert told == {"joined", "moved", "restored", "replaced", "name_taken", "older_copy"}

@@ -46,12 +46,6 @@ def test_today_is_the_plants_day_on_every_page(web: Web) -> None:
     assert "0 of 1 board" in page
 
 
-def test_times_have_the_plants_zone_without_scripts_and_with_them(web: Web) -> None:
-    page = web.get("/boards").text
-    assert 'title="2026-10-11 00:00:00 JST"' in page
-    assert 'data-zone="Asia/Tokyo"' in page
-
-
 def test_more_days_than_a_question_can_name_are_refused(web: Web) -> None:
     answer = web.get("/defects", query={"range": "own", "from": "1990-01-01", "to": "2026-11-30"})
     assert (answer.status, "choose at most 3,660 days" in answer.text) == (422, True)

@@ -24,8 +24,6 @@ from tests.daemon.plant.page.plant_rows import LINES, WALKER, Record
 from tests.daemon.storage.database.postgresql_server import Server
 from tests.waiting import PATIENCE_S, until
 
-PAGES = ("/", "/boards", "/defects?range=30d", f"/serial/mainboard-a/{WALKER}")
-
 
 def rows_of(page: str) -> dict[str, list[str]]:
     """Return the cells of the first table by the text of the row's head."""

@@ -12,9 +12,8 @@ import pytest
 
 from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import WeightTransfer
-from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, StepRow
-from experts.moe.policy.eviction import EvictionPolicy, LayeredLru, MostPopular
+from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 
@@ -165,37 +164,6 @@ def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
         assert cache.metrics.counts.blocking == 0
 
 
-def test_a_prefetch_without_a_slot_is_dropped(tmp_path: Path):
-    popular = MostPopular([[0, 1, 2, 3, 4, 5, 6, 7]], transit=0)
-    with a_cache(tmp_path, 3, arch=ShelfArch(layers=1), policy=popular) as (cache, _, _):
-        cache.preload(keys(0, 0, 1, 2))
-        cache.prefetch(keys(0, 7))
-        cache.quiesce()
-        assert cache.resident(0) == (0, 1, 2)
-        assert cache.pending() == ()
-
-
-def test_a_budget_without_room_for_one_expert_is_refused(tmp_path: Path):
-    shelf = Shelf(tmp_path, ShelfArch())
-    with pytest.raises(ModelError, match="holds no expert of 1536"):
-        SlotCache(shelf, EXPERT_BYTES - 1, LayeredLru(3), WeightTransfer(shelf, transfer_for("cpu")))
-
-
-def test_a_smaller_budget_holds_at_once_and_a_larger_one_gives_room(tmp_path: Path):
-    with a_cache(tmp_path, 24) as (cache, _, _):
-        for layer in range(3):
-            served(cache, layer, list(range(8)))
-        cache.resize(6 * EXPERT_BYTES + 5)
-        cache.check()
-        assert cache.allocated_bytes == 6 * EXPERT_BYTES
-        assert [len(cache.resident(layer)) for layer in range(3)] == [2, 2, 2]
-        served(cache, 0, list(range(8)), ahead=True)
-        cache.resize(12 * EXPERT_BYTES)
-        for layer in range(3):
-            served(cache, layer, [0, 1, 2, 3])
-        assert [len(cache.resident(layer)) for layer in range(3)] == [4, 4, 4]
-
-
 def test_shrinking_waits_only_for_experts_that_run(tmp_path: Path):
     with a_cache(tmp_path, 8, arch=ShelfArch(layers=1)) as (cache, _, _):
         served(cache, 0, list(range(8)))
@@ -212,43 +180,6 @@ def test_shrinking_waits_only_for_experts_that_run(tmp_path: Path):
         shrunk.join(60)
         assert not shrunk.is_alive()
         assert cache.allocated_bytes == 2 * EXPERT_BYTES
-        cache.check()
-
-
-def test_a_budget_changed_by_the_thread_that_computes_holds_when_the_layer_has_run(tmp_path: Path):
-    with a_cache(tmp_path, 8, arch=ShelfArch(layers=1)) as (cache, _, _):
-        for expert, weights in cache.serve(0, [3, 4, 5], ahead=True):
-            cache.resize(EXPERT_BYTES)
-            assert number(weights) == expert
-        assert cache.allocated_bytes == EXPERT_BYTES
-        assert served(cache, 0, [1, 2, 3]) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_file_cut_short_fails_the_step_and_the_cache_goes_on(tmp_path: Path, ahead: bool):
-    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, shelf, _):
-        whole = shelf.file.read_bytes()
-        shelf.file.write_bytes(whole[: 3 * EXPERT_BYTES + 10])
-        with pytest.raises(ModelError, match=r"0\.3 cannot be read"):
-            served(cache, 0, [1, 2, 3, 4], ahead=ahead)
-        cache.quiesce()
-        cache.check()
-        assert 3 not in cache.resident(0)
-        assert served(cache, 0, [1, 2], ahead=ahead) == [1, 2]
-        shelf.file.write_bytes(whole)
-        assert served(cache, 0, [1, 2, 3, 4], ahead=ahead) == [1, 2, 3, 4]
-
-
-def test_a_prefetch_that_fails_leaves_nothing_ready_and_is_tried_again_on_demand(tmp_path: Path):
-    with a_cache(tmp_path, 4) as (cache, shelf, _):
-        shelf.file.rename(tmp_path / "away")
-        cache.prefetch(keys(1, 3))
-        cache.quiesce()
-        assert cache.resident(1) == ()
-        with pytest.raises(ModelError, match="No such file"):
-            served(cache, 1, [3])
-        (tmp_path / "away").rename(shelf.file)
-        assert served(cache, 1, [3]) == [3]
         cache.check()
 
 
@@ -294,16 +225,6 @@ def test_while_one_thread_computes_others_may_prefetch_and_resize(tmp_path: Path
         counts = cache.metrics.counts
         assert counts.served == counts.hits + counts.joined + counts.misses
         assert counts.blocking + counts.overlapped + counts.unused <= counts.fetches
-
-
-def test_a_consumer_that_breaks_off_leaves_nothing_in_use(tmp_path: Path):
-    with a_cache(tmp_path, 4, arch=ShelfArch(layers=1)) as (cache, _, _):
-        served(cache, 0, [0, 1])
-        for wanted in ([0, 1], [0, 1, 5]):
-            for _ in cache.serve(0, wanted, ahead=True):
-                break
-            cache.check()
-            assert served(cache, 0, [2, 3, 4, 6]) == [2, 3, 4, 6]
 
 
 def test_counts_belong_to_the_phase_and_to_each_request_of_a_step(tmp_path: Path):

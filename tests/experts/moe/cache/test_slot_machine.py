@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, ForwardStep
+from experts.moe.gating import ExpertKey
 from experts.moe.policy.eviction import LayeredLru, MostPopular
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
@@ -18,7 +18,6 @@ from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 ARCH = ShelfArch(layers=2, experts=6)
 LAYERS = st.integers(0, ARCH.layers - 1)
 EXPERTS = st.lists(st.integers(0, ARCH.experts - 1), min_size=1, unique=True)
-A_STEP = ForwardStep(0, "decode", ())
 BUDGETS = st.integers(EXPERT_BYTES, 14 * EXPERT_BYTES)
 
 

@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import DeviceWeightTransfer, PinnedTier
@@ -16,10 +15,6 @@ from tests.experts.lanes import LateLane
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 from tests.experts.moe.model.streams import RandomStreams
 
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
 ARCH = ShelfArch(layers=2, experts=8)
 
 
@@ -51,16 +46,6 @@ def test_every_kernel_reads_its_own_expert_whatever_the_streams_do(tmp_path: Pat
     cache.check()
     assert read
     assert all(expected == actual for expected, actual in read)
-    cache.close()
-
-
-def test_what_is_in_host_memory_is_not_read_from_the_file_again(tmp_path: Path):
-    cache, shelf, _, tier = a_device(tmp_path, 0, slots=2, ram_experts=4)
-    for expert in (0, 1, 2, 3, 0, 1, 2, 3):
-        for _ in cache.serve(0, [expert], ahead=False):
-            pass
-    assert [key.expert for key in shelf.order] == [0, 1, 2, 3]
-    assert tier.used_bytes == 4 * EXPERT_BYTES
     cache.close()
 
 

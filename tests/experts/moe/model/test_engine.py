@@ -1,13 +1,10 @@
 """Continuous batching: who is beside whom changes nothing, and what is streamed, ended and counted is right."""
 
 import itertools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
 
-from experts.moe.gating import StepRow
 from experts.moe.model.text import PromptError, TextCodec
 
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
@@ -140,24 +137,6 @@ def test_a_deadline_ends_what_waits_and_what_runs_and_nobody_else() -> None:
     }
     assert bench.ended["goes on"].text == alone("hello", 12)
     assert bench.ended["waits"].ttft_s is None
-
-
-class Broken(Plain):
-    """A model whose prefill of request "b" fails."""
-
-    def step(self, rows: Sequence[StepRow]) -> AbstractContextManager[None]:
-        if any(row.request == "b" and row.tokens > 1 for row in rows):
-            raise OSError("the file is gone")
-        return super().step(rows)
-
-
-def test_a_prefill_that_fails_costs_its_own_request() -> None:
-    bench = Bench(Broken(MODEL))
-    for name in "abc":
-        bench.ask(name, "hello", 6)
-    bench.run()
-    assert bench.reasons() == {"a": None, "b": "model_failed", "c": None}
-    assert isinstance(bench.ended["b"].error, OSError)
 
 
 def test_weights_that_give_no_numbers_are_named() -> None:

@@ -69,13 +69,6 @@ def test_masked_gating_is_the_familys_own_gate_over_the_experts_present(family: 
     assert masked.weight.dtype == expected.weight.dtype
 
 
-@pytest.mark.parametrize("family", sorted(ROUTERS))
-def test_with_every_expert_present_the_routing_is_the_gates_own(family: str):
-    gate, hidden = a_gate(family)
-    routing = routed(gate, hidden)
-    assert mask_gate(routing, expert_mask(range(EXPERTS), EXPERTS), renormalise=ROUTERS[family][1]) is routing
-
-
 def test_places_that_no_expert_can_fill_carry_the_sentinel_and_no_weight():
     gate, hidden = a_gate("mixtral")
     single = mask_gate(routed(gate, hidden), expert_mask([5], EXPERTS), renormalise=True)

@@ -74,29 +74,6 @@ def test_the_fused_layout_gives_the_same_in_one_file_and_in_many(open_runtime, t
     assert_same(open_runtime(tmp_path, 2), folders[family])
 
 
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_bfloat16_checkpoints_give_the_same_too(open_runtime, tmp_path, family):
-    write_tiny(tmp_path, family, dtype=torch.bfloat16)
-    runtime = open_runtime(tmp_path, 2)
-    assert runtime.arch.dtype == torch.bfloat16
-    assert_same(runtime, tmp_path)
-
-
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_no_parameter_is_an_expert_and_nothing_is_left_on_meta(open_runtime, folders, family):
-    runtime = open_runtime(folders[family], 1)
-    gates = [f"{block}.gate" for block in runtime.arch.blocks]
-    assert not any(value.is_meta for value in (*runtime.model.parameters(), *runtime.model.buffers()))
-    for name, value in runtime.model.named_parameters():
-        assert ".experts." not in name
-        assert value.shape[0] != runtime.arch.experts or name.startswith(tuple(gates))
-
-
-def test_tied_weights_are_one_tensor(open_runtime, folders):
-    runtime = open_runtime(folders["olmoe"])
-    assert runtime.model.lm_head.weight is runtime.model.model.embed_tokens.weight
-
-
 class Watching(OnDemand):
     """On demand, and remembers its steps and what it was asked to route."""
 
@@ -167,21 +144,6 @@ def test_tokens_with_the_sentinel_are_not_computed(open_runtime, folders, way):
         index[::2, 1] = 8
         expected = type(unmodified.experts).forward.__wrapped__(unmodified.experts, states, index, weights)
     assert torch.equal(output, expected)
-
-
-def test_a_step_that_failed_leaves_the_model_fit_for_the_next(open_runtime, folders):
-    class Failing(Watching):
-        """Fails in its second layer, once."""
-
-        def route(self, routing):
-            if routing.layer == 1 and len(self.steps) == 1:
-                raise ValueError("this once")
-            return super().route(routing)
-
-    runtime = open_runtime(folders["mixtral"], 2, Failing())
-    with pytest.raises(ValueError, match="this once"):
-        runtime.model(**prompts())
-    assert_same(runtime, folders["mixtral"], batch=1)
 
 
 SCALED = [

@@ -43,22 +43,6 @@ def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtyp
     assert batch.held_bytes == 0
 
 
-def test_a_row_that_cannot_join_leaves_the_others_as_they_were() -> None:
-    batch = KeyValues()
-    batch.join(seen(MODEL, [1, 2, 3]), 3)
-    batch.join(seen(MODEL, [4, 5, 6, 7, 8]), 5)
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in batch._cache.layers]
-    torn = seen(MODEL, range(1, 21))
-    torn.layers[1].values = torn.layers[1].values[:, :1]
-    torn.layers[1].values = torch.cat([torn.layers[1].values] * 3, dim=1)
-    with pytest.raises(RuntimeError):
-        batch.join(torn, 20)
-    after = [(layer.keys, layer.values) for layer in batch._cache.layers]
-    assert all(torch.equal(a, b) for was, now in zip(before, after, strict=True) for a, b in zip(was, now, strict=True))
-    batch.join(seen(MODEL, range(1, 21)), 20)
-    assert batch._lengths == [3, 5, 20]
-
-
 def test_what_does_not_fit_beside_others_waits_its_turn_and_says_the_same() -> None:
     bench = Bench(rows=4, tokens=60)
     for name, prompt, new in (("a", "hello", 20), ("b", "a much longer prompt than that", 25), ("c", "x", 20)):
@@ -191,15 +175,3 @@ def test_a_prefill_that_fails_leaves_the_texts_beside_it_bit_identical(kind: str
     assert len(beside) - len(numbers) == (kind == "no number")
     assert len(numbers) == len(without) > 20
     assert all(torch.equal(*pair) for pair in zip(numbers, without, strict=True))
-
-
-def test_a_row_without_numbers_ends_and_the_others_of_its_step_go_on() -> None:
-    prompts = {"a": "hello", "bad": "other", "c": "x"}
-    with failing({"bad": ("no number", 4)}) as runtime:
-        bench = Bench(runtime, rows=3)
-        for name, prompt in prompts.items():
-            bench.ask(name, prompt, 12)
-        bench.run()
-    assert "not a number" in str(bench.ended["bad"].error)
-    assert bench.ended["bad"].text is None
-    assert [bench.ended[name].text for name in "ac"] == [alone(prompts[name], 12) for name in "ac"]

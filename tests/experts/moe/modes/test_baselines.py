@@ -17,10 +17,6 @@ from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
 from tests.experts.moe.traces import make_trace, open_with_slots
 
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 LOSSLESS = ["resident", "ondemand", "lookahead", "popularity"]
 

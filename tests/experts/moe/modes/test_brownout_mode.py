@@ -110,18 +110,6 @@ def a_routing() -> Routing:
     return Routing(0, torch.zeros(3, 4), torch.zeros(3, 8), index, weight)
 
 
-def test_prefill_and_decode_have_thresholds_of_their_own(tiny: Path):
-    mode = a_mode(tiny)
-    mode.thresholds = {"prefill": 1.0, "decode": 0.0}
-    runtime, accesses = a_runtime(tiny, mode), Accesses(8)
-    runtime.observers.append(accesses)
-    with torch.no_grad():
-        past = runtime.model(**prompts(1, 24)).past_key_values
-        assert accesses.choices_united == 0
-        runtime.model(torch.tensor([[5]]), past_key_values=past)
-    assert accesses.choices_united > 0
-
-
 def test_the_threshold_follows_the_observed_latencies(tiny: Path):
     now = 0.0
     slos = {"prefill": 0.2, "decode": 0.1}

@@ -1,7 +1,5 @@
 """DuoServe: its decisions, its predictor, and the mode on tiny random models."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from experts.moe.modes.duoserve.fitting import (
     states_of,
 )
 from experts.moe.modes.duoserve.predictor import LayerPredictor, known_layers
-from experts.moe.policy.duoserve import likeliest, plan_prefetch
+from experts.moe.policy.duoserve import plan_prefetch
 from experts.moe.trace import Trace, save_popularity, save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
@@ -40,12 +38,6 @@ def a_planned_trace(tokens: int = 2000, layers: int = 4, experts: int = 8, seed:
         index.append(torch.stack([lead, (lead + 1 + second % (experts - 1)) % experts], 1))
     weight = torch.tensor([0.7, 0.3], dtype=torch.float16).expand(tokens, layers, 2).contiguous()
     return make_trace(torch.stack(index, 1), experts, weight=weight)
-
-
-def test_the_likeliest_experts_of_a_batch_are_joined_most_needed_first_and_ties_go_to_the_lower_number():
-    assert likeliest([[0.1, 0.9, 0.3, 0.2]], 2) == (1, 2)
-    assert likeliest([[0.1, 0.9, 0.3, 0.0], [0.0, 0.1, 0.8, 0.7]], 2) == (1, 2, 3)
-    assert likeliest([[0.5, 0.5, 0.5, 0.5]], 2) == (0, 1)
 
 
 def test_resident_predicted_experts_stay_and_the_others_are_fetched_as_far_as_a_layer_has_slots():
@@ -110,11 +102,6 @@ def decode(runtime: MoeRuntime, inputs: dict[str, torch.Tensor], steps: int = 6)
     return logits
 
 
-def assert_same_as_resident(folder: Path, run: Callable[[MoeRuntime], list[torch.Tensor]]) -> None:
-    answers = [run(runtime) for runtime in (open_with_slots(folder, Resident()), duoserve(folder, 2))]
-    assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("slots", [1, 4, 8])
 def test_logits_and_text_are_those_of_the_unmodified_model(checkpoint: Path, slots: int, overlap: bool):
@@ -127,22 +114,6 @@ def test_logits_and_text_are_those_of_the_unmodified_model(checkpoint: Path, slo
             texts = [model.generate(**inputs, max_new_tokens=8, do_sample=False) for model in (runtime.model, expected)]
         assert torch.equal(*texts)
     runtime.cache.check()
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_each_step_of_decoding_has_the_logits_of_resident(checkpoint: Path, batch: int):
-    assert_same_as_resident(checkpoint, partial(decode, inputs=prompts(batch)))
-
-
-def test_a_prefill_with_two_slots_for_each_layer_fetches_no_expert_twice(checkpoint: Path):
-    runtime = duoserve(checkpoint, slots=2)
-    needed: list[int] = []
-    runtime.observers.append(lambda _step, gate, _done: needed.extend(gate.distinct_experts()))
-    with torch.inference_mode():
-        runtime.model(**prompts(1, 24))
-    counts = runtime.cache.metrics.counts
-    assert counts.fetches - counts.unused <= len(needed)
-    assert counts.overlapped + counts.blocking + counts.unused <= counts.fetches
 
 
 def test_predicted_experts_are_fetched_before_the_gate_speaks(checkpoint: Path):

@@ -6,12 +6,9 @@ import torch
 from experts.moe.gating import StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import Resident
-from experts.moe.modes.emoe.fitting import PART as PREDICTOR
 from experts.moe.modes.emoe.fitting import (
     EmoeRecipe,
     fit_predictor,
-    load_predictor,
-    provenance,
     save_predictor,
 )
 from experts.moe.modes.emoe.mode import Emoe, EmoeOptions, load_knowledge
@@ -134,17 +131,6 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     spent = runtime.cache.metrics.counts - before
     assert (spent.fetches, spent.misses, spent.joined) == (0, 0, 0)
     assert spent.served > 0
-
-
-def test_a_fit_is_saved_and_not_repeated(fitted):
-    folder, trace = fitted
-    prepared = PreparedFiles(folder)
-    assert prepared.is_made(PREDICTOR, provenance(trace, SMALL))
-    assert not prepared.is_made(PREDICTOR, provenance(trace, EmoeRecipe()))
-    predictor, tasks = load_predictor(prepared)
-    assert tasks == TASKS
-    again = fit_predictor(trace, SMALL)
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in predictor.state_dict().items())
 
 
 def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():

@@ -39,14 +39,6 @@ def measured(number: int = 40, *, loads: float = 1.0, period: int = 1) -> list[M
     return [MeasuredPlan(counts, period, loss_of(counts), loads) for counts in drawn]
 
 
-def test_configurations_to_measure_take_no_more_than_the_budget_and_begin_with_the_even_one():
-    drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40)
-    assert drawn[0] == even_counts(LAYERS, EXPERTS, SLOTS) == (8, 8, 8, 8)
-    assert len(set(drawn)) == 40
-    assert all(sum(counts) <= SLOTS and min(counts) >= FLOOR and max(counts) <= EXPERTS for counts in drawn)
-    assert drawn == random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40), "the same when it is asked again"
-
-
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     rows = measured()
     best = plan_counts(LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR)
@@ -87,8 +79,3 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
 def test_a_budget_that_is_none_is_refused(tmp_path: Path, budget: str, says: str):
     with pytest.raises(ModelError, match=says):
         Planner(write_tiny(tmp_path / "mixtral"), budget, PlanProfile())
-
-
-def test_without_text_the_command_that_makes_it_is_named(tmp_path: Path):
-    with pytest.raises(ModelError, match="coserve moe"):
-        Planner(write_tiny(tmp_path / "mixtral"), "50%", PlanProfile())

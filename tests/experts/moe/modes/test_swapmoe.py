@@ -1,9 +1,7 @@
 """SwapMoE on a tiny model: a masked gate, importance from before the mask, swaps without waiting, a moving budget."""
 
-import threading
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,10 +36,6 @@ def run_prompt(runtime: MoeRuntime, seed: int, tokens: int = 9) -> torch.Tensor:
     runtime.cache.quiesce()
     runtime.cache.check()
     return logits
-
-
-def a_routing(hidden: torch.Tensor, index: list[list[int]], weight: list[list[float]], experts: int = 4) -> Routing:
-    return Routing(0, hidden, torch.zeros(len(hidden), experts), torch.tensor(index), torch.tensor(weight))
 
 
 def test_with_all_experts_the_answer_is_the_unmodified_models_also_after_failed_steps(checkpoint: Path):
@@ -84,22 +78,6 @@ def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
         for layer in range(LAYERS):
             best = (demand * norms)[layer].topk(4).indices.sort().values.tolist()
             assert runtime.cache.resident(layer) == tuple(best)
-
-
-def test_slow_loads_delay_swaps_and_no_step(checkpoint: Path):
-    arrives = threading.Event()
-    with serving(checkpoint, LAYERS * 4, SwapMoe(options=SwapMoeOptions(period=1))) as runtime:
-        transfer: Any = runtime.cache._transfer
-        fill = transfer.fill
-        transfer.fill = lambda *arguments: arrives.wait(60) and fill(*arguments)
-        for seed in range(4):
-            with torch.no_grad():
-                runtime.model(**prompts(1, 9, seed=seed))
-        assert runtime.cache.pending(), "swaps are still under way when the steps are over"
-        assert runtime.cache.metrics.counts.wait_s == 0.0
-        arrives.set()
-        runtime.cache.quiesce()
-        runtime.cache.check()
 
 
 def test_less_than_top_k_experts_in_each_layer_is_an_error_and_serving_goes_on(checkpoint: Path):

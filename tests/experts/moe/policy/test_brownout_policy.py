@@ -20,14 +20,6 @@ def test_the_worked_example_sends_12_of_20_tokens_to_three_experts():
     assert (partial.originals, partial.united) == ((1, 3, 7), ((0, (0, 2)), (1, (4, 5, 6))))
 
 
-@given(COUNTS)
-def test_at_threshold_1_every_expert_with_tokens_runs_itself(counts: list[int]):
-    needed = tuple(expert for expert, count in enumerate(counts) if count)
-    for groups in (None, groups_in_order(len(counts), 4)):
-        assert split(counts, 1.0, groups).originals == needed
-        assert not split(counts, 1.0, groups).united
-
-
 @given(COUNTS, THRESHOLDS)
 def test_the_busiest_hold_the_threshold_and_none_of_them_could_be_left_out(counts: list[int], threshold: float):
     experts = busiest(counts, threshold)
@@ -78,13 +70,3 @@ def test_latencies_older_than_the_window_do_not_count_and_without_load_it_rises(
     assert controller.p90_s(10.4) == 9.0
     assert controller.p90_s(10.5) is None
     assert controller.check(10.5) == pytest.approx(0.6)
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 10.0)), max_size=60))
-def test_the_threshold_stays_between_0_and_1(events: list[tuple[float, float]]):
-    controller = LatencyController(RULE)
-    now = 0.0
-    for latency_s, pause_s in events:
-        now += pause_s
-        controller.observe(latency_s, now)
-        assert 0.0 <= controller.check(now) <= 1.0

@@ -42,12 +42,3 @@ def test_the_popular_stay_and_the_others_pass_through_the_remaining_slots():
     assert list(policy.victims((0, 2), 1, urgent=True)) == []
     policy.loaded((0, 2))
     assert list(policy.victims((1, 3), 0, urgent=False)) == [(0, 2)]
-
-
-def test_with_fewer_slots_the_least_popular_is_evicted_first():
-    policy = MostPopular([[0, 1, 2, 3]], transit=0)
-    policy.resize(3)
-    for key in policy.popular:
-        policy.loaded(key)
-    policy.resize(2)
-    assert next(iter(policy.victims(None, 0, urgent=True))) == (0, 2)

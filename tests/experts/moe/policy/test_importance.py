@@ -26,21 +26,6 @@ def only(*experts: int, value: float = 1.0) -> list[float]:
     return [value if expert in experts else 0.0 for expert in range(EXPERTS)]
 
 
-def carry_out(virtual: VirtualExperts, layer: int, slots: int) -> None:
-    for swap in virtual.plan(layer, slots):
-        if swap.evict is not None:
-            virtual.dropped(swap.evict)
-        virtual.loaded(swap.load)
-
-
-def test_what_is_recent_outweighs_what_was_a_window_ago():
-    importance = an_importance(window=10)
-    importance.add(0, only(1), 20)
-    importance.add(0, only(2), 20)
-    values = importance.of(0)
-    assert values[2] > values[1] > values[0] == 0
-
-
 def test_before_the_first_token_the_prior_decides_and_a_strong_one_goes_on_deciding():
     strong, weak = an_importance(prior_tokens=1000), an_importance(prior_tokens=1)
     for importance in (strong, weak):
@@ -57,24 +42,6 @@ def test_a_layer_swaps_its_least_important_expert_for_the_most_important_absent_
     virtual.importance.add(1, [3.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 9.0], 1)
     [swap] = virtual.plan(1, 9)
     assert (swap.load, swap.evict) == ((1, 7), (1, 1))
-
-
-def test_a_layer_at_its_floor_borrows_a_slot_and_gives_one_back():
-    virtual = virtual_experts(FLOOR * LAYERS + 1)
-    assert virtual.counts == (3, 2, 2)
-    virtual.importance.add(1, only(6, 7), 1)
-    borrowed, exchanged = virtual.plan(1, 7)
-    assert borrowed.evict is not None
-    assert borrowed.evict[0] == 0
-    assert exchanged.evict is not None
-    assert exchanged.evict[0] == 1, "with one more, it may give one of its own away"
-    carry_out(virtual, 1, 7)
-    assert [len(virtual.present(layer)) for layer in range(LAYERS)] == [2, 3, 2]
-    assert virtual.present(1)[-2:] == (6, 7)
-    virtual.importance.add(0, only(4, 5, 6), 1)
-    carry_out(virtual, 0, 7)
-    assert virtual.present(0) == (4, 5, 6)
-    assert [len(virtual.present(layer)) for layer in range(LAYERS)] == [3, 2, 2]
 
 
 def test_random_importance_never_leaves_a_layer_below_its_floor_nor_the_slots_overfull():

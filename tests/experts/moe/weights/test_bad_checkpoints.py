@@ -15,7 +15,7 @@ from experts.moe.gating import ExpertKey
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.weights.expert_store import CheckpointStore
-from tests.experts.moe.tiny import CONTEXT, edit_config, edit_tensors, prompts, write_tiny
+from tests.experts.moe.tiny import edit_config, edit_tensors, prompts, write_tiny
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.5.w2.weight"
 NORM = "model.layers.0.input_layernorm.weight"
@@ -73,9 +73,7 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
         tensors(**{EXPERT: None}),
         ("lacks tensor model.layers.1.mlp.experts.5.w2.weight of shape [32, 24]", EXPERT.replace("w2", "w1"), "fetch"),
     ),
-    "no norm": (tensors(**{NORM: None}), ("lacks tensor", "input_layernorm", "of shape [")),
     "no gate": (tensors(**{"model.layers.2.block_sparse_moe.gate.weight": None}), ("lacks tensor", "gate", "of shape")),
-    "no head": (tensors(**{"lm_head.weight": None}), ("lacks tensor", "lm_head", "of shape [")),
     "no layer": (config(num_hidden_layers=4), ("lacks tensor model.layers.3.", "more)", "config.json")),
     "a tensor more": (
         tensors(**{"model.layers.0.mlp.surplus.weight": torch.zeros(3, 4)}),
@@ -90,7 +88,6 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
     ),
     "truncated": (truncate, ("model.safetensors", "is truncated: tensor ", "fetch the file again")),
     "empty": (content("model.safetensors", b""), ("model.safetensors", "is not a safetensors file")),
-    "four bytes": (content("model.safetensors", b"1234"), ("is not a safetensors file",)),
     "git-lfs": (content("model.safetensors", LFS_POINTER), ("is not a safetensors file",)),
     "damaged header": (spoil_header, ("model.safetensors", "damaged header")),
     "other family": (config(model_type="llama"), ("config.json", "'llama'", "mixtral, qwen2_moe")),
@@ -100,9 +97,7 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
     "no experts": (config(num_local_experts=0), ("config.json", "num_local_experts is 0")),
     "top 9 of 8": (config(num_experts_per_tok=9), ("config.json", "num_experts_per_tok is 9 and num_local_experts 8")),
     "width": (config(hidden_size="wide"), ("config.json",)),
-    "no heads": (config(num_attention_heads=0), ("config.json",)),
     "no layers": (config(num_hidden_layers=0), ("config.json", "no mixture-of-experts layer")),
-    "activation": (config(hidden_act="siluu"), ("config.json",)),
     "generation not JSON": (content("generation_config.json", "no JSON"), ("generation_config.json", "cannot be read")),
     "generation list": (content("generation_config.json", "[]"), ("generation_config.json", "restore")),
     "other weights": (
@@ -166,17 +161,6 @@ def test_a_budget_below_the_experts_of_a_token_says_how_much_is_needed(folder: P
     message = says(str(folder), f"budget of {budget_bytes} bytes", "2 experts of 9216 bytes", f"at least {2 * 9216}")
     with pytest.raises(ModelError, match=message):
         open_runtime(folder, budget_bytes)
-
-
-def test_a_prompt_that_is_empty_or_too_long_is_refused_and_the_model_serves_on(folder: Path):
-    runtime = open_runtime(folder)
-    run = runtime.model
-    with pytest.raises(ModelError, match=says(str(folder), "the prompt is empty")):
-        run(input_ids=torch.zeros(1, 0, dtype=torch.long))
-    with pytest.raises(ModelError, match=says("prompt has 65 tokens", "context 64", "shorten it")):
-        run(input_ids=torch.ones(1, CONTEXT + 1, dtype=torch.long))
-    assert runtime.model(**prompts()).logits.isfinite().all()
-    runtime.close()
 
 
 def test_a_file_cut_off_while_serving_is_named_and_served_again_when_it_is_restored(folder: Path):

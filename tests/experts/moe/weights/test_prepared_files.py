@@ -36,17 +36,6 @@ def a_trace(experts: tuple[int, ...], task: str = "licence", prompts: int = 2) -
     return make_trace(index, 4, token=tokens, start=start, task=tasks, tasks=(task,))
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path):
-    prepared = PreparedFiles(a_checkpoint(tmp_path))
-    prepared.save("united-4", {"up": torch.arange(6.0).view(2, 3)}, {"way": 4})
-    tensors, notes = PreparedFiles(tmp_path).load("united-4")
-    assert torch.equal(tensors["up"], torch.arange(6.0).view(2, 3))
-    assert notes == {"way": 4}
-    prepared.save_json("plan", {"layers": [1, 2]})
-    assert PreparedFiles(tmp_path).load_json("plan") == {"layers": [1, 2]}
-    assert not list(prepared.folder.glob("*.part"))
-
-
 def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
     prepared = PreparedFiles(a_checkpoint(tmp_path))
     assert not prepared.has(TRAIN)
