@@ -197,7 +197,8 @@ _IMAGES_IN_MEMORY = 8192
 
 def backlog_limits(limits: Limits) -> BacklogLimits:
     """Return the limits of the backlog that `limits` of coserve.yaml sets."""
-    return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
+    images, size_bytes = limits.backlog_images, limits.backlog_bytes
+    return BacklogLimits(images, size_bytes, *(max(1, int(n * limits.source_share)) for n in (images, size_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class RemoteBench(Bench):
     def __init__(self, name: str, device: Device, cluster: ClusterDevices, samples: Samples) -> None:
         super().__init__(name, device.executors, 1, LayoutShelf())
         self.name, self._batches = name, count()
-        self._experts = cluster.pool(PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.host or ""))
+        self._experts = cluster.pool(PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.worker))
         self._ends: dict[Any, SimpleQueue[BatchReport]] = {}
         read: Callable[[JournalKey], bytes] = lambda key: samples.payloads[key.offset % len(samples.payloads)]  # noqa: E731
         for number in range(device.executors):

@@ -32,7 +32,7 @@ class Peer:
         self.line = a_line(budgets={"pc2-cpu": 60, "cpu": 60}, executors=["pc2-cpu", "cpu"])
         self.posted: list[dict[str, Any]] = []
         self.ended: list[dict[str, Any] | None] = []
-        settings = Device(host="pc2", device="cpu", expert_memory=60)
+        settings = Device(host="pc2/cpu", expert_memory=60)
         self.device = RemoteDevice("pc2-cpu", settings, 1000, lambda head, *_: self.posted.append(head))
 
     def call(self) -> None:
@@ -231,7 +231,7 @@ class Process:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ClusterDevices]:
-    devices = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": 60}}
+    devices = {"pc2-cpu": {"host": "pc2/cpu", "expert_memory": 60}}
     lines = {"rules": "r", "catalog": "c", "cluster": {"address": "127.0.0.1:1"}, "devices": devices}
     (tmp_path / "coserve.yaml").write_text(yaml.safe_dump(lines), encoding="utf-8")
     config = load_config(tmp_path / "coserve.yaml", {})
