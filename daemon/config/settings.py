@@ -181,6 +181,7 @@ class Security(_ConfigSection):
 #: Keys of earlier versions, with what each became.
 GONE = {
     "consumers.keepalive": "a broker that is silent for 30s is tested: remove it",
+    "consumers.line": "a hub knows the line by its own name, the key `line` at the top: remove it here",
     "consumers.port": "write it after the host: `host: broker.plant.lan:8883`",
     "devices.device": "write it after the host: `host: pc2/cuda:0`",
     "devices.pinned_memory": "as much is pinned as CUDA allows: remove it",
@@ -347,7 +348,7 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
         if model.device in config.devices or model.device not in devices_written:
             for key, message in _model_mistakes(model, config.devices):
                 yield ("models", name, key), message
-    for path, message in consumer_mistakes(config.consumers):
+    for path, message in consumer_mistakes(config.line, config.consumers):
         yield ("consumers", *path), message
     yield from _shift_mistakes(config.plant)
     if (config.security.server_key is None) != (config.security.allowed_clients is None):

@@ -73,7 +73,8 @@ class MqttSettings(ConsumerSettings):
     def servers(self) -> list[tuple[str, int]]:
         return [self.server]
 
-    def mistakes(self, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+    def mistakes(self, line: str, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+        del line
         mistakes: KeyedTexts = []
         if self.password is not None and self.user is None:
             mistakes.append((("password",), "needs `user`, whose password it is"))

@@ -72,6 +72,14 @@ def test_a_broker_has_the_port_after_its_host_or_the_usual_one(
     assert plant.servers() == [server]
 
 
+def test_a_hub_takes_a_line_once_and_by_a_name_that_fits_its_tables(tmp_path: Path) -> None:
+    hub = "{kind: plant, database: 'postgresql://hub.lan/plant'}"
+    text = f"  hub: {hub}\n  again: {hub}\nline: Halle 3\n"
+    named, twice = "a hub takes names such as line-3", "is that of hub too: one of them is enough"
+    assert [problem.split(": ", 1)[1][: len(named)] for problem in mistakes(tmp_path, text)][:1] == [named]
+    assert any(twice in problem for problem in mistakes(tmp_path, text))
+
+
 def test_what_cannot_be_together_is_named(tmp_path: Path) -> None:
     plant = "  plant:\n    kind: mqtt\n    host: h\n    password: x\n    tls: {cert: x.pem}\n"
     text = f"{plant}  other: {{kind: mqtt, host: h:8883}}\n"
