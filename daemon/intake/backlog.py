@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from daemon.config.settings import Limits
-from daemon.wire.messages import Answer, answer
+from daemon.records import TextRequest
+from daemon.wire.messages import Answer, Inspect, Message, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,24 +209,6 @@ class Peer:
     envelope: tuple[bytes, ...]
 
 
-class Sent(Protocol):
-    """The part of a message that its answer repeats."""
-
-    @property
-    def image_id(self) -> str | None: ...
-    @property
-    def source(self) -> str | None: ...
-
-
-class SentByKey(Protocol):
-    """A message that is to be accepted."""
-
-    @property
-    def image_id(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-
-
 class Accounts:
     """Counts unanswered messages and bytes in memory; `in_flight` is 0 when every message has its answer."""
 
@@ -289,18 +271,18 @@ class Accounts:
         room = self.limits.credit if source is None else self._backlog.room(source)
         return max(1, min(self.limits.credit, room))
 
-    def busy(self, message: Sent, reason: str, retry_after_ms: int) -> Answer:
+    def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
         """Return the answer that asks to send `message` again later."""
         credit = self.credit(message.source)
         return answer("busy", message.image_id, message.source, credit, retry_after_ms=retry_after_ms, reason=reason)
 
-    def over_credit(self, message: Sent) -> Answer:
+    def over_credit(self, message: Message) -> Answer:
         reason = f"{self.limits.credit} messages of this connection are unanswered: wait for their answers"
         return self.busy(message, reason, 20)
 
     # Room
 
-    def enter(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
+    def enter(self, peer: Peer, message: Inspect | TextRequest, size_bytes: int) -> Answer | None:
         """Count a message into memory and backlog and return None, or return its `busy`."""
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
@@ -316,13 +298,13 @@ class Accounts:
         self._backlog.add(*image)
         return None
 
-    def refuse_for_now(self, peer: Peer, message: SentByKey) -> Answer | None:
+    def refuse_for_now(self, peer: Peer, message: Inspect | TextRequest) -> Answer | None:
         """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
 
-    def enter_memory(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
+    def enter_memory(self, peer: Peer, message: Inspect | TextRequest, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
         full = self._memory.enter(message.source, size_bytes, peer.identity)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)
