@@ -29,7 +29,7 @@ _DATABASE = "sqlite:///inspection.db"
 _OWN_DEVICE = r"^(cpu|cuda:\d+)$"
 #: Name of a worker of the cluster, and address of the cluster's head.
 HOST_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-_HOST = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(/(cpu|cuda:\d+))?$"
+_HOST = HOST_NAME.removesuffix("$") + r"(/(cpu|cuda:\d+))?$"
 CLUSTER_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 DEVICE_NAME = r"^(cpu|cuda:\d+|[a-z][a-z0-9-]{0,62})$"
 #: A password in an address.

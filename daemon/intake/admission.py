@@ -194,7 +194,7 @@ class Admission(Accounts):
         self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None
     ) -> list[tuple[Peer, Answer]]:
         """Continue with an image whose payload another thread has scanned; `scan` is None if that failed."""
-        self.left_memory(message.source, len(payload))
+        self.memory.leave(message.source, len(payload))
         self.answered(peer)
         if scan is None:
             return [(peer, self._failed(message))]
@@ -248,7 +248,7 @@ class Admission(Accounts):
             self._log.error("reply_without_message", source=key.source, id=key.id)
             return []
         everyone = [(flight.peer, flight.content), *flight.repeated]
-        self.left_memory(key.source, flight.size_bytes)
+        self.memory.leave(key.source, flight.size_bytes)
         for peer, _ in everyone:
             self.answered(peer)
         credit = self.credit(key.source)
@@ -260,7 +260,7 @@ class Admission(Accounts):
             answers = [(flight.peer, answer("accepted", key.id, key.source, credit, **fields))]
             first, others = flight.content, flight.repeated
         else:
-            self.not_stored(key.source, flight.size_bytes)
+            self.backlog.leave(key.source, flight.size_bytes)
             if isinstance(result, WriteFailed):
                 reason = f"the {key.kind} could not be stored: {result.reason}"
                 again = answer("busy", key.id, key.source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)

@@ -217,12 +217,12 @@ class Accounts:
     ) -> None:
         """`room(bytes)` returns why the disk cannot take that much now; None reserves it."""
         self.limits = limits
-        self._backlog = backlog
+        self.backlog = backlog
         self._room = room
         # Of all images between their arrival and the disk one source may have half.
         half = _IMAGES_IN_MEMORY // 2, limits.in_memory // 2
         in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory, *half)
-        self._memory = Backlog(in_memory, waits_for="the disk")
+        self.memory = Backlog(in_memory, waits_for="the disk")
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}
         self._holding = threading.Lock()
@@ -235,7 +235,7 @@ class Accounts:
     @property
     def bytes_in_memory(self) -> int:
         """Return the bytes of payloads that wait for the disk or for a scan."""
-        return self._memory.bytes
+        return self.memory.bytes
 
     def hold(self, cause: str, reason: str) -> None:
         """Answer `busy` to new messages until `resume(cause)`; several causes may hold at once. Any thread."""
@@ -268,7 +268,7 @@ class Accounts:
 
     def credit(self, source: str | None) -> int:
         """Return how many unanswered messages a connection of this source may have from now on."""
-        room = self.limits.credit if source is None else self._backlog.room(source)
+        room = self.limits.credit if source is None else self.backlog.room(source)
         return max(1, min(self.limits.credit, room))
 
     def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
@@ -288,14 +288,14 @@ class Accounts:
         if busy is not None:
             return busy
         image = message.source, size_bytes, peer.identity
-        full = self._memory.full(*image) or self._backlog.full(*image)
+        full = self.memory.full(*image) or self.backlog.full(*image)
         if full is not None:
             return self.busy(message, full.reason, full.retry_after_ms)
         no_room = self._room(size_bytes)  # the last check, since a successful one reserves the room
         if no_room is not None:
             return self.busy(message, no_room, _HELD_RETRY_MS)
-        self._memory.add(*image)
-        self._backlog.add(*image)
+        self.memory.add(*image)
+        self.backlog.add(*image)
         return None
 
     def refuse_for_now(self, peer: Peer, message: Inspect | TextRequest) -> Answer | None:
@@ -306,12 +306,5 @@ class Accounts:
 
     def enter_memory(self, peer: Peer, message: Inspect | TextRequest, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
-        full = self._memory.enter(message.source, size_bytes, peer.identity)
+        full = self.memory.enter(message.source, size_bytes, peer.identity)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)
-
-    def left_memory(self, source: str, size_bytes: int) -> None:
-        self._memory.leave(source, size_bytes)
-
-    def not_stored(self, source: str, size_bytes: int) -> None:
-        """Remove an image that could not be made durable from the backlog."""
-        self._backlog.leave(source, size_bytes)

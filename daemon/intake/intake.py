@@ -105,7 +105,8 @@ class Intake:
         self._refused_at_s = time.monotonic()
         self._burst, self._burst_at_s = 0, 0.0  # messages that were read without a pause, and since when
         self._stop_by_s: float | None = None
-        self._dropped_answers = 0
+        #: Answers that could not be sent: the peer was gone, or had 10,000 unread.
+        self.dropped_answers = 0
         self._log = structlog.get_logger("intake")
         unfinished_bytes = max(4 * admission.limits.max_payload_bytes, _MIN_UNFINISHED_BYTES)
         limits = ConnectionLimits(max_connections, unfinished_bytes)
@@ -132,11 +133,6 @@ class Intake:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive
-
-    @property
-    def dropped_answers(self) -> int:
-        """Count of answers that could not be sent: the peer was gone, or had 10,000 unread."""
-        return self._dropped_answers
 
     def _configure(self, router: Socket) -> None:
         router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
@@ -270,7 +266,7 @@ class Intake:
         try:
             router.send_multipart([peer.identity, *peer.envelope, MAGIC, answer.header], zmq.NOBLOCK)
         except zmq.ZMQError:  # the peer is gone, or does not read: it will send again
-            self._dropped_answers += 1
+            self.dropped_answers += 1
 
     def _catch_up(self, router: Socket, peer: Peer, question: ResultsSince, fd: int) -> None:
         def is_reading() -> bool:
