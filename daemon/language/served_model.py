@@ -70,13 +70,16 @@ class ServedModel:
         self._engine = Engine(
             self._runtime,
             self._codec,
-            SloSlack(BatchLimits(model.rows, self._memory.tokens), self._costs, self._profiles),
+            self._scheduler(),
             self._memory,
             profiles=self._profiles,
             on_token=self._handle_token,
             waited_s=lambda: self._runtime.cache.metrics.counts.wait_s,
             clock=clock,
         )
+
+    def _scheduler(self) -> SloSlack:
+        return SloSlack(BatchLimits(self._settings.rows, self._memory.tokens), self._costs, self._profiles)
 
     @property
     def is_idle(self) -> bool:
