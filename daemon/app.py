@@ -84,7 +84,7 @@ PAGES = "dashboard"
 #: Longest pause before a restart: a page that kills the process must not silence `/metrics` and `/healthz` for long.
 _PAGES_BACK_OFF_S = 2.0
 _BAD_IMAGES_S = 1.0
-#: Interval at which a stop checks whether the backlog is finished, and the least time for the last batches.
+#: Interval at which a stop checks whether the backlog is finished, and the time for the last batches after it.
 _DRAIN_POLL_S = 0.05
 _LAST_BATCHES_S = 2.0
 
@@ -188,8 +188,9 @@ class App:
         self._metrics.registry.register(Gauges(self.operations.facts))
 
     def _open_storage(self, config: Config, served: Served | None, tell: Callable[[str], None]) -> None:
-        self._disk_space = DiskSpace(places(config), config.retention.reserve, self._claims)
-        self._journal = Journal(config.journal, segment_bytes(config.journal, config.retention.segment))
+        self._disk_space = DiskSpace(places(config), self._claims)
+        file_bytes = segment_bytes(config.journal, config.limits.backlog_bytes)
+        self._journal = Journal(config.journal, file_bytes)
         self._database_files = DatabaseFiles(sqlite_path(config.database))
         self._database_files.put_foreign_log_aside()
         self._store = Store(
@@ -204,7 +205,7 @@ class App:
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
         self._serving = Serving(self._edition_in_force(config, served))
-        self._quarantine = Quarantine(config.quarantine, config.retention.quarantine)
+        self._quarantine = Quarantine(config.quarantine, file_bytes)
         # Copies accepted images that could not be decoded out of the journal, on a thread of its own.
         self._bad_images: Worker[tuple[Accepted, str]] = Worker(
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
@@ -439,19 +440,19 @@ class App:
     ) -> None:
         """Stop in this order, since each step feeds the next.
 
-        0. with `stop.drain: backlog` intake answers busy until every image has its verdict, `stop.within` has passed,
-        or `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
+        0. with `stop.backlog_for` intake answers busy until every image has its verdict, this time has passed, or
+        `goes_on`, asked about once a second with the number of images left, says no: then only the last batches run;
         1. intake takes nothing more, and answers what the writer still has of it;
         2. running batches and steps finish, waiting images stay in the journal, bad ones are copied out of it;
         3. the writer stores their verdicts; a database that lost its name is copied, and `tell` gets the progress;
         4. the stream publishes these; 5. child processes end, which may read all of them by then, and before the
         database is closed; 6. control answers to the last.
         """
-        left_s = self._config.stop.within
-        if self._config.stop.drain == "backlog":
+        left_s = self._config.stop.longest_s
+        if self._config.stop.backlog_for is not None:
             self._finish_backlog(left_s, goes_on)
-            left_s = 0.0  # what runs now is what hangs, or what the end of the time cuts short
-        self._close(max(_LAST_BATCHES_S, left_s), tell)
+            left_s = _LAST_BATCHES_S  # what runs now is what hangs, or what the end of the time cuts short
+        self._close(left_s, tell)
         self._log.info("stopped", backlog=self._backlog.images)
 
     def _finish_backlog(self, within_s: float, goes_on: Callable[[int], bool]) -> None:

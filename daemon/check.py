@@ -133,7 +133,7 @@ def _require_servable(model: Model) -> None:
 
     folder = model.checkpoint
     network, arch, checkpoint = read_model(folder)
-    mode = open_mode(model.mode, folder, model.mode_options)
+    mode = open_mode(model.mode, folder, model.options)
     mode.require_budget(model.memory, arch, folder)
     try:
         # Only the general minimum: a mode that cannot shrink so far keeps its memory while serving.

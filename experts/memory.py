@@ -7,7 +7,6 @@ past the processor's caches, and lets other threads run meanwhile.
 
 import mmap
 import sys
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -15,30 +14,14 @@ import numpy as np
 import torch
 
 
-class PinnedBudget:
-    """Bytes of host memory that a process may pin: at most `limit_bytes`, None for no limit. Thread-safe."""
-
-    def __init__(self, limit_bytes: int | None = None) -> None:
-        self.limit_bytes, self.used_bytes = limit_bytes, 0
-        self._lock = threading.Lock()
-
-    def take(self, size_bytes: int) -> bool:
-        """Add to `used_bytes` if the limit allows it; a negative size gives bytes back."""
-        with self._lock:
-            if size_bytes > 0 and self.limit_bytes is not None and self.used_bytes + size_bytes > self.limit_bytes:
-                return False
-            self.used_bytes += size_bytes
-            return True
-
-
 class HostMemory:
     """`size_bytes` of memory at one address for good; `vacate` gives its pages back, `occupy` takes new ones.
 
-    While occupied it is pinned and mapped for GPUs if `pin` has as many bytes left. `pin_error` is CUDA's error number
-    if it refused to pin, else 0.
+    With `pin` it is pinned and mapped for GPUs while occupied. `pin_error` is CUDA's error number if it refused to pin,
+    else 0.
     """
 
-    def __init__(self, size_bytes: int, *, pin: PinnedBudget | None = None) -> None:
+    def __init__(self, size_bytes: int, *, pin: bool = False) -> None:
         self._mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without huge pages
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -52,13 +35,12 @@ class HostMemory:
 
     def occupy(self) -> None:
         """Take pages: at the first write to each, or now if they are to be pinned."""
-        if self._pin is not None and not self.pinned and self._pin.take(self.array.nbytes):
+        if self._pin and not self.pinned:
             # Not torch's pinned memory: that rounds up to a power of two, which wastes a third of a machine's memory.
             flags = 1 | 2  # for every context (cudaHostRegisterPortable), mapped (cudaHostRegisterMapped)
             self.pin_error = int(_cuda().cudaHostRegister(self.array.ctypes.data, self.array.nbytes, flags))
             self.pinned = self.pin_error == 0
             if self.pin_error:
-                self._pin.take(-self.array.nbytes)
                 _take_back_error()
 
     def vacate(self) -> None:
@@ -73,10 +55,9 @@ class HostMemory:
             self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def _unpin(self) -> None:
-        if self.pinned and self._pin is not None:
+        if self.pinned:
             _cuda().cudaHostUnregister(self.array.ctypes.data)
             self.pinned = False
-            self._pin.take(-self.array.nbytes)
 
     def __del__(self) -> None:
         if getattr(self, "pinned", False) and not sys.is_finalizing():

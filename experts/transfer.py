@@ -22,7 +22,7 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
-from experts.memory import HostMemory, PinnedBudget
+from experts.memory import HostMemory
 from experts.reading import Read
 from experts.stored import StoredForm
 from experts.weights import PAGE_BYTES
@@ -64,7 +64,7 @@ class HostTransfer:
     Makes and fills the slots of one device, and orders computing after the copies. Thread-safe.
     """
 
-    def __init__(self, *, pin: PinnedBudget | None = None) -> None:
+    def __init__(self, *, pin: bool = False) -> None:
         self.device = torch.device("cpu")
         self._pin = pin
         self._warned = False
@@ -128,7 +128,7 @@ class StagedTransfer:
     Each loader thread copies on a lane of its own, made by `lane(device, pages)`.
     """
 
-    def __init__(self, device: str, lane: "Callable[[torch.device, int], CudaLane]", pin: PinnedBudget | None) -> None:
+    def __init__(self, device: str, lane: "Callable[[torch.device, int], CudaLane]", *, pin: bool = False) -> None:
         self.device = torch.device(device)
         self._lane = lane
         self._pin = pin
@@ -180,8 +180,8 @@ class StagedTransfer:
 class CudaTransfer(StagedTransfer):
     """Slots on a GPU: each loader thread copies, and each executor thread computes, on its own stream."""
 
-    def __init__(self, device: str, pin: PinnedBudget) -> None:
-        super().__init__(device, CudaLane, pin)
+    def __init__(self, device: str) -> None:
+        super().__init__(device, CudaLane, pin=True)
 
     def computing(self) -> AbstractContextManager[Any]:
         if not hasattr(self._own, "stream"):
@@ -196,10 +196,9 @@ class MappedTransfer(HostTransfer):
     """Slots in memory that host and GPU share: host writes end before `fill` returns, so later kernels see them."""
 
     def __init__(self, device: str) -> None:
-        pin = PinnedBudget()
-        super().__init__(pin=pin)
+        super().__init__(pin=True)
         self.device = torch.device(device)
-        self._gpu = CudaTransfer(device, pin)
+        self._gpu = CudaTransfer(device)
 
     def allocate(self, size_bytes: int) -> SlotMemory:
         with torch.cuda.device(self.device):  # CUDA notes for which device memory was registered
@@ -309,18 +308,17 @@ class Staging:
 DeviceTransfer = HostTransfer | StagedTransfer
 
 
-def transfer_for(device: str, pin: PinnedBudget | None = None, *, shared: bool = False) -> DeviceTransfer:
+def transfer_for(device: str, *, shared: bool = False) -> DeviceTransfer:
     """Return the transfer of "cpu", "ram" (host memory that nothing computes from) or "cuda:N".
 
-    `pin` limits the host memory that is pinned for GPUs. `shared`: the GPU's memory is the host's.
+    `shared`: the GPU's memory is the host's.
     """
-    pin = pin or PinnedBudget()
     if device == "cpu":
         return HostTransfer()
     if device == "ram":
-        return HostTransfer(pin=pin if torch.cuda.is_available() else None)
+        return HostTransfer(pin=torch.cuda.is_available())
     if device.startswith("cuda"):
-        return MappedTransfer(device) if shared else CudaTransfer(device, pin)
+        return MappedTransfer(device) if shared else CudaTransfer(device)
     raise ValueError(f"unknown device {device!r}; expected cpu, ram or cuda:N")
 
 

@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -44,8 +45,13 @@ def validate(model: type[Model], document: Document) -> tuple[Model | None, list
     return (None if problems else sound), problems
 
 
-def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[Problem], list[KeyPath]]:
-    """Return the sound part of the document, its mistakes, and the paths of the parts taken out."""
+def salvage(
+    model: type[Model], document: Document, gone: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Model | None, list[Problem], list[KeyPath]]:
+    """Return the sound part of the document, its mistakes, and the paths of the parts taken out.
+
+    `gone` says of a key that an earlier version had (`section.key`) what to write instead.
+    """
     problems = list(document.problems)
     if document.data is None and problems:
         return None, problems, []
@@ -58,12 +64,12 @@ def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[
         except ValidationError as error:
             errors = error.errors(include_url=False)
             if first:
-                problems += _problems(model, document, errors)
+                problems += _problems(model, document, errors, gone)
             first = False
-            gone = [path for detail in errors if _remove(data, path := _to_remove(detail, data))]
-            if not gone:
+            taken = [path for detail in errors if _remove(data, path := _to_remove(detail, data))]
+            if not taken:
                 return None, sorted(problems), removed
-            removed += gone
+            removed += taken
         else:
             return sound, sorted(problems), removed
 
@@ -113,7 +119,9 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
     return tuple(path)
 
 
-def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDetails]) -> list[Problem]:
+def _problems(
+    model: type[BaseModel], document: Document, errors: list[ErrorDetails], gone: Mapping[str, str]
+) -> list[Problem]:
     """Return one problem per place: members of a union that all refuse a value become one sentence."""
     data: Any = {} if document.data is None else document.data
     unknown = _unknown_keys(model, errors, data)
@@ -123,7 +131,9 @@ def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDeta
         path = _path(detail, data)
         kind = detail["type"]
         if kind == "extra_forbidden":
-            messages[path, True] = [f"unknown key `{path[-1]}`" + meant(str(path[-1]), unknown[path])]
+            successor = gone.get(f"{path[0]}.{path[-1]}")
+            hint = f": {successor}" if successor else meant(str(path[-1]), unknown[path])
+            messages[path, True] = [f"unknown key `{path[-1]}`{hint}"]
             continue
         if kind == "missing":
             if path in misspelt:

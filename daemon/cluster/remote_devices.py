@@ -66,8 +66,8 @@ class RemoteDevice:
     def about(self) -> dict[str, Any]:
         names = ("executors", "threads", "activation_memory")
         settings = {name: getattr(self._settings, name) for name in names} | {"expert_memory": 1}
-        facts = {"device": self._settings.device, "settings": settings, "max_pixels": self._max_pixels}
-        return facts | {"host": self._settings.host, "pools": self.pools, "executors": self.executors}
+        facts = {"device": self._settings.processor, "settings": settings, "max_pixels": self._max_pixels}
+        return facts | {"host": self._settings.worker, "pools": self.pools, "executors": self.executors}
 
     def call(self, life: str | None, on_answer: OnAnswer, head: dict[str, Any], *body: bytes) -> None:
         """Send an order; `on_answer` gets None if the device is lost, now or since `life`."""
@@ -125,7 +125,7 @@ class RemoteDevice:
         self.tell({"do": "resize", "pool": pool, "bytes": budget_bytes})
 
     def error(self) -> DeviceLostError:
-        host = self._settings.host
+        host = self._settings.worker
         return DeviceLostError(f"{self.name} on {host}: {self.problem or 'its worker was lost and has started again'}")
 
 

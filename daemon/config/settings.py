@@ -29,6 +29,7 @@ _DATABASE = "sqlite:///inspection.db"
 _OWN_DEVICE = r"^(cpu|cuda:\d+)$"
 #: Name of a worker of the cluster, and address of the cluster's head.
 HOST_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_HOST = HOST_NAME.removesuffix("$") + r"(/(cpu|cuda:\d+))?$"
 CLUSTER_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 DEVICE_NAME = r"^(cpu|cuda:\d+|[a-z][a-z0-9-]{0,62})$"
 #: A password in an address.
@@ -51,8 +52,8 @@ class Endpoints(_ConfigSection):
 class Device(_ConfigSection):
     """One processor. Omitted keys come from `profile`, else these defaults; `expert_memory` has no default.
 
-    A GPU with `memory: shared` computes in host memory: its `expert_memory` is part of the CPU's. With a `host` it is
-    the `device` of that worker of the cluster.
+    A GPU with `memory: shared` computes in host memory: its `expert_memory` is part of the CPU's. `host` is a worker of
+    the cluster, with its processor: `pc2/cuda:0`.
     """
 
     expert_memory: Bytes = 0
@@ -61,11 +62,19 @@ class Device(_ConfigSection):
     max_batch: Count = 8
     activation_memory: Bytes | None = None
     host_cache: Bytes | None = None
-    pinned_memory: Bytes | None = None
     memory: Literal["own", "shared"] = "own"
     profile: Path | None = None
-    host: Annotated[str, Field(pattern=HOST_NAME)] | None = None
-    device: Annotated[str, Field(pattern=_OWN_DEVICE)] = "cuda:0"
+    host: Annotated[str, Field(pattern=_HOST)] | None = None
+
+    @property
+    def worker(self) -> str:
+        """The cluster's worker that has this device; "" for a device of this PC."""
+        return (self.host or "").partition("/")[0]
+
+    @property
+    def processor(self) -> str:
+        """The processor of another PC's device."""
+        return (self.host or "").partition("/")[2] or "cuda:0"
 
 
 if TYPE_CHECKING:
@@ -88,10 +97,7 @@ class Model(_ConfigSection):
     rows: Count = 8
     max_new_tokens: Count = 256
     tasks: list[str] = []
-    schedule: Literal["slo", "fcfs"] = "slo"
     slo: Seconds | None = None
-    ttft_slo: Seconds | None = None
-    tpot_slo: Seconds | None = None
 
     @property
     def least_bytes(self) -> int:
@@ -101,19 +107,13 @@ class Model(_ConfigSection):
     def text_bytes(self) -> int:
         return self.memory // 4 if self.text_memory is None else self.text_memory
 
-    @property
-    def mode_options(self) -> dict[str, Any]:
-        slos_s = {"ttft_slo_ms": self.ttft_slo, "tpot_slo_ms": self.tpot_slo}
-        return self.options | {name: slo_s * 1000 for name, slo_s in slos_s.items() if slo_s is not None}
-
 
 class Limits(_ConfigSection):
-    """Back-pressure in counts and bytes, per source and in total; a source beyond its share gets `busy`."""
+    """Back-pressure in counts and bytes; a source that has more than its share of the backlog gets `busy`."""
 
     backlog_images: Count = 20_000
     backlog_bytes: Bytes = 8 * 2**30
-    source_images: Count = 10_000
-    source_bytes: Bytes = 4 * 2**30
+    source_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     credit: Count = 256
     max_payload_bytes: Bytes = 64 * 2**20
     max_pixels: Count = 64_000_000
@@ -132,9 +132,6 @@ class Retention(_ConfigSection):
     images_bytes: Bytes | None = None
     free: Bytes | None = None
     results_for: Seconds | None = None
-    reserve: Bytes = 64 * 2**20
-    segment: Bytes = 256 * 2**20
-    quarantine: Bytes = 256 * 2**20
 
 
 class PlantClock(_ConfigSection):
@@ -163,10 +160,13 @@ class ClusterSettings(_ConfigSection):
 
 
 class StopSettings(_ConfigSection):
-    """Work before a stop: the `running` batches, or the whole `backlog`, `within` that time."""
+    """Work before a stop: the running batches, or for `backlog_for` the whole backlog."""
 
-    drain: Literal["running", "backlog"] = "running"
-    within: Annotated[Seconds, between(0.0, 3600.0, "of 1h at most")] = 12.0
+    backlog_for: Annotated[Seconds, between(0.0, 3600.0, "of 1h at most")] | None = None
+
+    @property
+    def longest_s(self) -> float:
+        return 12.0 if self.backlog_for is None else self.backlog_for
 
 
 class Security(_ConfigSection):
@@ -178,6 +178,24 @@ class Security(_ConfigSection):
     weights: list[Path] = []
 
 
+#: Keys of earlier versions, with what each became.
+GONE = {
+    "consumers.keepalive": "a broker that is silent for 30s is tested: remove it",
+    "consumers.line": "a hub knows the line by its own name, the key `line` at the top: remove it here",
+    "consumers.port": "write it after the host: `host: broker.plant.lan:8883`",
+    "devices.device": "write it after the host: `host: pc2/cuda:0`",
+    "devices.pinned_memory": "as much is pinned as CUDA allows: remove it",
+    "limits.source_bytes": "`source_share` is a source's part of `backlog_images` and `backlog_bytes`",
+    "limits.source_images": "`source_share` is a source's part of `backlog_images` and `backlog_bytes`",
+    "models.schedule": "requests are always scheduled by least slack: remove it",
+    "models.tpot_slo": "with mode brownout write `options: {ttft_slo_ms: 200, tpot_slo_ms: 50}`",
+    "models.ttft_slo": "with mode brownout write `options: {ttft_slo_ms: 200, tpot_slo_ms: 50}`",
+    "retention.quarantine": "quarantine is as large as a journal file, 1/32 of `limits.backlog_bytes`: remove it",
+    "retention.reserve": "64 MiB are always reserved; `free` keeps more of the images' disk free",
+    "retention.segment": "a journal file has 1/32 of `limits.backlog_bytes`: remove it",
+    "stop.drain": "write `backlog_for: 1h` to finish the backlog; running batches are finished in any case",
+    "stop.within": "write `backlog_for: 1h` to finish the backlog; running batches are finished in any case",
+}
 _ABSENT = object()
 #: Sections whose entries have names of their own, with the keys of an entry.
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
@@ -240,7 +258,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
     """Return the sound part of `path`, every mistake with its line, and the sections that lost a part."""
     document, problems = read_settings(path, environ)
-    config, mistakes, removed = salvage(Config, document)
+    config, mistakes, removed = salvage(Config, document, GONE)
     problems += mistakes
     if config is None:
         return None, problems, set()
@@ -320,16 +338,17 @@ def _contradictions(config: Config, devices_written: Sequence[str]) -> Iterator[
     for name, device in config.devices.items():
         for keys, message in _device_mistakes(name, device):
             yield ("devices", name, *keys), message
-        if device.host is not None and (first := remote.setdefault((device.host, device.device), name)) != name:
-            message = f"{device.device} of {device.host} is already {first}: name another `device`, or remove this one"
-            yield ("devices", name), message
+        at = device.worker, device.processor
+        if device.host is not None and (first := remote.setdefault(at, name)) != name:
+            message = f"{device.processor} of {device.worker} is already {first}: name another, or remove this one"
+            yield ("devices", name, "host"), message
         for keys, message in _host_mistakes(name, device, config.cluster.address):
             yield ("devices", name, *keys), message
     for name, model in config.models.items():
         if model.device in config.devices or model.device not in devices_written:
             for key, message in _model_mistakes(model, config.devices):
                 yield ("models", name, key), message
-    for path, message in consumer_mistakes(config.consumers):
+    for path, message in consumer_mistakes(config.line, config.consumers):
         yield ("consumers", *path), message
     yield from _shift_mistakes(config.plant)
     if (config.security.server_key is None) != (config.security.allowed_clients is None):
@@ -343,9 +362,6 @@ def _device_mistakes(name: str, device: Device) -> Iterator[tuple[KeyPath, str]]
     if device.host_cache is not None and (name == "cpu" or device.memory == "shared"):
         message = f"the experts of {name} are in RAM already: remove host_cache, or raise expert_memory"
         yield ("host_cache",), message
-    if device.pinned_memory is not None and (name == "cpu" or device.memory == "shared"):
-        message = f"only a GPU with memory of its own is filled from pinned memory, and {name} is not one: remove it"
-        yield ("pinned_memory",), message
     if device.memory == "shared" and name == "cpu":
         yield ("memory",), "only a GPU can have `memory: shared`, which is a part of the CPU's: remove it here"
     elif device.memory == "shared" and not device.expert_memory and device.profile is not None:
@@ -354,20 +370,18 @@ def _device_mistakes(name: str, device: Device) -> Iterator[tuple[KeyPath, str]]
 
 
 def _host_mistakes(name: str, device: Device, address: str | None) -> Iterator[tuple[KeyPath, str]]:
-    is_own_name, other = re.fullmatch(_OWN_DEVICE, name) is not None, f"{device.host}-gpu"
-    if device.host is None and not is_own_name:
-        yield (), f"{name} is not a device of this PC: expected cpu or cuda:0, or the `host` that it is on"
-    elif device.host is None:
-        if "device" in device.model_fields_set:
-            yield ("device",), "is for devices of other PCs: remove it, or say which `host` this one is on"
+    is_own_name, other = re.fullmatch(_OWN_DEVICE, name) is not None, f"{device.worker}-gpu"
+    if device.host is None:
+        if not is_own_name:
+            yield (), f"{name} is not a device of this PC: expected cpu or cuda:0, or the `host` that it is on"
         return
-    elif is_own_name:
+    if is_own_name:
         yield ("host",), f"{name} is a device of this PC: give one of another PC a name of its own, such as {other}"
     elif name == "ram":
         yield ("host",), f"{name} is the memory of this PC: give the device another name, such as {other}"
     elif address is None:
         yield ("host",), "a device of another PC needs `cluster.address`, that of its head"
-    for key in ("host_cache", "memory", "pinned_memory"):
+    for key in ("host_cache", "memory"):
         if key in device.model_fields_set:
             yield (key,), "is for GPUs of this PC: remove it"
 
@@ -389,10 +403,6 @@ def _model_mistakes(model: Model, devices: Mapping[str, Device]) -> Iterator[tup
         return
     if model.least_memory is not None and model.least_memory > model.memory:
         yield "least_memory", f"{size_text(model.least_memory)} are more than `memory`, {size_text(model.memory)}"
-    if (model.ttft_slo or model.tpot_slo) and not MODES[model.mode].keeps_slo:
-        key = "ttft_slo" if model.ttft_slo else "tpot_slo"
-        keepers = ", ".join(name for name, mode in MODES.items() if mode.keeps_slo)
-        yield key, f"is kept by mode {keepers} only, and the mode is {model.mode}: leave it out"
 
 
 class StartSettings:
@@ -442,6 +452,8 @@ def override(document: Document, environ: Mapping[str, str], settings: type[Base
         if path is None:
             close = nearest(name, [_PREFIX + key.upper() for key in settings.model_fields])
             hint = f"; did you mean {close}?" if close else ""
+            gone = name.removeprefix(_PREFIX).replace("__", "_").lower().replace("_", ".", 1)
+            hint = f": {GONE[gone]}" if gone in GONE else hint
             problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
             continue
         try:

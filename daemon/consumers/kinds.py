@@ -31,12 +31,12 @@ def make_consumer(name: str, settings: ConsumerSettings, journal: Path, line: Li
         raise MissingExtraError(missing.name, "this consumer", settings.extra[0]) from None
 
 
-def consumer_mistakes(consumers: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+def consumer_mistakes(line: str, consumers: Mapping[str, ConsumerSettings]) -> KeyedTexts:
     names = list(consumers)
     return [
         ((name, *key), text)
         for index, name in enumerate(names)
-        for key, text in consumers[name].mistakes({above: consumers[above] for above in names[:index]})
+        for key, text in consumers[name].mistakes(line, {above: consumers[above] for above in names[:index]})
     ]
 
 

@@ -52,6 +52,8 @@ class LineAccess(Protocol):
     """Questions to the line, which may block: call them in a thread. The file `alarms` may not exist."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def alarms(self) -> Path: ...
 
     def end(self) -> tuple[int, str | None]:
@@ -121,9 +123,9 @@ class ConsumerSettings(BaseModel):
     def servers(self) -> list[tuple[str, int]]:
         return []
 
-    def mistakes(self, others: Mapping[str, "ConsumerSettings"]) -> KeyedTexts:
-        """Return contradictions within these settings, or with `others`, the consumers above it."""
-        del others
+    def mistakes(self, line: str, others: Mapping[str, "ConsumerSettings"]) -> KeyedTexts:
+        """Return contradictions within these settings, with the line's name, or with `others`, the consumers above."""
+        del line, others
         return []
 
     def file_problems(self) -> KeyedTexts:

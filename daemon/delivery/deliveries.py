@@ -69,7 +69,7 @@ class StoredLine:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.alarms = config.alarms
+        self.name, self.alarms = config.line, config.alarms
 
     @cached_property
     def _reader(self) -> ResultsReader:

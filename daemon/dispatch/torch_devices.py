@@ -7,7 +7,6 @@ import torch
 from daemon.config.settings import Device
 from daemon.dispatch.pool import DevicePool, Mark, Read, device_pools
 from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId, device_of
-from experts.memory import PinnedBudget
 from experts.transfer import transfer_for
 from experts.vision.graphs import Recorders
 from experts.vision.infer import infer_each
@@ -41,9 +40,6 @@ class TorchDevices:
 
 def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
     """Return what pools share. Recordings get half of the activation memory: other batches need the rest."""
-    pinned = [device.pinned_memory for name, device in devices.items() if name != "cpu" and device.memory == "own"]
-    limits = [limit for limit in pinned if limit is not None]
-    pin = PinnedBudget(sum(limits) if len(limits) == len(pinned) else None)
     recorded = {
         torch.device(name): device.activation_memory // (2 * device.executors)
         for name, device in devices.items()
@@ -52,7 +48,7 @@ def shelf_of(devices: Mapping[str, Device]) -> LayoutShelf:
     shared = {name for name, device in devices.items() if device.memory == "shared"}
     return LayoutShelf(
         recorders=Recorders(limits=recorded),
-        transfers=lambda name: transfer_for(name, pin, shared=name in shared),
+        transfers=lambda name: transfer_for(name, shared=name in shared),
         packs=[*devices] == ["cpu"],
     )
 

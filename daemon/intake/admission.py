@@ -104,14 +104,6 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The writer's reply to one image or request for text."""
-
-    key: Key
-    result: Stored | TextStored
-
-
-@dataclass(frozen=True, slots=True)
 class PayloadScan:
     """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
 
@@ -129,20 +121,6 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
     return PayloadScan(hashlib.sha256(payload).hexdigest(), flaw)
 
 
-#: Scans a large payload, elsewhere: hashing 64 MB takes some 50 ms, and no other publisher should wait.
-ScanRequest = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """The scan of a payload in the scanner's thread; None if the scan failed."""
-
-    peer: Peer
-    message: Inspect
-    payload: bytes
-    scan: PayloadScan | None
-
-
 @dataclass(slots=True)
 class _InFlight:
     """A message at the writer, and its repetitions: with the `content` of each, as `Duplicate` has it."""
@@ -154,12 +132,17 @@ class _InFlight:
     repeated: list[tuple[Peer, object]] = field(default_factory=list)
 
 
-#: A reply of another thread, for `settle` or `scanned`.
-Posted = Settled | Scanned
+#: Answers that a reply of another thread makes possible, worked out in the intake thread.
+Reply = Callable[[], list[tuple[Peer, Answer]]]
 
 
 class Admission(Accounts):
     """Checks messages and answers them; `Accounts` counts what they cost."""
+
+    #: Set by the intake: calls a reply in its thread.
+    post: Callable[[Reply], None]
+    #: Set by the intake: scans a large payload elsewhere, for hashing 64 MB takes some 50 ms, and nobody should wait.
+    scan_elsewhere: Callable[[Callable[[], None]], None]
 
     def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here
         self,
@@ -200,20 +183,20 @@ class Admission(Accounts):
             return self._rejected(error)
         return message, payload or b""
 
-    def take(
-        self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes, post: Callable[[Posted], None]
-    ) -> Answer | ScanRequest | None:
-        """Return the answer, None if `settle` gives it after `post`, or a ScanRequest for the caller to carry out."""
-        return self._answer(message, lambda: self._handle(peer, message, payload, post))
+    def take(self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> Answer | None:
+        """Return the answer; None if a reply of another thread will give it."""
+        return self._answer(message, lambda: self._handle(peer, message, payload))
 
-    def scanned(self, scanned: Scanned, post: Callable[[Posted], None]) -> Answer | None:
-        """Continue, as `take`, with an image whose payload another thread has scanned."""
-        peer, message, payload, scan = scanned.peer, scanned.message, scanned.payload, scanned.scan
-        self.left_memory(message.source, len(payload))
+    def _scanned(
+        self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None
+    ) -> list[tuple[Peer, Answer]]:
+        """Continue with an image whose payload another thread has scanned; `scan` is None if that failed."""
+        self.memory.leave(message.source, len(payload))
         self.answered(peer)
         if scan is None:
-            return self._failed(message)
-        return self._answer(message, lambda: self._inspect(peer, message, payload, scan, post))
+            return [(peer, self._failed(message))]
+        given = self._answer(message, lambda: self._inspect(peer, message, payload, scan))
+        return [] if given is None else [(peer, given)]
 
     def _answer(self, message: Message, decide: Callable[[], T]) -> T | Answer:
         try:
@@ -242,30 +225,27 @@ class Admission(Accounts):
         self._is_unread = reason is not None
         return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
 
-    def _handle(
-        self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes, post: Callable[[Posted], None]
-    ) -> Answer | ScanRequest | None:
+    def _handle(self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> Answer | None:
         match message:
             case Inspect():
                 if _LARGE_BYTES < len(payload) <= self.limits.max_payload_bytes:
-                    return self._scan_elsewhere(peer, message, payload, post)
+                    return self._scan_elsewhere(peer, message, payload)
                 try:
-                    return self._inspect(peer, message, payload, None, post)
+                    return self._inspect(peer, message, payload, None)
                 except LongWalkError:
-                    return self._scan_elsewhere(peer, message, payload, post)
+                    return self._scan_elsewhere(peer, message, payload)
             case Generation():
-                return self._generate(peer, message, post)
+                return self._generate(peer, message)
             case Hello():
                 return self._welcome(message)
 
-    def settle(self, settled: Settled) -> list[tuple[Peer, Answer]]:
-        key, result = settled.key, settled.result
+    def _settle(self, key: Key, result: Stored | TextStored) -> list[tuple[Peer, Answer]]:
         flight = self._in_flight.pop(key, None)
         if flight is None:
             self._log.error("reply_without_message", source=key.source, id=key.id)
             return []
         everyone = [(flight.peer, flight.content), *flight.repeated]
-        self.left_memory(key.source, flight.size_bytes)
+        self.memory.leave(key.source, flight.size_bytes)
         for peer, _ in everyone:
             self.answered(peer)
         credit = self.credit(key.source)
@@ -277,7 +257,7 @@ class Admission(Accounts):
             answers = [(flight.peer, answer("accepted", key.id, key.source, credit, **fields))]
             first, others = flight.content, flight.repeated
         else:
-            self.not_stored(key.source, flight.size_bytes)
+            self.backlog.leave(key.source, flight.size_bytes)
             if isinstance(result, WriteFailed):
                 reason = f"the {key.kind} could not be stored: {result.reason}"
                 again = answer("busy", key.id, key.source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
@@ -310,9 +290,7 @@ class Admission(Accounts):
             **self._identity,
         )
 
-    def _scan_elsewhere(
-        self, peer: Peer, message: Inspect, payload: bytes, post: Callable[[Posted], None]
-    ) -> Answer | ScanRequest:
+    def _scan_elsewhere(self, peer: Peer, message: Inspect, payload: bytes) -> Answer | None:
         """Check all but the payload, then ask for its scan; the payload waits in memory, as other images do."""
         key = Key("image", message.source, message.image_id)
         if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
@@ -331,13 +309,12 @@ class Admission(Accounts):
                 result = scan_payload(payload, message.pixels, self.limits.max_pixels)
             except Exception:  # noqa: BLE001 - one image must not stop the line
                 self._log.exception("payload_scan_failed", source=message.source)
-            post(Scanned(peer, message, payload, result))
+            self.post(lambda: self._scanned(peer, message, payload, result))
 
-        return scan
+        self.scan_elsewhere(scan)
+        return None
 
-    def _inspect(
-        self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None, post: Callable[[Posted], None]
-    ) -> Answer | None:
+    def _inspect(self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None) -> Answer | None:
         """Accept an image; `scan` is its payload's, if there is one. LongWalkError if a scan takes too long here."""
         key = Key("image", message.source, message.image_id)
         flight = self._in_flight.get(key)
@@ -352,9 +329,9 @@ class Admission(Accounts):
         sent = {name: getattr(message, name) for name in _SENT}
         arrival = Arrival(**sent, payload=payload, payload_sha256=sha256, connection=peer.identity)
         flight = _InFlight(peer, arrival.payload_sha256, len(payload))
-        return self._store(message, key, flight, partial(self._writer.write, arrival), post)
+        return self._store(message, key, flight, partial(self._writer.write, arrival))
 
-    def _generate(self, peer: Peer, request: Generation, post: Callable[[Posted], None]) -> Answer | None:
+    def _generate(self, peer: Peer, request: Generation) -> Answer | None:
         texts = self._texts
         if texts is None:
             raise refusal(request, "unknown_model", "the configuration names no model")
@@ -365,7 +342,7 @@ class Admission(Accounts):
             return self._duplicate(request, differs=known.content != request.content)
         texts.check(request, self._serving.current.routes)
         flight = _InFlight(peer, request.content, request.size_bytes)
-        return self._store(request, key, flight, partial(texts.writer.store_generation, request), post)
+        return self._store(request, key, flight, partial(texts.writer.store_generation, request))
 
     def _store(
         self,
@@ -373,7 +350,6 @@ class Admission(Accounts):
         key: Key,
         flight: _InFlight,
         write: Callable[[Callable[[Stored | TextStored], None]], None],
-        post: Callable[[Posted], None],
     ) -> Answer | None:
         busy = self.enter(flight.peer, message, flight.size_bytes)
         if busy is not None:
@@ -381,10 +357,10 @@ class Admission(Accounts):
         self._in_flight[key] = flight
         self.count_unanswered(flight.peer)
         try:
-            write(lambda result: post(Settled(key, result)))
+            write(lambda result: self.post(lambda: self._settle(key, result)))
         except Exception as error:  # noqa: BLE001 - this message is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
-            return self.settle(Settled(key, WriteFailed(str(error))))[0][1]
+            return self._settle(key, WriteFailed(str(error)))[0][1]
         return None
 
     def _duplicate(self, message: Inspect | Generation, *, differs: bool) -> Answer:

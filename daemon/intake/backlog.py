@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from daemon.config.settings import Limits
-from daemon.wire.messages import Answer, answer
+from daemon.records import Generation
+from daemon.wire.messages import Answer, Inspect, Message, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,8 @@ _IMAGES_IN_MEMORY = 8192
 
 def backlog_limits(limits: Limits) -> BacklogLimits:
     """Return the limits of the backlog that `limits` of coserve.yaml sets."""
-    return BacklogLimits(limits.backlog_images, limits.backlog_bytes, limits.source_images, limits.source_bytes)
+    images, size_bytes = limits.backlog_images, limits.backlog_bytes
+    return BacklogLimits(images, size_bytes, *(max(1, int(n * limits.source_share)) for n in (images, size_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,24 +209,6 @@ class Peer:
     envelope: tuple[bytes, ...]
 
 
-class Sent(Protocol):
-    """The part of a message that its answer repeats."""
-
-    @property
-    def image_id(self) -> str | None: ...
-    @property
-    def source(self) -> str | None: ...
-
-
-class SentByKey(Protocol):
-    """A message that is to be accepted."""
-
-    @property
-    def image_id(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-
-
 class Accounts:
     """Counts unanswered messages and bytes in memory; `in_flight` is 0 when every message has its answer."""
 
@@ -234,12 +217,12 @@ class Accounts:
     ) -> None:
         """`room(bytes)` returns why the disk cannot take that much now; None reserves it."""
         self.limits = limits
-        self._backlog = backlog
+        self.backlog = backlog
         self._room = room
         # Of all images between their arrival and the disk one source may have half.
         half = _IMAGES_IN_MEMORY // 2, limits.in_memory // 2
         in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory, *half)
-        self._memory = Backlog(in_memory, waits_for="the disk")
+        self.memory = Backlog(in_memory, waits_for="the disk")
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}
         self._holding = threading.Lock()
@@ -252,7 +235,7 @@ class Accounts:
     @property
     def bytes_in_memory(self) -> int:
         """Return the bytes of payloads that wait for the disk or for a scan."""
-        return self._memory.bytes
+        return self.memory.bytes
 
     def hold(self, cause: str, reason: str) -> None:
         """Answer `busy` to new messages until `resume(cause)`; several causes may hold at once. Any thread."""
@@ -285,50 +268,43 @@ class Accounts:
 
     def credit(self, source: str | None) -> int:
         """Return how many unanswered messages a connection of this source may have from now on."""
-        room = self.limits.credit if source is None else self._backlog.room(source)
+        room = self.limits.credit if source is None else self.backlog.room(source)
         return max(1, min(self.limits.credit, room))
 
-    def busy(self, message: Sent, reason: str, retry_after_ms: int) -> Answer:
+    def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
         """Return the answer that asks to send `message` again later."""
         credit = self.credit(message.source)
         return answer("busy", message.image_id, message.source, credit, retry_after_ms=retry_after_ms, reason=reason)
 
-    def over_credit(self, message: Sent) -> Answer:
+    def over_credit(self, message: Message) -> Answer:
         reason = f"{self.limits.credit} messages of this connection are unanswered: wait for their answers"
         return self.busy(message, reason, 20)
 
     # Room
 
-    def enter(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
+    def enter(self, peer: Peer, message: Inspect | Generation, size_bytes: int) -> Answer | None:
         """Count a message into memory and backlog and return None, or return its `busy`."""
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
             return busy
         image = message.source, size_bytes, peer.identity
-        full = self._memory.full(*image) or self._backlog.full(*image)
+        full = self.memory.full(*image) or self.backlog.full(*image)
         if full is not None:
             return self.busy(message, full.reason, full.retry_after_ms)
         no_room = self._room(size_bytes)  # the last check, since a successful one reserves the room
         if no_room is not None:
             return self.busy(message, no_room, _HELD_RETRY_MS)
-        self._memory.add(*image)
-        self._backlog.add(*image)
+        self.memory.add(*image)
+        self.backlog.add(*image)
         return None
 
-    def refuse_for_now(self, peer: Peer, message: SentByKey) -> Answer | None:
+    def refuse_for_now(self, peer: Peer, message: Inspect | Generation) -> Answer | None:
         """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
 
-    def enter_memory(self, peer: Peer, message: SentByKey, size_bytes: int) -> Answer | None:
+    def enter_memory(self, peer: Peer, message: Inspect | Generation, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
-        full = self._memory.enter(message.source, size_bytes, peer.identity)
+        full = self.memory.enter(message.source, size_bytes, peer.identity)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)
-
-    def left_memory(self, source: str, size_bytes: int) -> None:
-        self._memory.leave(source, size_bytes)
-
-    def not_stored(self, source: str, size_bytes: int) -> None:
-        """Remove an image that could not be made durable from the backlog."""
-        self._backlog.leave(source, size_bytes)

@@ -13,7 +13,7 @@ import structlog
 import zmq
 
 from daemon.host.worker import Worker
-from daemon.intake.admission import Admission, Posted, Scanned, ScanRequest, Settled
+from daemon.intake.admission import Admission, Reply
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
 from daemon.records import Generation
@@ -61,12 +61,6 @@ _MIN_UNFINISHED_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _CaughtUp:
-    peer: Peer
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True)
 class _Waiting:
     """A message, or the rejection of a malformed one. Without `payload` there was no memory: answer `busy`."""
 
@@ -102,15 +96,17 @@ class Intake:
         self._admission = admission
         self._on_answer = on_answer
         self._is_allowed = is_allowed
-        self._mailbox: Mailbox[Posted | _CaughtUp | Callable[[], None]] = Mailbox()
+        self._mailbox: Mailbox[Reply | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
-        self._scanner: Worker[ScanRequest] = Worker("payload-scanner", lambda scan: scan())
+        self._scanner: Worker[Callable[[], None]] = Worker("payload-scanner", lambda scan: scan())
+        admission.post, admission.scan_elsewhere = self._mailbox.put, self._scanner.put
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
         self._refused_at_s = time.monotonic()
         self._burst, self._burst_at_s = 0, 0.0  # messages that were read without a pause, and since when
         self._stop_by_s: float | None = None
-        self._dropped_answers = 0
+        #: Answers that could not be sent: the peer was gone, or had 10,000 unread.
+        self.dropped_answers = 0
         self._log = structlog.get_logger("intake")
         unfinished_bytes = max(4 * admission.limits.max_payload_bytes, _MIN_UNFINISHED_BYTES)
         limits = ConnectionLimits(max_connections, unfinished_bytes)
@@ -137,11 +133,6 @@ class Intake:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive
-
-    @property
-    def dropped_answers(self) -> int:
-        """Count of answers that could not be sent: the peer was gone, or had 10,000 unread."""
-        return self._dropped_answers
 
     def _configure(self, router: Socket) -> None:
         router.maxmsgsize = 4 * self._admission.limits.max_payload_bytes
@@ -243,10 +234,8 @@ class Intake:
                 return
 
     def _admit(self, router: Socket, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> None:
-        answer = self._admission.take(peer, message, payload, self._mailbox.put)
-        if callable(answer):
-            self._scanner.put(answer)
-        elif answer is not None:
+        answer = self._admission.take(peer, message, payload)
+        if answer is not None:
             self._may_refuse -= 1
             self._send(router, peer, answer)
 
@@ -265,30 +254,19 @@ class Intake:
     def _send_replies(self, router: Socket) -> None:
         for reply in self._mailbox.take_all():
             try:
-                answers = self._answers_to(reply)
+                answers = reply() or ()
             except Exception:  # noqa: BLE001 - a defect costs one answer, not the line
                 self._log.exception("reply_failed")
                 continue
             for peer, answer in answers:
                 self._send(router, peer, answer)
 
-    def _answers_to(self, reply: Posted | _CaughtUp | Callable[[], None]) -> list[tuple[Peer, Answer]]:
-        if callable(reply):
-            reply()
-            return []
-        if isinstance(reply, Settled):
-            return self._admission.settle(reply)
-        if isinstance(reply, Scanned):
-            answer = self._admission.scanned(reply, self._mailbox.put)
-            return [] if answer is None else [(reply.peer, answer)]
-        return [(reply.peer, reply.answer)]
-
     def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
         self._on_answer(answer)
         try:
             router.send_multipart([peer.identity, *peer.envelope, MAGIC, answer.header], zmq.NOBLOCK)
         except zmq.ZMQError:  # the peer is gone, or does not read: it will send again
-            self._dropped_answers += 1
+            self.dropped_answers += 1
 
     def _catch_up(self, router: Socket, peer: Peer, question: ResultsSince, fd: int) -> None:
         def is_reading() -> bool:
@@ -299,7 +277,7 @@ class Intake:
                 answer = self._admission.busy(question, _NO_PAGE, _NO_PAGE_RETRY_MS)
             else:
                 answer = results_answer(question, page, self._admission.credit(question.source))
-            self._mailbox.put(_CaughtUp(peer, answer))
+            self._mailbox.put(lambda: [(peer, answer)])
 
         if not self._catch_ups.ask(peer.identity.hex(), question, is_reading, done):
             self._send(

@@ -14,7 +14,7 @@ from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_t
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.model.text import PromptError, TextCodec
 from experts.moe.modes import open_mode
-from experts.moe.policy.schedule import BatchLimits, FirstCome, GenerationScheduler, SloSlack, StepCosts, TaskProfiles
+from experts.moe.policy.schedule import BatchLimits, SloSlack, StepCosts, TaskProfiles
 from experts.moe.weights.folder import file_states
 
 #: Assumed costs until some are measured; then means over this many steps.
@@ -49,7 +49,7 @@ class ServedModel:
         self._clock = clock
         self._states = file_states(model.checkpoint)
         self._codec = TextCodec.open(model.checkpoint)
-        self._mode: Any = open_mode(model.mode, model.checkpoint, model.mode_options)
+        self._mode: Any = open_mode(model.mode, model.checkpoint, model.options)
         self._runtime = MoeRuntime.open(
             model.checkpoint, self._mode, budget_bytes, device=model.device, storage=model.storage
         )
@@ -78,9 +78,8 @@ class ServedModel:
             clock=clock,
         )
 
-    def _scheduler(self) -> GenerationScheduler:
-        limits = BatchLimits(self._settings.rows, self._memory.tokens)
-        return FirstCome(limits) if self._settings.schedule == "fcfs" else SloSlack(limits, self._costs, self._profiles)
+    def _scheduler(self) -> SloSlack:
+        return SloSlack(BatchLimits(self._settings.rows, self._memory.tokens), self._costs, self._profiles)
 
     @property
     def is_idle(self) -> bool:

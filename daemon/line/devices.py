@@ -43,9 +43,9 @@ def complete(path: Path, config: Config, here: MachineIdentity) -> tuple[Config,
         profile = None if device.profile is None else profiles.get(device.profile)
         if profile is None:
             continue
-        measured = device.device if device.host and name not in profile.file.devices else name
+        measured = device.processor if device.host and name not in profile.file.devices else name
         if measured not in profile.file.devices:
-            how = f"measure it: coserve profile {path}" if device.host is None else f"measure it on {device.host}"
+            how = f"measure it: coserve profile {path}" if device.host is None else f"measure it on {device.worker}"
             problems.append(f"{profile.path}: has no device {measured}; {how}")
             continue
         devices[name] = _completed(measured, device, profile)
@@ -74,8 +74,8 @@ def pools_and_executors(config: Config) -> tuple[tuple[PoolFacts, ...], tuple[Ex
     executors: list[ExecutorFacts] = []
     for name, device in config.devices.items():
         share = None if device.activation_memory is None else device.activation_memory // device.executors
-        processor = "cpu" if (device.device if device.host else name) == "cpu" else "gpu"
-        facts = PoolFacts(PoolId(name), processor, device.expert_memory, device.max_batch, share, device.host or "")
+        processor = "cpu" if (device.processor if device.host else name) == "cpu" else "gpu"
+        facts = PoolFacts(PoolId(name), processor, device.expert_memory, device.max_batch, share, device.worker)
         pools.append(facts)
         executors += [ExecutorFacts(ExecutorId(f"{name}/{number}"), PoolId(name)) for number in range(device.executors)]
     cached_bytes = sum(device.host_cache or 0 for device in config.devices.values())

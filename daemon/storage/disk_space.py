@@ -15,8 +15,11 @@ from daemon.units import size_text
 
 #: A verdict's rows and their pages in the write-ahead log: an image, a few stages, a few dozen boxes.
 _VERDICT_BYTES = 4096
+#: This much stays free on the disks of the line's files.
+RESERVE_BYTES = 64 * 2**20
 #: On a small disk the reserve is this share of it.
 _RESERVE_SHARE = 8
+_LEAST_SEGMENT_BYTES, _MOST_SEGMENT_BYTES = 64 * 2**10, 256 * 2**20
 #: Intake that was held resumes when this many times the reserve is free.
 RESUME_FACTOR = 1.25
 
@@ -52,7 +55,10 @@ class DiskSpace:
     """
 
     def __init__(
-        self, places: Mapping[str, Path], reserve_bytes: int, claims: Callable[[], SpaceClaims] = SpaceClaims
+        self,
+        places: Mapping[str, Path],
+        claims: Callable[[], SpaceClaims] = SpaceClaims,
+        reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
         self._places = dict(places)
         self._reserve_bytes = reserve_bytes
@@ -138,9 +144,10 @@ def _space(folder: Path) -> FreeSpace:
     return FreeSpace(folder.stat().st_dev, state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize)
 
 
-def segment_bytes(journal: Path, wanted_bytes: int) -> int:
+def segment_bytes(journal: Path, backlog_bytes: int) -> int:
     """Return the size of a segment, smaller on a small disk: its room comes back only once all its images are final."""
-    return min(wanted_bytes, max(2**20, _space(journal).total_bytes // 32))
+    of_backlog = min(_MOST_SEGMENT_BYTES, max(_LEAST_SEGMENT_BYTES, backlog_bytes // 32))
+    return min(of_backlog, max(2**20, _space(journal).total_bytes // 32))
 
 
 def storage_problems(config: Config) -> list[str]:

@@ -451,7 +451,7 @@ def prune_alone(url: str, images: Path, settings: Retention, note: str | None = 
     engine = open_for_reading(url)
     with closing(Store(url)) as store:
         pruner = Pruner(
-            *(engine, images, settings, DiskSpace({"images": images}, settings.reserve)),
+            *(engine, images, settings, DiskSpace({"images": images})),
             run_task=lambda task: task(store),
             rest=lambda _seconds: True,
             ages=lambda age_s: AgeLimit(utc_text(max(0.0, time.time() - age_s))),

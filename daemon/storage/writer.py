@@ -114,7 +114,7 @@ class Writer:
         self.last_error_at_s = 0.0
         #: True if the disk or the database refused the last write.
         self.is_failing = False
-        disk_space = disk_space or DiskSpace({}, 0)
+        disk_space = disk_space or DiskSpace({}, reserve_bytes=0)
         self._archiver = ImageArchiver(images, journal.read, self._queue.put, disk_space.may_copy)
         self._journal_thread = JournalThread(journal, disk_space, self._queue.put)
         self._cleanup = SegmentCleanup(journal, store)

@@ -24,7 +24,7 @@ class SimulatedGpu(StagedTransfer):
 
     def __init__(self, on_work: Callable[[], object]) -> None:
         lane: Any = partial(StreamLane, on_work=on_work)  # has the methods of CudaLane
-        super().__init__("cpu", lane, None)
+        super().__init__("cpu", lane)
         self._on_work = on_work
 
     def upload(self, batch: NDArray[np.uint8]) -> torch.Tensor:

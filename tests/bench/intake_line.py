@@ -63,9 +63,8 @@ def make_line(
         # Limits so large that every image is accepted and none is answered `busy`.
         "limits": {
             "backlog_images": 10**7,
-            "source_images": 10**7,
+            "source_share": 1,
             "backlog_bytes": "1TB",
-            "source_bytes": "1TB",
             "max_wait": "1h",
         },
         "retention": {"keep": []},

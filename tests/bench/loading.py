@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from experts.memory import HostMemory, PinnedBudget
+from experts.memory import HostMemory
 from experts.reading import CachedReader, FileReader, drop_cached
 from experts.spec import ExpertSpec
 from experts.vision.architectures import ARCHITECTURES
@@ -245,7 +245,7 @@ class LoadBench:
     def _copy(self) -> Callable[[], float]:
         """Return the copy of as many bytes of host memory, pinned for a GPU, into memory of the device."""
         transfer = self._pool(self._device, self.direct).transfer
-        source = HostMemory(self._size_bytes, pin=PinnedBudget() if self._place.type == "cuda" else None)
+        source = HostMemory(self._size_bytes, pin=self._place.type == "cuda")
         source.array[:] = 1
         target = transfer.allocate(self._size_bytes).buffer
 

@@ -25,7 +25,7 @@ _FIRST_PORT = 21000
 
 #: A PC with room for one classifier of three: images of all three that come at once need the other PC, too.
 TOO_SMALL = {"cpu": {"expert_memory": "60MB"}}
-THERE = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": "150MB"}}
+THERE = {"pc2-cpu": {"host": "pc2/cpu", "expert_memory": "150MB"}}
 _BURST = 12
 
 

@@ -89,7 +89,7 @@ def test_an_alarm_begins_is_seen_everywhere_and_ends_with_a_review_that_is_a_fal
 def test_the_plant_hears_which_alarms_are_up_also_one_that_comes_later(tmp_path: Path, experts_folder: Path) -> None:
     pytest.importorskip("paho")
     port = free_port()
-    plant = {"kind": "mqtt", "host": "127.0.0.1", "port": port, "prefix": "plant"}
+    plant = {"kind": "mqtt", "host": f"127.0.0.1:{port}", "prefix": "plant"}
     line = Line(tmp_path / "line", experts_folder, ALARMS, consumers={"plant": plant})
 
     def heard(mes: Subscriber) -> list[list[str]]:

@@ -44,7 +44,7 @@ class Remote:
     def __init__(self, folder: Path, settings: dict[str, str], budget_bytes: int = 0, host: str = "pc2") -> None:
         folder.mkdir()
         budget_bytes = budget_bytes or 100_000_000
-        device = {"host": host, "device": "cpu", "expert_memory": budget_bytes}
+        device = {"host": f"{host}/cpu", "expert_memory": budget_bytes}
         config = folder / "coserve.yaml"
         lines = {"rules": "r", "catalog": "c", "cluster": settings, "devices": {NAME: device}}
         config.write_text(yaml.safe_dump(lines), encoding="utf-8")

@@ -21,7 +21,7 @@ boards:
 classifiers:
   "*": {expert: R0402, pass: [ok, odd, bad], review_below: 0.0}
 """
-LIMITS = {"backlog_images": 1000, "source_images": 400, "in_memory": "64MB"}
+LIMITS = {"backlog_images": 1000, "source_share": 0.4, "in_memory": "64MB"}
 
 
 @pytest.fixture(scope="module")

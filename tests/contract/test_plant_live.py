@@ -27,8 +27,8 @@ def test_a_line_judges_on_without_its_hub_which_gets_everything_and_decides_too(
     postgresql: Server, tmp_path: Path, experts_folder: Path
 ) -> None:
     hub = HubDatabase(postgresql, "live")
-    plant = {"kind": "plant", "line": "line-7", "database": hub.url}
-    line = Line(tmp_path / "line", experts_folder, consumers={"hub": plant})
+    plant = {"kind": "plant", "database": hub.url}
+    line = Line(tmp_path / "line", experts_folder, line="line-7", consumers={"hub": plant})
     with line.service():
         line.send(board={"type": "pair", "serial": "A0"})
         line.send(board={"type": "pair", "serial": "A0"})

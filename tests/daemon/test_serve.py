@@ -64,7 +64,7 @@ def test_a_stop_that_fails_half_way_ends_the_process_all_the_same(tmp_path: Path
 def test_a_stop_does_not_give_what_hangs_the_time_that_the_backlog_did_not_need(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    config = a_line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
+    config = a_line(tmp_path, experts_folder, stop={"backlog_for": "1h"})
     with Manager(tmp_path) as manager, a_holdable_daemon(config, manager, 5.0) as process:
         manager.until("READY", "1")
         with held(tmp_path, "drive"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experts import memory
-from experts.memory import HostMemory, PinnedBudget
+from experts.memory import HostMemory
 
 
 class Runtime:
@@ -39,7 +39,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
-    host = HostMemory(10_000, pin=PinnedBudget())
+    host = HostMemory(10_000, pin=True)
     address = host.array.ctypes.data
     for _ in range(2):
         assert (host.pinned, runtime.registered) == (True, {address: 10_000})
@@ -52,26 +52,11 @@ def test_pinned_memory_is_pinned_while_it_is_occupied(runtime: Runtime):
     assert runtime.registered == {}
 
 
-def test_memory_beyond_the_budget_is_ordinary_and_what_is_given_back_can_be_pinned_again(runtime: Runtime):
-    budget = PinnedBudget(25_000)
-    first, second, third = (HostMemory(10_000, pin=budget) for _ in range(3))
-    assert [host.pinned for host in (first, second, third)] == [True, True, False]
-    assert (budget.used_bytes, third.pin_error) == (20_000, 0)
-    first.vacate()
-    third.occupy()
-    first.occupy()
-    assert [host.pinned for host in (first, second, third)] == [False, True, True]
-    del second
-    gc.collect()
-    assert budget.used_bytes == sum(runtime.registered.values()) == 10_000
-
-
 def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.MonkeyPatch):
     runtime = Runtime(code=2)
     monkeypatch.setattr(memory, "_cuda", lambda: runtime)
-    budget = PinnedBudget(10_000)
-    host = HostMemory(10_000, pin=budget)
-    assert (host.pinned, host.pin_error, budget.used_bytes) == (False, 2, 0)
+    host = HostMemory(10_000, pin=True)
+    assert (host.pinned, host.pin_error) == (False, 2)
     assert runtime.last_error == 0, "the next kernel of this thread would be blamed"
     host.array[:] = 3
     host.vacate()
@@ -81,7 +66,7 @@ def test_memory_that_cannot_be_pinned_is_ordinary_memory(monkeypatch: pytest.Mon
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_cuda_takes_the_memory_for_pinned():
-    host = HostMemory(3 << 20, pin=PinnedBudget())
+    host = HostMemory(3 << 20, pin=True)
     assert host.pinned
     assert host.tensor.is_pinned()
     host.vacate()
@@ -91,7 +76,7 @@ def test_cuda_takes_the_memory_for_pinned():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_after_cuda_refused_memory_the_next_kernel_is_not_blamed():
-    host = HostMemory(3 << 20, pin=PinnedBudget())
+    host = HostMemory(3 << 20, pin=True)
     host.pinned = False  # so that the same memory is registered twice
     host.occupy()
     assert host.pin_error != 0

@@ -27,7 +27,7 @@ SHAPES = [(64, 3, 3, 64), (7, 1, 1, 333), (16, 96), (1, 2048), (16, 3, 3, 3), (5
 
 
 def transfers() -> list[DeviceTransfer]:
-    return [HostTransfer(), StagedTransfer("cpu", LateLane, None)]
+    return [HostTransfer(), StagedTransfer("cpu", LateLane)]
 
 
 def some_tensors(shapes: list[tuple[int, ...]], dtype: str, seed: int) -> list[torch.Tensor]:

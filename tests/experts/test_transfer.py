@@ -30,7 +30,7 @@ DEVICES = ["cpu", "ram", "staged", "simulated", *(pytest.param(name, marks=needs
 def a_transfer(device: str) -> DeviceTransfer:
     """For "staged" the GPU's way, in host memory, with copies as late as a stream's may be."""
     if device in ("staged", "simulated"):
-        return StagedTransfer("cpu", LateLane if device == "staged" else StreamLane, None)
+        return StagedTransfer("cpu", LateLane if device == "staged" else StreamLane)
     return transfer_for("cuda:0" if device == "mapped" else device, shared=device == "mapped")
 
 
@@ -147,7 +147,7 @@ def test_a_device_that_is_lost_ends_the_fill_with_its_error(tmp_path: Path):
         if next(copies, None) is None:
             raise RuntimeError("CUDA error: unspecified launch failure")
 
-    transfer = StagedTransfer("cpu", partial(StreamLane, on_work=next_copy), None)
+    transfer = StagedTransfer("cpu", partial(StreamLane, on_work=next_copy))
     with pytest.raises(RuntimeError, match="CUDA error") as caught:
         filled(transfer, descriptor, size_bytes)
     assert is_device_error(caught.value)

@@ -145,8 +145,8 @@ class FaultLine:
         self.scratch = folder / "calls"
         self.scratch.mkdir(parents=True)
         self.daemon_log = folder / "daemon.log"
-        retention = {"segment": "100KB"}
-        self.config = a_line(self.folder, experts, limits={"credit": 16}, retention=retention, **settings)
+        limits = {"credit": 16, "backlog_bytes": "3200KB", "source_share": 1}  # journal files of 100 KB
+        self.config = a_line(self.folder, experts, limits=limits, **settings)
         (self.folder / "rules.yaml").write_text(RULES, encoding="utf-8")
         self.rng = random.Random(f"{folder.name} {seed}")
         self.tally = Tally()

@@ -30,8 +30,7 @@ _PROGRESS_EVERY_S = 10.0
 #: Events of the daemon's log that show that a message broke something.
 _BROKEN = (*INTAKE_BROKE, "writer_failed", "callback_failed")
 _SETTINGS: dict[str, Any] = {
-    "limits": {"backlog_images": 2000, "backlog_bytes": "256MB", "source_images": 500, "source_bytes": "64MB"},
-    "retention": {"segment": "16MB", "quarantine": "16MB"},
+    "limits": {"backlog_images": 2000, "backlog_bytes": "256MB", "source_share": 0.25},
 }
 
 

@@ -54,12 +54,9 @@ _SETTINGS: dict[str, Any] = {
     "limits": {
         "backlog_images": 2000,
         "backlog_bytes": "256MB",
-        "source_images": 1000,
-        "source_bytes": "128MB",
         "in_memory": "64MB",
         "max_payload_bytes": "8MB",
     },
-    "retention": {"segment": "16MB", "quarantine": "16MB"},
 }
 
 

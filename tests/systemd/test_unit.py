@@ -105,7 +105,7 @@ def test_a_line_that_other_machines_reach_starts_after_its_addresses() -> None:
 def test_the_installed_command_line_serves_images_under_the_units_system_call_filter(
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
-    line = ShownLine(tmp_path / "line", torch_experts_folder, RULES, stop={"within": "20s"})
+    line = ShownLine(tmp_path / "line", torch_experts_folder, RULES, stop={"backlog_for": "20s"})
     coserve("install-service", str(line.config), "--prefix", str(tmp_path))
     unit = settings((tmp_path / "etc/systemd/system/coserve.service").read_text())
     assert unit["TimeoutStopSec"] == ["33s"]

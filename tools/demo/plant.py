@@ -79,8 +79,8 @@ def _line(name: str, hub: dict[str, Any], http: str) -> dict[str, Any]:
     sockets = {socket: f"ipc://run/{socket}.sock" for socket in ("results", "control")}
     line["endpoints"] = {"intake": ["ipc://run/intake.sock"], **sockets, "http": http}
     line["devices"]["cpu"] |= {"expert_memory": "80MB", "executors": 1}
-    consumer = {"kind": "plant", "line": name, "database": hub["database"], "hub": hub["http"]}
-    return line | {"consumers": {"hub": {**consumer, "key": f"../{name}.key", "pictures": "failed"}}}
+    consumer = {"kind": "plant", "database": hub["database"], "hub": hub["http"]}
+    return line | {"line": name, "consumers": {"hub": {**consumer, "key": f"../{name}.key", "pictures": "failed"}}}
 
 
 def _write(path: Path, document: dict[str, Any]) -> Path:

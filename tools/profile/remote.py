@@ -44,7 +44,7 @@ class RemoteBench(Bench):
     def __init__(self, name: str, device: Device, cluster: ClusterDevices, samples: Samples) -> None:
         super().__init__(name, device.executors, 1, LayoutShelf())
         self.name, self._batches = name, count()
-        pool = PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.host or "")
+        pool = PoolFacts(PoolId(name), "cpu", device.expert_memory, 1, host=device.worker)
         self._names = [ExecutorId(f"{name}/{number}") for number in range(device.executors)]
         executors = [ExecutorFacts(executor, pool.pool) for executor in self._names]
         read: Callable[[JournalKey], bytes] = lambda key: samples.payloads[key.offset % len(samples.payloads)]  # noqa: E731

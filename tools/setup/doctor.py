@@ -309,7 +309,7 @@ def disks(machine: Machine) -> Iterator[Finding]:
     """Check each disk that the line writes to, once: its kind, its room, its speed."""
     if machine.config is None:
         return
-    if problem := DiskSpace(machine.folders, machine.config.retention.reserve).problem():
+    if problem := DiskSpace(machine.folders).problem():
         so, _, do = problem.partition(": ")
         yield wrong("disk space", so, do)
     by_disk: dict[int, dict[str, Path]] = {}

@@ -25,7 +25,7 @@ NAME = "coserve"
 #: sd_booted(3)
 _SYSTEMD_RUNS = Path("/run/systemd/system")
 _SECRET_MODE = 0o700
-#: Time beyond `stop.within` for last answers, writes and messages, with a margin.
+#: Time beyond that for batches and backlog, for last answers, writes and messages, with a margin.
 _STOP_MARGIN_S = 13
 #: Folders that the unit itself lets the service write to.
 _GRANTED = (Path("/var/lib/coserve"), Path("/run/coserve"), Path("/var/log/coserve"))
@@ -83,7 +83,7 @@ def unit(config: Config, path: Path, places: Places) -> str:
         {
             "Documentation": f"file:{_shipped_folder().parent / 'docs' / 'service.md'}",
             "ExecStart": _quoted([*command(), "run", str(path)]).replace("$", "$$"),
-            "TimeoutStopSec": f"{int(config.stop.within) + _STOP_MARGIN_S}s",
+            "TimeoutStopSec": f"{int(config.stop.longest_s) + _STOP_MARGIN_S}s",
             "ReadWritePaths": _quoted(map(str, outside)),
             "ReadOnlyPaths": _quoted(f"-{folder}" for folder in weights if folder not in writable),
         },

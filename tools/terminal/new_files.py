@@ -9,6 +9,7 @@ from pathlib import Path
 
 from daemon.config.settings import Config
 from daemon.storage.database.upkeep import room_problem
+from daemon.storage.disk_space import RESERVE_BYTES
 from experts.durable import sync
 from tools.terminal.console import CommandError
 
@@ -68,7 +69,7 @@ def need_room(settings: Config, out: Path, size_bytes: int, what: str) -> None:
     """Raise CommandError if `what` would take space that a line on the same disk reserves."""
     folder = out.absolute().parent
     if settings.journal.exists() and settings.journal.stat().st_dev == folder.stat().st_dev:
-        size_bytes += settings.retention.reserve + (settings.retention.free or 0)
+        size_bytes += RESERVE_BYTES + (settings.retention.free or 0)
         what += ", with what the line keeps free,"
     problem = room_problem(folder, size_bytes, what)
     if problem:

@@ -21,6 +21,8 @@ from daemon.wire.keys import read_password
 #: quota, rate. Every other one needs a person.
 _MAY_PASS = frozenset({0x80, 0x83, 0x88, 0x89, 0x8B, 0x97, 0x9F})
 _FIRST_FAILURE = 0x80
+#: A connection silent for this long is tested, and closed after as long without an answer.
+_KEEPALIVE_S = 30
 #: A broker sends answers of a few bytes, since nothing is subscribed.
 _MAX_PACKET_BYTES = 64 * 1024
 _MAX_UNRELEASED = 16
@@ -60,7 +62,8 @@ class BrokerClient:
     ) -> None:
         """Read password and certificates; CredentialError if that fails."""
         self._settings = settings
-        self._where = f"{settings.host}:{settings.port}"
+        self._server = settings.server
+        self._where = "{}:{}".format(*self._server)
         self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = self._loop.create_future()
@@ -83,12 +86,11 @@ class BrokerClient:
     async def open(self) -> None:
         """Connect, or raise DeliveryError."""
         assert self._client is not None
-        settings = self._settings
         limits = Properties(PacketTypes.CONNECT)
         limits.MaximumPacketSize, limits.ReceiveMaximum = _MAX_PACKET_BYTES, _MAX_UNRELEASED
-        named: dict[str, Any] = {"keepalive": int(settings.keepalive), "clean_start": True, "properties": limits}
+        named: dict[str, Any] = {"keepalive": _KEEPALIVE_S, "clean_start": True, "properties": limits}
         try:
-            await asyncio.to_thread(self._client.connect, settings.host, settings.port, **named)
+            await asyncio.to_thread(self._client.connect, *self._server, **named)
         except (OSError, ValueError) as error:
             raise self._trouble(error) from None
         self._client.loop_start()

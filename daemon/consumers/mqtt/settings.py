@@ -13,12 +13,14 @@ from daemon.units import Seconds, between
 from daemon.wire.keys import CredentialError, read_password, require_private
 from daemon.wire.sockets import is_open_host
 
-_HOST = r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}"
+#: A name or an IPv4 address, or an IPv6 address in brackets if a port follows it.
+_HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(\d{1,5}))?|([0-9A-Fa-f:.]{2,45})")
 
 
 def _host(value: str) -> str:
-    if re.fullmatch(_HOST, value) is None:
-        raise ValueError(f"expected a host name or an address such as broker.plant.lan or 192.0.2.7, not {value!r}")
+    given = _HOST.fullmatch(value)
+    if given is None or not 1 <= int(given[2] or 1) <= 65535:
+        raise ValueError(f"expected a host such as broker.plant.lan, 192.0.2.7 or [2001:db8::7]:8883, not {value!r}")
     return value
 
 
@@ -50,13 +52,11 @@ class MqttSettings(ConsumerSettings):
 
     kind: Literal["mqtt"]  # type: ignore[assignment]
     host: Annotated[str, AfterValidator(_host)]
-    port: Annotated[int, Field(ge=1, le=65535)] = 1883
     prefix: Annotated[str, AfterValidator(_prefix)] = "coserve"
     user: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     password: Path | None = None
     tls: Tls | None = None
     client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
-    keepalive: Annotated[Seconds, between(5.0, 3600.0, "from 5s to 1h")] = 30.0
     retain_boards: Annotated[Seconds, between(1.0, 2**32 - 2, "from 1s to 136y")] | None = 30 * 86400.0
 
     def make(self, identifier: str, line: LineAccess) -> Consumer:
@@ -64,10 +64,17 @@ class MqttSettings(ConsumerSettings):
 
         return Mqtt(self, identifier, line.alarms)
 
-    def servers(self) -> list[tuple[str, int]]:
-        return [(self.host, self.port)]
+    @property
+    def server(self) -> tuple[str, int]:
+        given = _HOST.fullmatch(self.host)
+        assert given is not None
+        return (given[1] or given[3]).strip("[]"), int(given[2] or (8883 if self.tls else 1883))
 
-    def mistakes(self, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+    def servers(self) -> list[tuple[str, int]]:
+        return [self.server]
+
+    def mistakes(self, line: str, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+        del line
         mistakes: KeyedTexts = []
         if self.password is not None and self.user is None:
             mistakes.append((("password",), "needs `user`, whose password it is"))
@@ -92,12 +99,12 @@ class MqttSettings(ConsumerSettings):
         return list(dict.fromkeys(problems))
 
     def warnings(self) -> KeyedTexts:
-        if self.password is not None and self.tls is None and is_open_host(self.host):
+        if self.password is not None and self.tls is None and is_open_host(self.server[0]):
             return [(("password",), "crosses the network unencrypted: add `tls: {}`")]
         return []
 
-    def _topics(self) -> tuple[str, int, str]:
-        return self.host, self.port, self.prefix
+    def _topics(self) -> tuple[tuple[str, int], str]:
+        return self.server, self.prefix
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:

@@ -45,7 +45,7 @@ _ADVICE = {
 
 class PlantConsumer:
     def __init__(self, settings: PlantSettings, identifier: str, line: LineAccess) -> None:
-        self._settings, self._identifier, self._line = settings, identifier, line
+        self._settings, self._identifier, self._line, self._name = settings, identifier, line, line.name
         self._connection: AsyncConnection[dict[str, Any]] | None = None
         self._epoch, self._position = "", 0
         self._next_seen_s = self._next_reviews_s = 0.0
@@ -60,7 +60,7 @@ class PlantConsumer:
                 await connection.execute("SELECT set_config(%s, %s, false)", setting.split("="))
             about = {"host": os.uname().nodename, "software": version("coserve"), "identity": self._identifier}
             newest = position if self._settings.start == "newest" else None
-            self._epoch, self._position = await claim(connection, self._settings.line, self._line, about, newest)
+            self._epoch, self._position = await claim(connection, self._name, self._line, about, newest)
         except Error as error:
             raise self._delivery_error(error) from None
         self._next_seen_s = time.monotonic()
@@ -77,7 +77,7 @@ class PlantConsumer:
                 await self._send(connection, messages)
             elif time.monotonic() >= self._next_seen_s:
                 self._next_seen_s = time.monotonic() + _SEEN_EVERY_S
-                await connection.execute("UPDATE lines SET last_seen = now() WHERE line = %s", (self._settings.line,))
+                await connection.execute("UPDATE lines SET last_seen = now() WHERE line = %s", (self._name,))
             if time.monotonic() >= self._next_reviews_s:
                 await self._take_reviews(connection)
         except Error as error:
@@ -120,7 +120,7 @@ class PlantConsumer:
             self._position = fresh[-1]["seq"]
 
     async def _store(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> None:
-        last, line = messages[-1], self._settings.line
+        last, line = messages[-1], self._name
         moved = await connection.execute(
             "UPDATE lines SET last_seq = %s, last_at = %s, last_seen = now()"
             " WHERE line = %s AND epoch = %s AND identity = %s AND last_seq = %s",
@@ -137,7 +137,7 @@ class PlantConsumer:
         self._next_reviews_s = time.monotonic() + _REVIEWS_EVERY_S
         asked = await connection.execute(
             "SELECT * FROM review_requests WHERE line = %s AND state = 'asked' ORDER BY request_id LIMIT 20",
-            (self._settings.line,),
+            (self._name,),
         )
         for request in await asked.fetchall():
             state, answer = "accepted", None
@@ -160,7 +160,7 @@ class PlantConsumer:
 
     def _delivery_error(self, error: Error) -> DeliveryError:
         text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
-        where = f"the hub's database ({self._settings.line})"
+        where = f"the hub's database ({self._name})"
         about = error.sqlstate or str(error)
         for part, advice in _ADVICE.items():
             if part in about:

@@ -33,11 +33,11 @@ _NEW_EPOCH = (
 )
 _TAKEN = (
     "{line} is written by {old_host} now, and {host} wants to write it too: two lines have one name: give this one its"
-    " own (`line` of the consumer)"
+    " own (`line` in coserve.yaml)"
 )
 _UNKNOWN = (
     "{line} is the name of another line, on {old_host} (epoch {old_epoch}), and this one on {host} has epoch {epoch}:"
-    " give it a name of its own (`line` of the consumer); if it replaces that one: coserve plant accept PLANT {line}"
+    " give it a name of its own (`line` in coserve.yaml); if it replaces that one: coserve plant accept PLANT {line}"
 )
 _COPY = (
     "the hub has {line} up to seq {old_last_seq} of {old_last_at}, and this database, with the same epoch, has another"

@@ -48,6 +48,7 @@ class PictureSender:
         connect: Callable[[], Awaitable[AsyncConnection[dict[str, Any]]]],
     ) -> None:
         self._settings, self._line, self._epoch, self._connect = settings, line, epoch, connect
+        self._name = line.name
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("pictures")
 
@@ -66,7 +67,7 @@ class PictureSender:
                             await self._send_next(connection)
                             wait_s = _FIRST_WAIT_S
                     except ReleaseError as error:
-                        await add_event(connection, self._settings.line, "pictures_wait", str(error))
+                        await add_event(connection, self._name, "pictures_wait", str(error))
                         raise
             except (Error, DeliveryError, OSError, ReleaseError) as error:
                 self._log.warning("pictures_wait", why=str(error))
@@ -76,7 +77,7 @@ class PictureSender:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def _send_next(self, connection: AsyncConnection[dict[str, Any]]) -> None:
-        key = {"line": self._settings.line, "epoch": self._epoch}
+        key = {"line": self._name, "epoch": self._epoch}
         position = await (await connection.execute(_POSITION, key)).fetchone()
         if position is None or position["after"] >= position["upto"]:
             await asyncio.sleep(_POLL_S)
@@ -99,7 +100,7 @@ class PictureSender:
                 "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, bytes, state)"
                 " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
                 (
-                    *(self._settings.line, self._epoch, row["seq"], row["inspection_id"], digest),
+                    *(self._name, self._epoch, row["seq"], row["inspection_id"], digest),
                     *(len(content or b""), state),
                 ),
             )
@@ -108,7 +109,7 @@ class PictureSender:
     async def _move(self, connection: AsyncConnection[dict[str, Any]], seq: int) -> None:
         await connection.execute(
             "UPDATE lines SET pictures_seq = greatest(pictures_seq, %s) WHERE line = %s AND epoch = %s",
-            (seq, self._settings.line, self._epoch),
+            (seq, self._name, self._epoch),
         )
 
     async def _picture(self, inspection_id: int) -> bytes | None:

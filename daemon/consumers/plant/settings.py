@@ -66,7 +66,6 @@ class PlantSettings(ConsumerSettings):
     batch: ClassVar[int] = 1000
 
     kind: Literal["plant"]  # type: ignore[assignment]
-    line: Annotated[str, AfterValidator(line_name)]
     database: Annotated[str, AfterValidator(hub_database)]
     password: Path | None = None
     hub: Annotated[str, AfterValidator(_hub)] | None = None
@@ -87,15 +86,18 @@ class PlantSettings(ConsumerSettings):
             servers.append((hub.hostname or "", hub.port or (443 if hub.scheme == "https" else 80)))
         return servers
 
-    def mistakes(self, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
+    def mistakes(self, line: str, others: Mapping[str, ConsumerSettings]) -> KeyedTexts:
         mistakes: KeyedTexts = []
+        if re.fullmatch(LINE_NAME, line) is None:
+            text = f"a hub takes names such as line-3 (letters, digits and . _ -), not {line!r}: set the line's `line`"
+            mistakes.append((("kind",), text))
         if "generations" in self.send:
             mistakes.append((("send",), "a hub takes boards, inspections and reviews: remove generations"))
         if self.pictures != "none" and (self.hub is None or self.key is None):
             mistakes.append((("pictures",), "needs `hub`, its address, and `key`, the file with this line's key there"))
         for name, other in others.items():
-            if isinstance(other, PlantSettings) and (other.database, other.line) == (self.database, self.line):
-                mistakes.append((("line",), f"{self.line} is that of {name} at the same hub: one of them is enough"))
+            if isinstance(other, PlantSettings) and other.database == self.database:
+                mistakes.append((("database",), f"is that of {name} too: one of them is enough"))
         return mistakes
 
     def warnings(self) -> KeyedTexts:

@@ -144,7 +144,7 @@ class _LinePage:
             "unusable": ask_or([], self._experts.unusable, "experts", unknown),
             "collecting": ask_or(0, self._collected, "components", unknown),
             "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
-            "disks": DiskSpace(places(config), config.retention.reserve).look(),
+            "disks": DiskSpace(places(config)).look(),
             "ready": health.get("ready", {}).get("text", ""),
             "rejected": health.get("rejected", ()),
         }

@@ -232,7 +232,7 @@ def _bytes(place: Path) -> int | None:
 
 
 def disk_uses(config: Config, files: Facts, held: Facts | None, now: datetime) -> list[DiskUse]:
-    spaces = DiskSpace(places(config), config.retention.reserve).look()
+    spaces = DiskSpace(places(config)).look()
     rates = growth(config, files, held, now)
     by_disk: defaultdict[int, list[str]] = defaultdict(list)
     for name, space in spaces.items():

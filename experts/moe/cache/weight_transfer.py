@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import torch
 
-from experts.memory import PinnedBudget
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.expert_store import ExpertStore
 from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
@@ -25,7 +24,7 @@ def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None =
         return WeightTransfer(store, transfer)
     if ram_bytes is None:
         ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
-    tier = PinnedTier(store, ram_bytes, HostTransfer(pin=PinnedBudget()))
+    tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
     return DeviceWeightTransfer(store, transfer, tier, CudaCopyStreams(transfer.device))
 
 

@@ -20,7 +20,7 @@ from experts.moe.gating import StepRow
 from experts.moe.model.keys_values import KeyValues, TextMemory
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.model.text import TextCodec, TextStream
-from experts.moe.policy.schedule import Generation, GenerationScheduler, TaskProfiles
+from experts.moe.policy.schedule import Generation, SloSlack, TaskProfiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Engine:
         self,
         runtime: MoeRuntime,
         codec: TextCodec,
-        scheduler: GenerationScheduler,
+        scheduler: SloSlack,
         memory: TextMemory,
         *,
         profiles: TaskProfiles | None = None,

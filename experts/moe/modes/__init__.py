@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 class ModeEntry:
     """`mode` names a subclass of `Mode` as `module:Class`, the module relative to this package.
 
-    `fit` names a `FitFunction` (model/mode.py) of a mode that `coserve moe fit` prepares. A mode with `keeps_slo` takes
-    a model's `ttft_slo` and `tpot_slo`.
+    `fit` names a `FitFunction` (model/mode.py) of a mode that `coserve moe fit` prepares.
     """
 
     mode: str
     fit: str | None = None
-    keeps_slo: bool = False
 
 
 MODES: dict[str, ModeEntry] = {
@@ -41,7 +39,7 @@ MODES: dict[str, ModeEntry] = {
     "duoserve": ModeEntry("duoserve.mode:DuoServe", fit="duoserve.fitting:fit"),
     "swapmoe": ModeEntry("swapmoe.mode:SwapMoe"),
     "emoe": ModeEntry("emoe.mode:Emoe", fit="emoe.fitting:fit"),
-    "brownout": ModeEntry("brownout.mode:Brownout", keeps_slo=True),
+    "brownout": ModeEntry("brownout.mode:Brownout"),
 }
 
 

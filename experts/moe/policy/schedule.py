@@ -1,4 +1,4 @@
-"""The order in which waiting generations begin: by SLO slack (eMoE §3.5, Algorithm 1), or first come, first served.
+"""The order in which waiting generations begin: by SLO slack (eMoE §3.5, Algorithm 1).
 
 The engine calls `admit(waiting, running, now)` before each decode step, prefills the generations returned, and reports
 lengths and loading times to `TaskProfiles`. Times are seconds on one clock.
@@ -108,27 +108,6 @@ class TaskProfiles:
         return self._loading.get(task, (0.0, 0))[0]
 
 
-class FirstCome:
-    """First come, first served. A generation that does not fit holds up those behind it."""
-
-    def __init__(self, limits: BatchLimits) -> None:
-        self._limits = limits
-
-    def admit(
-        self,
-        waiting: Sequence[Generation],
-        running: Sequence[Generation],
-        now: float,  # noqa: ARG002 as for SloSlack
-    ) -> tuple[Generation, ...]:
-        """Return the generations of `waiting`, in order of arrival, that begin with the next step. Changes nothing."""
-        scheduled = list(running)
-        for candidate in waiting:
-            if not self._limits.fits(scheduled, candidate):
-                break
-            scheduled.append(candidate)
-        return tuple(scheduled[len(running) :])
-
-
 class SloSlack:
     """eMoE's Algorithm 1: least slack first; a request that would make a running one miss its SLO waits for its end.
 
@@ -221,9 +200,6 @@ class SloSlack:
     def _deadline(self, generation: Generation) -> float:
         allowed_s = self._patience_s if generation.slo_s is None else generation.slo_s
         return generation.arrived_s + allowed_s
-
-
-GenerationScheduler = FirstCome | SloSlack
 
 
 def _learn(table: dict[str | None, tuple[float, int]], task: str | None, value: float) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from experts.errors import ExpertError
-from experts.memory import HostMemory, PinnedBudget
+from experts.memory import HostMemory
 from experts.reading import FileReader
 from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 from experts.transfer import SlotMemory
@@ -71,7 +71,7 @@ def loader_of(loading: Loading, reader: FileReader, memory_bytes: int, threads: 
 class FileBuffers:
     """Reads whole files into page-aligned memory that is used again, so that reads pay for no fresh pages."""
 
-    def __init__(self, reader: FileReader, pin: PinnedBudget | None = None) -> None:
+    def __init__(self, reader: FileReader, pin: bool = False) -> None:
         self._reader, self._pin = reader, pin
         self._free: defaultdict[int, list[HostMemory]] = defaultdict(list)
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class KeptModules:
         self._shelf = LayoutShelf()
         self._transfer = bench_shelf().transfers(device)  # pyright: ignore[reportOptionalCall]
         self._place = self._transfer.device
-        self._buffers = FileBuffers(reader, PinnedBudget() if self._place.type == "cuda" else None)
+        self._buffers = FileBuffers(reader, pin=self._place.type == "cuda")
         self._kept: defaultdict[str, list[Slot]] = defaultdict(list)
 
     def load(self, spec: ExpertSpec) -> Slot:

@@ -27,7 +27,7 @@ class Peer:
         self.line = a_line(budgets={"pc2-cpu": 60, "cpu": 60}, executors=["pc2-cpu", "cpu"])
         self.posted: list[dict[str, Any]] = []
         self.ended: list[dict[str, Any] | None] = []
-        settings = Device(host="pc2", device="cpu", expert_memory=60)
+        settings = Device(host="pc2/cpu", expert_memory=60)
         self.device = RemoteDevice("pc2-cpu", settings, 1000, lambda head, *_: self.posted.append(head))
         facts = PoolFacts(PoolId("pc2-cpu"), "cpu", 60, 1, host="pc2")
         self.pool = RemotePool(facts, [EXECUTOR], self.device, self.read)

@@ -101,6 +101,8 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
     problems = problems_of(tmp_path, MINIMAL, COSERVE_DATABASES="sqlite:///x.db")
     assert "COSERVE_DATABASES" in problems
     assert "COSERVE_DATABASE?" in problems
+    gone = problems_of(tmp_path, MINIMAL, COSERVE_STOP_DRAIN="backlog")
+    assert "names no setting of coserve.yaml: write `backlog_for: 1h`" in gone
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,6 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("models: {a: {checkpoint: m, memory: 1MB, mode: swapmo}}", "'swapmoe', 'emoe' or 'brownout', found `swapmo`"),
         ("models: {a: {checkpoint: m, memory: 1MB, device: cuda:1}}", "'cuda:1' is not one of `devices`: cpu"),
         ("models: {a: {checkpoint: m, memory: 1MB, least_memory: 2MB}}", "2.0 MB are more than `memory`, 1.0 MB"),
-        ("models: {a: {checkpoint: m, memory: 1MB, ttft_slo: 1s}}", "is kept by mode brownout only"),
         ("models: {a b: {checkpoint: m, memory: 1MB}}", "should match pattern"),
         ("limits: {max_pixels: 1073741825}", "coserve.yaml:5:22: expected a number ≤ 1073741824, found `1073741825`"),
         ("limits: {backlog_bytes: 1000000000000000}", "coserve.yaml:5:25: expected a size of 64TiB at most"),
@@ -125,6 +126,19 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: str) -> None:
+    assert says in problems_of(tmp_path, MINIMAL + section + "\n")
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("stop: {within: 12s}", ":5:8: unknown key `within`: write `backlog_for: 1h` to finish the backlog"),
+        ("retention: {segment: 1MB}", "unknown key `segment`: a journal file has 1/32 of `limits.backlog_bytes`"),
+        ("models: {a: {checkpoint: m, memory: 1MB, ttft_slo: 1s}}", "`ttft_slo`: with mode brownout write `options:"),
+        ("limits: {source_images: 5, credit: 7}", "unknown key `source_images`: `source_share` is a source's part"),
+    ],
+)
+def test_a_key_of_an_earlier_version_says_what_it_became(tmp_path: Path, section: str, says: str) -> None:
     assert says in problems_of(tmp_path, MINIMAL + section + "\n")
 
 
@@ -150,10 +164,6 @@ def test_a_host_cache_is_for_gpus(tmp_path: Path) -> None:
     [
         ("cuda:0: {expert_memory: 1GB, memory: shared, host_cache: 1GB}", "the experts of cuda:0 are in RAM already"),
         ("cuda:0: {memory: shared, profile: here.yaml}", "write expert_memory beside `memory: shared`"),
-        (
-            "cuda:0: {expert_memory: 1GB, memory: shared, pinned_memory: 1GB}",
-            "from pinned memory, and cuda:0 is not one: remove it",
-        ),
         ("cuda:0: {expert_memory: 1GB, memory: unified}", "expected 'own' or 'shared'"),
     ],
 )
@@ -163,15 +173,9 @@ def test_a_gpu_that_shares_the_hosts_memory_names_its_part_and_caches_nothing(
     assert problem in problems_of(tmp_path, MINIMAL + f"  {device}\n")
 
 
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [
-        ("memory: shared", "coserve.yaml:4:39: only a GPU can have `memory: shared`"),
-        ("pinned_memory: 1GB", "coserve.yaml:4:46: only a GPU with memory of its own is filled from pinned memory"),
-    ],
-)
-def test_settings_of_gpus_are_refused_for_the_cpu(tmp_path: Path, setting: str, problem: str) -> None:
-    assert problem in problems_of(tmp_path, MINIMAL.replace("250MB", f"250MB, {setting}"))
+def test_a_setting_of_gpus_is_refused_for_the_cpu(tmp_path: Path) -> None:
+    problem = "coserve.yaml:4:39: only a GPU can have `memory: shared`"
+    assert problem in problems_of(tmp_path, MINIMAL.replace("250MB", "250MB, memory: shared"))
 
 
 def test_changed_added_and_removed_settings_are_named_by_key(tmp_path: Path) -> None:
@@ -228,11 +232,11 @@ CLUSTER = "cluster: {address: 'head.lan:6379', token: keys/ray}\n"
 
 def test_a_device_of_another_pc_has_a_name_of_its_own_and_its_host(tmp_path: Path) -> None:
     config = a_config(tmp_path, MINIMAL + "  pc2-gpu: {host: pc2, expert_memory: 12GB}\n" + CLUSTER)
-    assert (config.devices["pc2-gpu"].host, config.devices["pc2-gpu"].device) == ("pc2", "cuda:0")
+    assert (config.devices["pc2-gpu"].worker, config.devices["pc2-gpu"].processor) == ("pc2", "cuda:0")
     assert config.cluster.token == tmp_path / "keys/ray"
-    environ = {"COSERVE_DEVICES_PC2_GPU_DEVICE": "cpu", "COSERVE_CLUSTER_ADDRESS": "10.0.0.1:6379"}
+    environ = {"COSERVE_DEVICES_PC2_GPU_HOST": "pc2/cpu", "COSERVE_CLUSTER_ADDRESS": "10.0.0.1:6379"}
     config = load_config(tmp_path / "coserve.yaml", environ)
-    assert (config.devices["pc2-gpu"].device, config.cluster.address) == ("cpu", "10.0.0.1:6379")
+    assert (config.devices["pc2-gpu"].processor, config.cluster.address) == ("cpu", "10.0.0.1:6379")
 
 
 @pytest.mark.parametrize(
@@ -241,13 +245,13 @@ def test_a_device_of_another_pc_has_a_name_of_its_own_and_its_host(tmp_path: Pat
         ("pc2-gpu: {expert_memory: 1GB}", CLUSTER, "coserve.yaml:5:12: pc2-gpu is not a device of this PC"),
         ("pc2-gpu: {expert_memory: 1GB, host: pc2}", "", ":39: a device of another PC needs `cluster.address`"),
         ("cuda:0: {expert_memory: 1GB, host: pc2}", CLUSTER, "give one of another PC a name of its own, such as pc2-"),
-        ("cuda:0: {expert_memory: 1GB, device: cpu}", CLUSTER, "is for devices of other PCs"),
         (
             "p: {expert_memory: 1GB, host: pc2}\n  q: {expert_memory: 1GB, host: pc2}",
             CLUSTER,
-            "coserve.yaml:6:6: cuda:0 of pc2 is already p: name another `device`",
+            "coserve.yaml:6:33: cuda:0 of pc2 is already p: name another",
         ),
         ("ram: {expert_memory: 1GB, host: pc2}", CLUSTER, "ram is the memory of this PC"),
+        ("p: {expert_memory: 1GB, host: pc2/gpu}", CLUSTER, "coserve.yaml:5:"),
         ("p: {expert_memory: 1GB, host: pc2, host_cache: 1GB}", CLUSTER, "is for GPUs of this PC: remove it"),
         ("p: {expert_memory: 1GB, host: '../x'}", CLUSTER, "coserve.yaml:5:33:"),
         ("p: {expert_memory: 1GB, host: pc2}", "cluster: {address: head}\n", "address"),

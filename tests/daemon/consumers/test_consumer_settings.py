@@ -41,10 +41,13 @@ def test_paths_are_relative_to_the_file_and_credentials_are_systemds(tmp_path: P
 
 
 def test_each_mistake_is_named_with_its_line(tmp_path: Path) -> None:
-    keys = "host: a/b|prefix: /a|pasword: x|send: [board]|keepalive: 1s|port: 70000|retain_boards: 200y"
+    keys = "host: a:70000|prefix: /a|pasword: x|send: [board]|keepalive: 1s|port: 8883|retain_boards: 200y"
     problems = mistakes(tmp_path, "  plant:\n    kind: mqtt\n" + "".join(f"    {key}\n" for key in keys.split("|")))
     assert [problem.split(":")[0] for problem in problems] == [str(line) for line in range(7, 14)]
     assert any("did you mean `password`?" in problem for problem in problems)
+    assert any(
+        problem.endswith("`port`: write it after the host: `host: broker.plant.lan:8883`") for problem in problems
+    )
     (unknown,) = mistakes(tmp_path, "  plant:\n    host: h\n    kind: mqqt\n")
     assert unknown.startswith("7:11: expected ")
     assert all(repr(kind) in unknown for kind in KINDS)
@@ -52,9 +55,34 @@ def test_each_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     assert mistakes(tmp_path, "  plant: 3\n") == ["5:10: expected a mapping (`key: value` lines), found `3`"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "server"),
+    [
+        ("host: broker.plant.lan", ("broker.plant.lan", 1883)),
+        ("host: broker.plant.lan, tls: {}", ("broker.plant.lan", 8883)),
+        ("host: '192.0.2.7:1884', tls: {}", ("192.0.2.7", 1884)),
+        ("host: '2001:db8::7'", ("2001:db8::7", 1883)),
+        ("host: '[2001:db8::7]:8884'", ("2001:db8::7", 8884)),
+    ],
+)
+def test_a_broker_has_the_port_after_its_host_or_the_usual_one(
+    tmp_path: Path, settings: str, server: tuple[str, int]
+) -> None:
+    plant = a_config(tmp_path, f"  plant: {{kind: mqtt, {settings}}}\n").consumers["plant"]
+    assert plant.servers() == [server]
+
+
+def test_a_hub_takes_a_line_once_and_by_a_name_that_fits_its_tables(tmp_path: Path) -> None:
+    hub = "{kind: plant, database: 'postgresql://hub.lan/plant'}"
+    text = f"  hub: {hub}\n  again: {hub}\nline: Halle 3\n"
+    named, twice = "a hub takes names such as line-3", "is that of hub too: one of them is enough"
+    assert [problem.split(": ", 1)[1][: len(named)] for problem in mistakes(tmp_path, text)][:1] == [named]
+    assert any(twice in problem for problem in mistakes(tmp_path, text))
+
+
 def test_what_cannot_be_together_is_named(tmp_path: Path) -> None:
     plant = "  plant:\n    kind: mqtt\n    host: h\n    password: x\n    tls: {cert: x.pem}\n"
-    text = f"{plant}  other: {{kind: mqtt, host: h}}\n"
+    text = f"{plant}  other: {{kind: mqtt, host: h:8883}}\n"
     assert mistakes(tmp_path, text) == [
         "8:15: needs `user`, whose password it is",
         "9:10: needs both `cert` and `key` if the broker asks for a certificate, or neither",

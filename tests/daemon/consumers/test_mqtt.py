@@ -60,7 +60,7 @@ class Bringing:
     def __init__(self, folder: Path, port: int, **settings: Any) -> None:
         self.database = ResultsDatabase(folder / "inspection.db")
         self.status_page = SharedStatusPage.make("test")
-        settings = {"kind": "mqtt", "host": "127.0.0.1", "port": port} | settings
+        settings = {"kind": "mqtt", "host": f"127.0.0.1:{port}"} | settings
         self.settings = MqttSettings.model_validate(settings)
 
     @asynccontextmanager
@@ -163,7 +163,7 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
 def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
         database = ResultsDatabase(tmp_path / "inspection.db")
-        consumers = {"plant": {"kind": "mqtt", "host": "127.0.0.1", "port": broker.port}}
+        consumers = {"plant": {"kind": "mqtt", "host": f"127.0.0.1:{broker.port}"}}
         config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}, "consumers": consumers}
         (tmp_path / "coserve.yaml").write_text(json.dumps(config), encoding="utf-8")
         command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]
@@ -328,7 +328,7 @@ def test_the_process_of_a_consumer_limits_its_memory_and_outlives_a_broker_that_
     with ScriptedBroker(flood=GIANT) as broker:
         database = ResultsDatabase(tmp_path / "inspection.db")
         database.grow(20)
-        consumers = {"plant": {"kind": "mqtt", "host": "127.0.0.1", "port": broker.port}}
+        consumers = {"plant": {"kind": "mqtt", "host": f"127.0.0.1:{broker.port}"}}
         config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}, "consumers": consumers}
         (tmp_path / "coserve.yaml").write_text(json.dumps(config), encoding="utf-8")
         command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]

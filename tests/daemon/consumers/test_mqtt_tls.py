@@ -69,7 +69,7 @@ def _tls(keys: Path, name: str) -> list[str]:
 
 def settings(port: int, keys: Path, tls: dict[str, str] | None, **more: Any) -> MqttSettings:
     files = None if tls is None else {name: keys / file for name, file in tls.items()}
-    return MqttSettings.model_validate({"kind": "mqtt", "host": "127.0.0.1", "port": port, "tls": files, **more})
+    return MqttSettings.model_validate({"kind": "mqtt", "host": f"127.0.0.1:{port}", "tls": files, **more})
 
 
 def open_error(settings: MqttSettings) -> DeliveryError | None:

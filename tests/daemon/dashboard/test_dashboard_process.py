@@ -127,7 +127,7 @@ def test_processes_beside_the_line_that_hang_are_replaced_and_verdicts_go_on(
     tmp_path: Path, experts_folder: Path
 ) -> None:
     pytest.importorskip("paho", reason="needs the extra mqtt")
-    plant = {"kind": "mqtt", "host": "127.0.0.1", "port": free_port(), "prefix": "plant"}
+    plant = {"kind": "mqtt", "host": f"127.0.0.1:{free_port()}", "prefix": "plant"}
     line = ShownLine(tmp_path / "line", experts_folder, consumers={"plant": plant})
     log = line.folder / "daemon.log"
     with with_other_times(line, "children._HUNG_AFTER_S, children._TIMES_FOR_A_START = 5.0, 100"):

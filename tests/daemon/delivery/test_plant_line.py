@@ -50,7 +50,7 @@ def test_verdicts_reach_the_plant_whatever_happens_to_broker_consumer_and_daemon
     tmp_path: Path, experts_folder: Path
 ) -> None:
     port = free_port()
-    plant = {"kind": "mqtt", "host": "127.0.0.1", "port": port, "prefix": "plant"}
+    plant = {"kind": "mqtt", "host": f"127.0.0.1:{port}", "prefix": "plant"}
     line = Line(tmp_path / "line", experts_folder, consumers={"plant": plant})
     broker = Broker(tmp_path / "broker", port=port)
     with line.service() as service:

@@ -33,7 +33,7 @@ def test_a_consumer_connects_to_its_broker_and_to_nobody_else(tmp_path: Path) ->
     ResultsDatabase(tmp_path / "inspection.db").grow(1)
     line = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}}
     hosts = {"here": "127.0.0.1", "there": "203.0.113.1"}
-    consumers = {name: {"kind": "mqtt", "host": host, "port": 9} for name, host in hosts.items()}
+    consumers = {name: {"kind": "mqtt", "host": f"{host}:9"} for name, host in hosts.items()}
     (tmp_path / "coserve.yaml").write_text(json.dumps(line | {"consumers": consumers}), encoding="utf-8")
     command = [*WITHOUT_A_NETWORK, sys.executable, "-c", RUN, str(tmp_path / "coserve.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)

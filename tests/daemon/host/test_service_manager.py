@@ -88,7 +88,7 @@ def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_pat
 def test_a_stop_finishes_the_backlog_unless_a_second_signal_cuts_it_short(
     tmp_path: Path, experts_folder: Path, is_cut_short: bool
 ) -> None:
-    line = Line(tmp_path, experts_folder, stop={"drain": "backlog", "within": "1h"})
+    line = Line(tmp_path, experts_folder, stop={"backlog_for": "1h"})
     with Manager(tmp_path) as manager, a_holdable_daemon(line.config, manager, WATCHDOG_S) as process:
         manager.until("READY", "1")
         with held(tmp_path, "executor"):

@@ -21,7 +21,7 @@ class Disk:
     def __init__(self, folder):
         self.folder = folder
         self.claims = SpaceClaims()
-        self.space = DiskSpace({"journal": folder / "journal", "images": folder / "images"}, 1, lambda: self.claims)
+        self.space = DiskSpace({"journal": folder / "journal", "images": folder / "images"}, lambda: self.claims, 1)
 
     def leave(self, size_bytes: int) -> None:
         """Claim everything but `size_bytes`."""
@@ -70,22 +70,22 @@ def test_what_was_let_in_since_the_last_look_counts(disk):
 
 def test_verdicts_of_many_small_images_need_room_too(tmp_path):
     images = shutil.disk_usage(tmp_path).total // 4096 + 1
-    disk_space = DiskSpace({"database": tmp_path}, 1, lambda: SpaceClaims(images=images))
+    disk_space = DiskSpace({"database": tmp_path}, lambda: SpaceClaims(images=images), 1)
     assert "the disk of the database" in (disk_space.problem() or "")
 
 
 def test_the_reserve_is_an_eighth_of_a_small_disk_and_segments_are_small_there(tmp_path):
-    disk_space = DiskSpace({"journal": tmp_path}, 2**62)
+    disk_space = DiskSpace({"journal": tmp_path}, reserve_bytes=2**62)
     space = disk_space.space("journal")
     assert space is not None
     assert disk_space.reserve_bytes(space) == space.total_bytes // 8
     assert disk_space.space("images") is None
-    assert segment_bytes(tmp_path, 2**62) == space.total_bytes // 32
-    assert segment_bytes(tmp_path, 2**20) == 2**20
+    assert segment_bytes(tmp_path, 2**62) == min(2**28, space.total_bytes // 32)
+    assert segment_bytes(tmp_path, 2**25) == 2**20
 
 
 def test_where_somebody_else_fills_the_disk_copies_wait_before_verdicts_do(tmp_path):
-    disk_space = DiskSpace({"journal": tmp_path, "images": tmp_path}, 10 * MB)
+    disk_space = DiskSpace({"journal": tmp_path, "images": tmp_path}, reserve_bytes=10 * MB)
     free_bytes = shutil.disk_usage(tmp_path).free
     assert disk_space.may_copy(MB)
     assert not disk_space.may_copy(free_bytes)

@@ -33,7 +33,7 @@ class Line:
     settled: int = 0
 
     def __post_init__(self) -> None:
-        self.thread = JournalThread(self.journal, DiskSpace({}, 0), self._take)
+        self.thread = JournalThread(self.journal, DiskSpace({}, reserve_bytes=0), self._take)
 
     def _take(self, group: ArrivalGroup) -> None:
         self.handed_on += 1

@@ -192,7 +192,7 @@ def test_an_expert_that_leaves_a_gpu_can_stay_in_host_memory_and_come_back(
 ):
     spec = an_expert_file(tmp_path)
     ram = SlotPool("ram", spec.weights_bytes)
-    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane, None))
+    monkeypatch.setattr("experts.vision.slot.transfer_for", lambda _: StagedTransfer("cpu", LateLane))
     gpu = SlotPool("cuda:0", spec.weights_bytes)
     gpu.load(spec)
     assert ram.load(spec, source=gpu).tier == "ram"

@@ -86,7 +86,7 @@ def test_the_command_writes_a_profile_that_the_daemon_reads(tmp_path: Path, expe
 def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_measured(tmp_path: Path, experts: Path):
     pytest.importorskip("ray")
     address = f"127.0.0.1:{free_port()}"
-    there = {"pc2-cpu": {"host": "pc2", "device": "cpu", "expert_memory": "150MB"}}
+    there = {"pc2-cpu": {"host": "pc2/cpu", "expert_memory": "150MB"}}
     here = {"cpu": {"expert_memory": "150MB", "executors": 1}}
     config = a_line(tmp_path / "line", experts, devices=here | there, cluster={"address": address})
     done = command(str(config), "--quick", "--max-batch", "1")

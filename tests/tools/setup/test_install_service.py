@@ -69,7 +69,7 @@ def test_a_second_install_changes_nothing_and_what_a_person_changed_stays(tmp_pa
 def test_the_unit_follows_the_configuration(tmp_path: Path) -> None:
     config = a_config(
         tmp_path / "a b, 9%",
-        stop={"drain": "backlog", "within": "90s"},
+        stop={"backlog_for": "90s"},
         database=f"sqlite:///{tmp_path}/results/inspection.db",
         devices={"cuda:0": {"expert_memory": "1GB"}},
         security={"server_key": "$CREDENTIALS_DIRECTORY/server.key_secret", "allowed_clients": "clients"},

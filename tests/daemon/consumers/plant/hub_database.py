@@ -52,7 +52,7 @@ class LineSide:
 
     def __post_init__(self) -> None:
         self.reader = ResultsReader(self.database.url)
-        self.alarms = Path("none")
+        self.name, self.alarms = "line-1", Path("none")
         self.end, self.at, self.before_oldest = self.reader.end, self.reader.at, self.reader.before_oldest
 
     def picture(self, inspection_id: int) -> bytes | None:
@@ -79,8 +79,10 @@ async def sending(
     **keys: Any,
 ):
     """Send a line's results to the hub; yields the runner."""
-    settings = PlantSettings(kind="plant", line=line, database=hub.url, **keys)
-    consumer = PlantConsumer(settings, identifier, side or LineSide(database))
+    settings = PlantSettings(kind="plant", database=hub.url, **keys)
+    side = side or LineSide(database)
+    side.name = line
+    consumer = PlantConsumer(settings, identifier, side)
     folder = database.file.parent / f"consumers-{identifier}"
     async with running(database, consumer, folder, settings, status_page=status_page) as runner:
         yield runner

@@ -59,7 +59,7 @@ class Kit:
         clock, engine = self.line.clock.clock, open_for_reading(self.line.url)
         self.pruner = Pruner(
             *(engine, self.images, Retention(**settings)),
-            DiskSpace({"images": self.images}, 1),
+            DiskSpace({"images": self.images}, reserve_bytes=1),
             run_task=lambda task: task(self.line.store),
             rest=lambda _seconds: True,
             ages=ages or (lambda age_s: AgeLimit(utc_text(clock.wall_s() - age_s))),

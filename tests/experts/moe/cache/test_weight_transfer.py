@@ -22,7 +22,7 @@ def a_device(folder: Path, seed: int, *, slots: int = 5, ram_experts: int = 3):
     shelf = Shelf(folder, ARCH)
     streams = RandomStreams(seed)
     tier = PinnedTier(shelf, ram_experts * EXPERT_BYTES, HostTransfer())
-    carrier = DeviceWeightTransfer(shelf, StagedTransfer("cpu", LateLane, None), tier, streams)
+    carrier = DeviceWeightTransfer(shelf, StagedTransfer("cpu", LateLane), tier, streams)
     return SlotCache(shelf, slots * EXPERT_BYTES, LayeredLru(ARCH.layers), carrier), shelf, streams, tier
 
 

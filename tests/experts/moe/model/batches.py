@@ -1,5 +1,6 @@
 """An engine on a tiny random Mixtral, unmodified, so that only the engine is looked at."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ from experts.moe.gating import StepRow
 from experts.moe.model.engine import Completion, Engine, EngineRequest, TokenEvent
 from experts.moe.model.keys_values import TextMemory, bytes_per_token
 from experts.moe.model.text import TextCodec
-from experts.moe.policy.schedule import BatchLimits, FirstCome, TaskProfiles
+from experts.moe.policy.schedule import BatchLimits, SloSlack, StepCosts, TaskProfiles
 from tests.experts.moe.tiny import CONTEXT, build_tiny
 from tests.tiny_text import a_byte_tokenizer
 
@@ -68,7 +69,7 @@ class Bench:
         self.engine = Engine(
             self.runtime,
             self.codec,
-            FirstCome(BatchLimits(rows, self.memory.tokens)),
+            SloSlack(BatchLimits(rows, self.memory.tokens), StepCosts(0, 0, 0), self.profiles, patience_s=math.inf),
             self.memory,
             profiles=self.profiles,
             on_token=self.tokens.append,

@@ -1,4 +1,4 @@
-"""Which generations begin: eMoE's Algorithm 1 by slack, and first come, first served."""
+"""Which generations begin: eMoE's Algorithm 1 by slack."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experts.moe.policy.schedule import BatchLimits, FirstCome, Generation, SloSlack, StepCosts, TaskProfiles
+from experts.moe.policy.schedule import BatchLimits, Generation, SloSlack, StepCosts, TaskProfiles
 
 #: A prefill of n tokens takes 1 + n/100 s, a step of n rows 1 + n/10 s.
 COSTS = StepCosts(prefill_token_s=0.01, step_s=1.0, row_s=0.1)
@@ -105,11 +105,10 @@ requests = st.builds(
     running=st.lists(
         requests.map(lambda row: Generation("r" + row.request, row.task, 20, 40, 0.0, row.slo_s, 1)), max_size=4
     ),
-    kind=st.sampled_from(["slack", "first"]),
 )
-def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running, kind):
+def test_limits_hold_and_an_idle_engine_always_gets_somebody(waiting, running):
     limits = BatchLimits(rows=4, tokens=600)
-    scheduler = FirstCome(limits) if kind == "first" else SloSlack(limits, COSTS, TaskProfiles(PROFILES))
+    scheduler = SloSlack(limits, COSTS, TaskProfiles(PROFILES))
     admitted = scheduler.admit(waiting, running, 100.0)
     assert len(set(names(admitted))) == len(admitted)
     assert all(row in waiting for row in admitted)
