@@ -62,12 +62,12 @@ def _rows(files: list[Source], crossed: Future[Crossing]) -> list[Row]:
         _lines(
             "Python lines of daemon, experts, routing_rules, tools",
             "75.7k",
-            "≤ 68k",
+            "≤ 65k",
             (f for f in files if not f.is_test),
         ),
         _lines("of these, packed into the wheel", "75.7k", "", (file for file in files if file.is_product)),
         _lines(
-            "Python lines under tests/", "76.2k", "≤ 60k", (file for file in files if file.path.startswith("tests/"))
+            "Python lines under tests/", "76.2k", "≤ 56k", (file for file in files if file.path.startswith("tests/"))
         ),
         _list("circles between rooms", "0", "0", knots),
         _list("rooms over 15 files", "4", "0", crowded_rooms(files)),
