@@ -75,6 +75,7 @@ from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
+from experts.editions.history import past
 from experts.people import current_user
 
 if TYPE_CHECKING:
@@ -221,8 +222,11 @@ class App:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
         self._texts_to_make = self._store.transact(unfinished_generations)
+        in_force = self._serving.current.number
+        ended = [each.number for each in past(EditionFolder(self._config.catalog), in_force) if each.ends_earlier]
         for number, sha256 in self._recovery.editions.items():
-            self._serve_on(number, sha256)
+            if number >= max(ended, default=0):
+                self._serve_on(number, sha256)
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
         pending = self._recovery.pending
         suspects = self._decode_marks.keep({image.key for image in pending})

@@ -347,7 +347,10 @@ class Operations:
             if _flag(fields, "only_check", default=False):
                 self.check(stored(folder.read(number), folder))
                 return {"edition": number}
-            return {**self.adopt(number), **self._settings_changed()}
+            with self._reloading:
+                if number != (current := folder.current()):
+                    raise EditionError(f"edition {number} is not in force: {folder.pointer} names {current}")  # noqa: TRY301
+                return {**self.adopt(number), **self._settings_changed()}
         except ConfigError as error:
             raise ControlError("bad_rules", str(error)) from None
         except EditionError as error:

@@ -86,7 +86,7 @@ def make_edition(
     """
     folder = EditionFolder(config.catalog)
     with folder.changing() as writer:
-        writer.settle(config.rules)
+        writer.recover_files(config.rules)
         before = _in_force(folder, may_be_damaged=anew)
         draft = build(before)
         if not draft.keeps_files:
@@ -103,6 +103,8 @@ def make_edition(
         is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
         if before is not None and is_same and not must_differ:
             return Made(before, before, lacking, running.adopt(before.number))
+        if not draft.keeps_files:
+            writer.require_writable(edition, config.rules)
         writer.add(edition)
         try:
             running.check(served)

@@ -147,14 +147,29 @@ class EditionWriter:
 
     def write_files(self, edition: Edition, rules: Path) -> None:
         """Write the working files that differ from an edition, and take the mark away."""
-        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
-            replace_text(rules, edition.rules, like=self._folder.catalog)
-        if entries_of(self._folder.catalog) != edition.experts:
-            replace_text(self._folder.catalog, _catalog_text(edition, self._folder))
+        for file, text in self._new_texts(edition, rules).items():
+            replace_text(file, text, like=self._folder.catalog)
         self._folder.mark.unlink(missing_ok=True)
         sync(self._folder.mark.parent)
 
-    def settle(self, rules: Path) -> None:
+    def require_writable(self, edition: Edition, rules: Path) -> None:
+        """Raises EditionError if this user may not write the working files as an edition would need it."""
+        for file in self._new_texts(edition, rules):
+            if not os.access(file.parent, os.W_OK | os.X_OK):
+                raise EditionError(
+                    f"{file}: edition {edition.number} would change it, and this user may not write it: run this with"
+                    " sudo; nothing has changed"
+                )
+
+    def _new_texts(self, edition: Edition, rules: Path) -> dict[Path, str]:
+        texts: dict[Path, str] = {}
+        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
+            texts[rules] = edition.rules
+        if entries_of(self._folder.catalog) != edition.experts:
+            texts[self._folder.catalog] = _catalog_text(edition, self._folder)
+        return texts
+
+    def recover_files(self, rules: Path) -> None:
         """Write the working files that a crash left behind the edition in force."""
         with suppress(EditionError):  # one that is damaged cannot be written
             in_force = self._folder.in_force() if self._folder.is_rewriting else None

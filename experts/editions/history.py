@@ -136,7 +136,7 @@ def past(folder: EditionFolder, newest: int) -> list[Edition]:
     editions: list[Edition] = []
     for number in reversed(folder.numbers()):
         if number <= newest and len(editions) < _NEWEST:
-            with suppress(EditionError):
+            with suppress(EditionError, OSError):
                 editions.append(edition := folder.read(number))
                 newest = edition.parent or number - 1
     return editions
@@ -153,7 +153,7 @@ def experts_of(folder: EditionFolder) -> dict[str, Expert]:
     else:
         experts = {name: Expert(name) for name in in_force.experts}
         for edition in reversed([in_force, *past(folder, in_force.parent or 0)]):
-            _tell(experts, folder, edition)
+            _add_edition(experts, folder, edition)
     for candidate in candidates.candidates:
         expert = experts.setdefault(candidate.expert, Expert(candidate.expert))
         entry, known = folder.in_place(candidate.entry), expert.versions.get(candidate.version)
@@ -210,7 +210,7 @@ def _working(folder: EditionFolder) -> dict[str, Expert]:
     }
 
 
-def _tell(experts: dict[str, Expert], folder: EditionFolder, edition: Edition) -> None:
+def _add_edition(experts: dict[str, Expert], folder: EditionFolder, edition: Edition) -> None:
     at = edition.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     source = edition.release.name if edition.release else edition.why
     for name, released in edition.experts.items():

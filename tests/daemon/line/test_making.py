@@ -141,6 +141,17 @@ def test_a_promotion_writes_the_working_files_anew_unless_they_hold_edits(config
     assert config.rules.read_text() == made.edition.rules
 
 
+def test_working_files_that_this_user_may_not_write_are_named_before_the_edition_is_in_force(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(config)
+    monkeypatch.setattr("experts.editions.folder.os.access", lambda *_: False)
+    with pytest.raises(EditionError, match=r"catalog\.yaml: edition 2 would change it, and this user may not write it"):
+        make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine())
+    folder = EditionFolder(config.catalog)
+    assert (folder.current(), folder.numbers(), folder.mark.exists()) == (1, [1], False)
+
+
 def test_numbers_are_above_those_of_the_folder_and_of_the_database(config: Config) -> None:
     assert loaded(config, ARunningLine(rows=6)).edition.number == 7
     assert loaded(config, ARunningLine(rows=7, digests={7: "0" * 64})).edition.number == 8
