@@ -32,7 +32,7 @@ from daemon.language.models import LanguageModels
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
 from daemon.line.making import Draft, draft_of, make_edition, working_files
-from daemon.line.served import Served, stored
+from daemon.line.served import Served, compile_stored
 from daemon.line.serving import Serving
 from daemon.line.shared_devices import images_config
 from daemon.line.working import WorkingFiles
@@ -256,7 +256,7 @@ class App:
             note = f"was {before.number} of another line, or of an older folder"
             return replace(draft_of(before, folder, "reload", note), keeps_files=True)
 
-        return stored(make_edition(config, current_user(), build, line).edition, folder)
+        return compile_stored(make_edition(config, current_user(), build, line).edition, folder)
 
     def _serve_on(self, number: int, sha256: str) -> None:
         """Let an earlier edition go on judging what began in it; where it cannot, that is `unknown`."""
@@ -266,7 +266,7 @@ class App:
         try:
             edition = folder.read(number)
             if edition.sha256 == sha256:
-                self._serving.know(stored(edition, folder), time.monotonic())
+                self._serving.add(compile_stored(edition, folder), time.monotonic())
                 return
             problem = f"{folder.file(number)} is another edition than the one that boards began in"
         except (EditionError, ConfigError, OSError) as error:
@@ -523,7 +523,7 @@ class App:
     def finished(self, outcomes: list[Outcome]) -> None:
         self._metrics.finished(outcomes)
         for outcome in outcomes:
-            self._writer.finish(outcome)
+            self._writer.store_verdict(outcome)
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self._bad_images.put((image, reason))
@@ -538,7 +538,7 @@ class App:
     def switched(self, switch: ExpertSwitch) -> None:
         self._metrics.switched(switch)
         self._timeline.loads.append(switch)
-        self._writer.switch(switch)
+        self._writer.store_switch(switch)
 
     def sampled(self, sample: QueueSample) -> None:
         self._timeline.samples.append(sample)

@@ -24,7 +24,7 @@ from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import warn_of_weights
 from daemon.line.making import make_edition, working_files
-from daemon.line.served import Served, stored
+from daemon.line.served import Served, compile_stored
 from daemon.line.serving import Serving, changed_experts
 from daemon.line.working import WorkingFiles
 from daemon.monitor.alarms import Alarms
@@ -284,7 +284,7 @@ class Operations:
         in_force = self._in_force("start", at, who, note)
         steps = (*self._version_steps(), *self._restores())
         states = (settings, *self._keys_allowed(at, who, note), in_force)
-        self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
+        self.writer.store_changes(ChangeNotes((start,), steps, states, version("coserve")))
 
     def _in_force(self, what: Literal["start", "reload"], at: str, who: str, note: str | None, **at_of: str) -> State:
         catalog = self.serving.current.catalog
@@ -334,7 +334,7 @@ class Operations:
     def _keys(self, fields: dict[str, Any]) -> dict[str, Any]:
         who, note = _author(fields)
         answer = self.access.reload()
-        self.writer.note(ChangeNotes(states=self._keys_allowed(utc_text(time.time()), who, note)))
+        self.writer.store_changes(ChangeNotes(states=self._keys_allowed(utc_text(time.time()), who, note)))
         return answer
 
     def _adopt(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +345,7 @@ class Operations:
         folder = EditionFolder(self.config.catalog)
         try:
             if _flag(fields, "only_check", default=False):
-                self.check(stored(folder.read(number), folder))
+                self.check(compile_stored(folder.read(number), folder))
                 return {"edition": number}
             with self._reloading:
                 if number != (current := folder.current()):
@@ -357,7 +357,7 @@ class Operations:
             raise ControlError("bad_edition", str(error)) from None
 
     def _bring_versions(self) -> dict[str, Any]:
-        self.writer.note(ChangeNotes(steps=tuple(self._version_steps())))
+        self.writer.store_changes(ChangeNotes(steps=tuple(self._version_steps())))
         self.shadows.read()
         return {}
 
@@ -372,7 +372,7 @@ class Operations:
             new = {"pin": answer.get("device"), "drain": "off" if fields.get("off") else "on"}.get(what)
             old = None if what == "pin" else fields.get("device")
             subject = {"drain": "intake", "prune": "results"}.get(what) or expert_subject(fields["expert"])
-            self.writer.note(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
+            self.writer.store_changes(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
             return answer
 
         return handle
@@ -386,7 +386,7 @@ class Operations:
         at, now = utc_text(time.time()), _flat(answer)
         changed = [name for name in now if before.get(name) != now[name]]
         rows = [Change(at, who, "limits", name, before.get(name), now[name], note) for name in changed]
-        self.writer.note(ChangeNotes(tuple(rows)))
+        self.writer.store_changes(ChangeNotes(tuple(rows)))
         return answer
 
     def _status(self) -> dict[str, Any]:
@@ -509,7 +509,7 @@ class Operations:
                 f"{folder.file(number)} is another edition than the one that boards were judged by as number {number}:"
                 " coserve reload makes one with a number of its own"
             )
-        served, before = stored(edition, folder), self.serving.current
+        served, before = compile_stored(edition, folder), self.serving.current
         changed = changed_experts(before.catalog, served.catalog)
         self.prefetch(before.catalog, served.catalog)
         # The drive first: an image of the edition must not meet a drive without its experts.
@@ -523,7 +523,7 @@ class Operations:
             words_of={f"settings of {row['expert']}": row["what"] for row in changed},
         )
         states = (*self._keys_allowed(at, edition.who, edition.note), in_force)
-        self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
+        self.writer.store_changes(ChangeNotes(steps=tuple(self._version_steps()), states=states))
         self.access.reload()
         self.shadows.read()
         if not folder.is_rewriting:

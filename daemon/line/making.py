@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
-from daemon.line.served import Served, compiled
+from daemon.line.served import Served, compile_edition
 from daemon.line.working import unloaded_edits
 from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition, EditionError, FromRelease, Why
@@ -92,7 +92,7 @@ def make_edition(
         if not draft.keeps_files:
             _require_no_edits(config, before, discard=discard)
         edition = _edition_of(draft, who, before, _next_number(folder, running))
-        served = compiled(edition, draft.experts, folder.root)
+        served = compile_edition(edition, draft.experts, folder.root)
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
         lacking = folder.enter(draft.experts)
@@ -127,7 +127,7 @@ def working_files(config: Config, note: str | None, *, now: bool = False) -> Dra
 
 def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
     """Return the content of an edition once more."""
-    return Draft(edition.rules, folder.placed(edition), why, note)
+    return Draft(edition.rules, folder.absolute_entries(edition), why, note)
 
 
 def _in_force(folder: EditionFolder, *, may_be_damaged: bool) -> Edition | None:

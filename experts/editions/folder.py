@@ -68,17 +68,17 @@ class EditionFolder:
 
     @property
     def is_rewriting(self) -> bool:
-        """Return whether a crash left the working files behind the edition in force."""
+        """Return True if a crash left the working files behind the edition in force."""
         with suppress(EditionError):  # a damaged mark is as good as none
             number = _number_in(self.mark)
             return number is not None and number == self.current()
         return False
 
-    def in_place(self, entry: CatalogEntry) -> CatalogEntry:
-        """Return an edition's entry with its weights' place, relative to the catalog's folder."""
+    def relative_entry(self, entry: CatalogEntry) -> CatalogEntry:
+        """Return an edition's entry with its weights' paths, relative to the catalog's folder."""
         return entry.with_files(lambda _, sha256: str(self.weights.place(sha256).relative_to(self.root)))
 
-    def placed(self, edition: Edition) -> dict[str, CatalogEntry]:
+    def absolute_entries(self, edition: Edition) -> dict[str, CatalogEntry]:
         """Return an edition's entries with the absolute paths of their weights."""
         return {
             name: entry.with_files(lambda _, sha256: str(self.weights.place(sha256)))
@@ -106,7 +106,7 @@ class EditionFolder:
         return self.weights.enter(files)
 
     def may_write(self) -> bool:
-        """Return whether this process may make editions here, without trying to."""
+        """Return True if this process may make editions here, without trying to."""
         folder = self.folder if self.folder.exists() else self.root
         return os.access(folder, os.W_OK | os.X_OK)
 
@@ -196,7 +196,7 @@ def entries_of(catalog: Path) -> dict[str, CatalogEntry] | None:
 
 
 def _catalog_text(edition: Edition, folder: EditionFolder) -> str:
-    experts = {name: rendered(folder.in_place(entry)) for name, entry in edition.experts.items()}
+    experts = {name: rendered(folder.relative_entry(entry)) for name, entry in edition.experts.items()}
     return _HEAD.format(number=edition.number) + dump({"experts": experts})
 
 

@@ -30,6 +30,7 @@ from tools.terminal.open_line import reading, settings_of
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Executable
 
+NO_DAEMON = "no daemon runs: it is in force from the next start on"
 _ASK_S = 3.0
 #: Weights may have to reach other PCs first.
 _ADOPT_S = 60.0
