@@ -391,7 +391,7 @@ class App:
             self._results.start(self.operations.heartbeat)
             self._control.start()
             self._writer.start(self)
-            self._writer.rules_in_force(self._serving.current.routes)
+            self._writer.store_rules(self._serving.current.routes)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._serving.current.catalog)
             self._files.poll()

@@ -266,7 +266,7 @@ class Operations:
             "prune": self._noted(
                 "prune", lambda fields: self.retention.prune(begin=_flag(fields, "begin", default=True))
             ),
-            "versions": lambda _: self._bring_versions(),
+            "versions": lambda _: self._record_versions(),
             "review": self._review,
             "metrics": lambda _: {"text": self.metrics.exposition()},
             "health": lambda _: self.health(),
@@ -356,7 +356,7 @@ class Operations:
         except EditionError as error:
             raise ControlError("bad_edition", str(error)) from None
 
-    def _bring_versions(self) -> dict[str, Any]:
+    def _record_versions(self) -> dict[str, Any]:
         self.writer.store_changes(ChangeNotes(steps=tuple(self._version_steps())))
         self.shadows.read()
         return {}
@@ -515,7 +515,7 @@ class Operations:
         # The drive first: an image of the edition must not meet a drive without its experts.
         self.drive.take_editions(served)
         at = utc_text(self.serving.put_in_force(served, time.monotonic()))
-        self.writer.rules_in_force(served.routes)
+        self.writer.store_rules(served.routes)
         if edition.ends_earlier:
             self.drive.end_editions([each.number for each in self.serving.all()[1:]])
         in_force = replace(

@@ -39,7 +39,7 @@ class RunningLine(Protocol):
     """The line's daemon, if one runs, and its database."""
 
     def highest(self) -> int | None:
-        """Return the highest number that a row names, 0 for none; None if neither daemon nor database tells."""
+        """Return the highest number that a row names, 0 for none; None if this user may not read the database."""
         ...
 
     def digest(self, number: int) -> str | None:
@@ -152,8 +152,8 @@ def _next_number(folder: EditionFolder, running: RunningLine) -> int:
     highest = running.highest()
     if highest is None:
         raise EditionError(
-            "neither the daemon nor the database tells the highest edition, so that a new one could take the number of"
-            " another: run this as a user who may read the database (sudo), or start the line"
+            "the database cannot be read, and a new edition could take the number of another: run this as a user who"
+            " may read it (sudo)"
         )
     return max(highest, *folder.numbers(), 0) + 1
 

@@ -174,7 +174,7 @@ class Writer:
     def store_switch(self, switch: ExpertSwitch) -> None:
         self._queue.put(switch)
 
-    def rules_in_force(self, routes: Routes) -> None:
+    def store_rules(self, routes: Routes) -> None:
         """Write the rules that boards open with from now on, unless they were in force before."""
         self._queue.put(routes)
 

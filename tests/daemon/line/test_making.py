@@ -155,7 +155,9 @@ def test_working_files_that_this_user_may_not_write_are_named_before_the_edition
 def test_numbers_are_above_those_of_the_folder_and_of_the_database(config: Config) -> None:
     assert loaded(config, ARunningLine(rows=6)).edition.number == 7
     assert loaded(config, ARunningLine(rows=7, digests={7: "0" * 64})).edition.number == 8
-    with pytest.raises(EditionError, match="neither the daemon nor the database tells the highest edition"):
+    with pytest.raises(
+        EditionError, match="the database cannot be read, and a new edition could take the number of another"
+    ):
         make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine(rows=None))
 
 
