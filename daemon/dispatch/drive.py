@@ -176,7 +176,7 @@ class Drive:
         return self._call(lambda: self._answer(kind, fields))
 
     def take_editions(self, newest: Served) -> None:
-        """Know the experts of all editions that serve, with usage as `newest` has it.
+        """Schedule the experts of all editions that serve, with usage as `newest` has it.
 
         Call this before an edition comes into force: its images need its experts.
         """

@@ -23,7 +23,7 @@ _HEAD = "# Written from edition {number}; comments are not kept. Edit it, then: 
 
 
 class EditionsBusyError(EditionError):
-    """Another process makes an edition; a later try may succeed."""
+    """Another process is making an edition; a later try may succeed."""
 
 
 class EditionFolder:
@@ -221,7 +221,7 @@ def _locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "another"
-            raise EditionsBusyError(f"process {owner} makes an edition: try again when it is done") from None
+            raise EditionsBusyError(f"process {owner} is making an edition: try again when it is done") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -235,7 +235,7 @@ def _translated(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{error.filename or folder}: {error.strerror or error}"
-        remedy = "what was in force still is; see to the disk"
+        remedy = "see to the disk, then repeat the command"
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             remedy = "who makes editions must be able to write in this folder (group coserve-experts of the service)"
         raise EditionError(f"{what}: {remedy}") from None

@@ -120,7 +120,7 @@ def test_an_edition_never_changes(tmp_path: Path) -> None:
 
 def test_two_people_cannot_make_editions_at_once(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "experts")
-    busy = pytest.raises(EditionsBusyError, match=f"process {os.getpid()} makes an edition")
+    busy = pytest.raises(EditionsBusyError, match=f"process {os.getpid()} is making an edition")
     with folder.changing(), busy, folder.changing():
         pass
 
