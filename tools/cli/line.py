@@ -196,11 +196,13 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
 def reload(
     config: ConfigOption = DEFAULT_CONFIG,
-    now: Annotated[bool, typer.Option("--now", help="End the editions before it at once: their boards too.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
+    ] = False,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put rules and catalog in force as the next edition; with a mistake in them it is printed, and nothing changes.
+    """Put rules and catalog in force as the next edition; if they have mistakes, print these and change nothing.
 
     Boards that have begun are judged to their end by the edition in which they began, for ten minutes at least. What
     has changed in coserve.yaml is named: it needs a restart. Without a daemon it is in force from the next start on.

@@ -135,7 +135,9 @@ def pull(
         bool, typer.Option("--newest", help="The newest by a signer of the line, unless it has had it: for a timer.")
     ] = False,
     within: Annotated[float, typer.Option("--within", hidden=True)] = 0.0,  # noqa: ARG001 - boards wait no more
-    now: Annotated[bool, typer.Option("--now", help="End the editions before it at once: their boards too.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
+    ] = False,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Allow an older or an expired release.")] = False,
     discard: Discard = False,
     token: Token = None,
