@@ -32,7 +32,7 @@ from daemon.language.models import LanguageModels
 from daemon.line.devices import Measurements, pools_and_executors
 from daemon.line.line import Line, curve_keys, settings_problems, start_problems, warn_of_weights
 from daemon.line.making import Draft, draft_of, make_edition, working_files
-from daemon.line.served import Served, stored
+from daemon.line.served import Served, compile_stored
 from daemon.line.serving import Serving
 from daemon.line.shared_devices import images_config
 from daemon.line.working import WorkingFiles
@@ -75,6 +75,7 @@ from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
+from experts.editions.history import past
 from experts.people import current_user
 
 if TYPE_CHECKING:
@@ -222,8 +223,11 @@ class App:
         self._recovery = self._writer.recover()
         self._database_files.note(self._store.engine)
         self._texts_to_make = self._store.transact(unfinished_generations)
+        in_force = self._serving.current.number
+        ended = [each.number for each in past(EditionFolder(self._config.catalog), in_force) if each.ends_earlier]
         for number, sha256 in self._recovery.editions.items():
-            self._serve_on(number, sha256)
+            if number >= max(ended, default=0):
+                self._serve_on(number, sha256)
         self._decode_marks = DecodeMarks(self._config.journal / "decoding.marks")
         pending = self._recovery.pending
         suspects = self._decode_marks.keep({image.key for image in pending})
@@ -253,7 +257,7 @@ class App:
             note = f"was {before.number} of another line, or of an older folder"
             return replace(draft_of(before, folder, "reload", note), keeps_files=True)
 
-        return stored(make_edition(config, current_user(), build, line).edition, folder)
+        return compile_stored(make_edition(config, current_user(), build, line).edition, folder)
 
     def _serve_on(self, number: int, sha256: str) -> None:
         """Let an earlier edition go on judging what began in it; where it cannot, that is `unknown`."""
@@ -263,7 +267,7 @@ class App:
         try:
             edition = folder.read(number)
             if edition.sha256 == sha256:
-                self._serving.know(stored(edition, folder), time.monotonic())
+                self._serving.add(compile_stored(edition, folder), time.monotonic())
                 return
             problem = f"{folder.file(number)} is another edition than the one that boards began in"
         except (EditionError, ConfigError, OSError) as error:
@@ -388,7 +392,7 @@ class App:
             self._results.start(self.operations.heartbeat)
             self._control.start()
             self._writer.start(self)
-            self._writer.rules_in_force(self._serving.current.routes)
+            self._writer.store_rules(self._serving.current.routes)
             self.operations.started(self._path, self._note)
             warn_of_weights(self._serving.current.catalog)
             self._files.poll()
@@ -520,7 +524,7 @@ class App:
     def finished(self, outcomes: list[Outcome]) -> None:
         self._metrics.finished(outcomes)
         for outcome in outcomes:
-            self._writer.finish(outcome)
+            self._writer.store_verdict(outcome)
 
     def bad_image(self, image: Accepted, reason: str) -> None:
         self._bad_images.put((image, reason))
@@ -535,7 +539,7 @@ class App:
     def switched(self, switch: ExpertSwitch) -> None:
         self._metrics.switched(switch)
         self._timeline.loads.append(switch)
-        self._writer.switch(switch)
+        self._writer.store_switch(switch)
 
     def sampled(self, sample: QueueSample) -> None:
         self._timeline.samples.append(sample)

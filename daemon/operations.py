@@ -24,7 +24,7 @@ from daemon.intake.backlog import Backlog
 from daemon.language.models import LanguageModels
 from daemon.line.line import warn_of_weights
 from daemon.line.making import make_edition, working_files
-from daemon.line.served import Served, stored
+from daemon.line.served import Served, compile_stored
 from daemon.line.serving import Serving, changed_experts
 from daemon.line.working import WorkingFiles
 from daemon.monitor.alarms import Alarms
@@ -266,7 +266,7 @@ class Operations:
             "prune": self._noted(
                 "prune", lambda fields: self.retention.prune(begin=_flag(fields, "begin", default=True))
             ),
-            "versions": lambda _: self._bring_versions(),
+            "versions": lambda _: self._record_versions(),
             "review": self._review,
             "metrics": lambda _: {"text": self.metrics.exposition()},
             "health": lambda _: self.health(),
@@ -284,7 +284,7 @@ class Operations:
         in_force = self._in_force("start", at, who, note)
         steps = (*self._version_steps(), *self._restores())
         states = (settings, *self._keys_allowed(at, who, note), in_force)
-        self.writer.note(ChangeNotes((start,), steps, states, version("coserve")))
+        self.writer.store_changes(ChangeNotes((start,), steps, states, version("coserve")))
 
     def _in_force(self, what: Literal["start", "reload"], at: str, who: str, note: str | None, **at_of: str) -> State:
         catalog = self.serving.current.catalog
@@ -334,7 +334,7 @@ class Operations:
     def _keys(self, fields: dict[str, Any]) -> dict[str, Any]:
         who, note = _author(fields)
         answer = self.access.reload()
-        self.writer.note(ChangeNotes(states=self._keys_allowed(utc_text(time.time()), who, note)))
+        self.writer.store_changes(ChangeNotes(states=self._keys_allowed(utc_text(time.time()), who, note)))
         return answer
 
     def _adopt(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -345,16 +345,19 @@ class Operations:
         folder = EditionFolder(self.config.catalog)
         try:
             if _flag(fields, "only_check", default=False):
-                self.check(stored(folder.read(number), folder))
+                self.check(compile_stored(folder.read(number), folder))
                 return {"edition": number}
-            return {**self.adopt(number), **self._settings_changed()}
+            with self._reloading:
+                if number != (current := folder.current()):
+                    raise EditionError(f"edition {number} is not in force: {folder.pointer} names {current}")  # noqa: TRY301
+                return {**self.adopt(number), **self._settings_changed()}
         except ConfigError as error:
             raise ControlError("bad_rules", str(error)) from None
         except EditionError as error:
             raise ControlError("bad_edition", str(error)) from None
 
-    def _bring_versions(self) -> dict[str, Any]:
-        self.writer.note(ChangeNotes(steps=tuple(self._version_steps())))
+    def _record_versions(self) -> dict[str, Any]:
+        self.writer.store_changes(ChangeNotes(steps=tuple(self._version_steps())))
         self.shadows.read()
         return {}
 
@@ -369,7 +372,7 @@ class Operations:
             new = {"pin": answer.get("device"), "drain": "off" if fields.get("off") else "on"}.get(what)
             old = None if what == "pin" else fields.get("device")
             subject = {"drain": "intake", "prune": "results"}.get(what) or expert_subject(fields["expert"])
-            self.writer.note(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
+            self.writer.store_changes(ChangeNotes((Change(utc_text(time.time()), who, what, subject, old, new, note),)))
             return answer
 
         return handle
@@ -383,7 +386,7 @@ class Operations:
         at, now = utc_text(time.time()), _flat(answer)
         changed = [name for name in now if before.get(name) != now[name]]
         rows = [Change(at, who, "limits", name, before.get(name), now[name], note) for name in changed]
-        self.writer.note(ChangeNotes(tuple(rows)))
+        self.writer.store_changes(ChangeNotes(tuple(rows)))
         return answer
 
     def _status(self) -> dict[str, Any]:
@@ -506,13 +509,13 @@ class Operations:
                 f"{folder.file(number)} is another edition than the one that boards were judged by as number {number}:"
                 " coserve reload makes one with a number of its own"
             )
-        served, before = stored(edition, folder), self.serving.current
+        served, before = compile_stored(edition, folder), self.serving.current
         changed = changed_experts(before.catalog, served.catalog)
         self.prefetch(before.catalog, served.catalog)
         # The drive first: an image of the edition must not meet a drive without its experts.
         self.drive.take_editions(served)
         at = utc_text(self.serving.put_in_force(served, time.monotonic()))
-        self.writer.rules_in_force(served.routes)
+        self.writer.store_rules(served.routes)
         if edition.ends_earlier:
             self.drive.end_editions([each.number for each in self.serving.all()[1:]])
         in_force = replace(
@@ -520,7 +523,7 @@ class Operations:
             words_of={f"settings of {row['expert']}": row["what"] for row in changed},
         )
         states = (*self._keys_allowed(at, edition.who, edition.note), in_force)
-        self.writer.note(ChangeNotes(steps=tuple(self._version_steps()), states=states))
+        self.writer.store_changes(ChangeNotes(steps=tuple(self._version_steps()), states=states))
         self.access.reload()
         self.shadows.read()
         if not folder.is_rewriting:

@@ -103,11 +103,11 @@ class Chains:
     def parked(self) -> int:
         return len(self._parked)
 
-    def of(self, request: Request) -> Chain:
+    def chain_of(self, request: Request) -> Chain:
         return self._chains[request.request_id]
 
-    def names(self, requests: Iterable[Request]) -> list[str]:
-        images = (self.of(request).image for request in requests)
+    def image_names(self, requests: Iterable[Request]) -> list[str]:
+        images = (self.chain_of(request).image for request in requests)
         return [f"{image.source}/{image.image_id}" for image in images]
 
     # Editions
@@ -174,20 +174,20 @@ class Chains:
         """End the image, or retry it if its device failed or its bytes could not be read this time."""
         match fault.kind:
             case "bad_image":
-                self.is_bad(request, fault.detail)
+                self.end_as_bad(request, fault.detail)
             case "unreadable":
                 self.last_error = fault.detail
-                if not self._park(self.of(request), reads_again=True):
-                    self.is_bad(request, fault.detail)
+                if not self._park(self.chain_of(request), reads_again=True):
+                    self.end_as_bad(request, fault.detail)
             case "expert_failed" if is_device_error:
-                self.again(request, MAX_LOSSES if is_lost else 1)
+                self.retry(request, MAX_LOSSES if is_lost else 1)
             case "expert_failed":
                 self.last_error = f"expert {name_of(request.expert)}: {fault.detail}"
                 self.end(request, "expert_failed")
 
-    def again(self, request: Request, max_failures: int = 1) -> None:
+    def retry(self, request: Request, max_failures: int = 1) -> None:
         """Queue an image again for the expert whose batch failed, at most `max_failures` times."""
-        chain = self.of(request)
+        chain = self.chain_of(request)
         if chain.failures >= max_failures:
             self.end(request, "expert_failed")
             return
@@ -227,7 +227,7 @@ class Chains:
     def park(self, requests: Iterable[Request]) -> None:
         """Let images wait until `release`: a load of their expert hangs."""
         for request in requests:
-            if not self._park(self.of(request)):
+            if not self._park(self.chain_of(request)):
                 self.end(request, "expert_failed")
 
     def release(self, expert: ExpertId) -> None:
@@ -253,7 +253,7 @@ class Chains:
             elif chain.read_again_s is None:
                 self.end(chain.request, "expert_failed")
             else:
-                self.is_bad(chain.request, "its bytes could not be read")
+                self.end_as_bad(chain.request, "its bytes could not be read")
         parked = self._parked.values()
         return min(
             (min(each.parked_until_s, each.read_again_s or each.parked_until_s) for each in parked), default=None
@@ -280,14 +280,14 @@ class Chains:
 
     # Ends
 
-    def is_bad(self, request: Request, reason: str) -> None:
-        self.bad_images.append((self.of(request).image, reason))
+    def end_as_bad(self, request: Request, reason: str) -> None:
+        self.bad_images.append((self.chain_of(request).image, reason))
         self.end(request, "bad_image")
 
     def end_all(self, requests: Iterable[Request]) -> None:
         """End requests whose expert is gone or unusable."""
         for request in requests:
-            chain = self.of(request)
+            chain = self.chain_of(request)
             if self._serves_no_more(chain):
                 self.end(request, "edition_gone")
                 continue

@@ -176,7 +176,7 @@ class Drive:
         return self._call(lambda: self._answer(kind, fields))
 
     def take_editions(self, newest: Served) -> None:
-        """Know the experts of all editions that serve, with usage as `newest` has it.
+        """Schedule the experts of all editions that serve, with usage as `newest` has it.
 
         Call this before an edition comes into force: its images need its experts.
         """
@@ -355,7 +355,7 @@ class Drive:
 
     def _run(self, run: Run, now: float) -> None:
         self._last_batch_id += 1
-        chains = [self._chains.of(request) for request in run.batch]
+        chains = [self._chains.chain_of(request) for request in run.batch]
         batch = Batch(
             number=self._last_batch_id,
             executor=run.executor,
@@ -456,11 +456,11 @@ class Drive:
         """Retry all images but the one whose decoding hangs; else blame the expert, or another PC's device."""
         executor, expert, decoding = batch.executor, batch.spec.name, batch.decoding
         is_remote = self._work.pool_of(executor) in self._remote_pools
-        images = self._chains.names(batch.requests)
+        images = self._chains.image_names(batch.requests)
         self._log.error("executor_hung", executor=executor, expert=expert, images=images, seconds=round(seconds, 1))
         self._scheduler.batch_hung(executor)
         if decoding is not None:
-            self._chains.is_bad(batch.requests[decoding], f"its decoding did not end within {seconds:.0f} s")
+            self._chains.end_as_bad(batch.requests[decoding], f"its decoding did not end within {seconds:.0f} s")
         else:
             reason = f"a batch of {expert} on {executor} did not end within {seconds:.0f} s"
             self._chains.last_error = reason
@@ -472,11 +472,11 @@ class Drive:
                     self._chains.end_all(self._scheduler.fail(batch.spec.expert, why))
         for number, request in enumerate(batch.requests):
             if number != decoding:
-                self._chains.again(request, MAX_LOSSES if is_remote else 1)
+                self._chains.retry(request, MAX_LOSSES if is_remote else 1)
 
     def _take_editions(self, newest: Served) -> None:
         pools = self._scheduler.snapshot().pools
-        self._serving.know(newest)
+        self._serving.add(newest)
         lost = self._scheduler.replace_facts(facts_of((newest, *self._serving.all()), self._usage))
         self._chains.take_editions()
         self._health.forget_hangs()
@@ -487,7 +487,7 @@ class Drive:
         self._pin_new_versions(newest, [(expert, pool.pool) for pool in pools for expert in pool.pinned])
 
     def _end_editions(self, numbers: list[int]) -> None:
-        self._serving.forget(numbers)
+        self._serving.end(numbers)
         self._take_editions(self._serving.current)
         self._reports.editions_ended(numbers)
 

@@ -257,7 +257,7 @@ class ThreadedPool:
     def unload(self, experts: Iterable[ExpertId]) -> None:
         experts = tuple(experts)
         self._evict(experts)
-        self._log.info("experts_unloaded", experts=list(experts))
+        self._log.info("experts_unloaded", experts=[*map(name_of, experts)])
 
     def resize(self, budget_bytes: int) -> None:
         try:

@@ -48,7 +48,7 @@ class Reader(Protocol):
 class ArrivalWriter(Protocol):
     """Makes arrivals durable; `reply` is called once, from another thread."""
 
-    def write(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
+    def store_image(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
 
 
 TextStored = Generation | Duplicate | WriteFailed
@@ -329,7 +329,7 @@ class Admission(Accounts):
         sent = {name: getattr(message, name) for name in _SENT}
         arrival = Arrival(**sent, payload=payload, payload_sha256=sha256, connection=peer.identity)
         flight = _InFlight(peer, arrival.payload_sha256, len(payload))
-        return self._store(message, key, flight, partial(self._writer.write, arrival))
+        return self._store(message, key, flight, partial(self._writer.store_image, arrival))
 
     def _generate(self, peer: Peer, request: Generation) -> Answer | None:
         texts = self._texts

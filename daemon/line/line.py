@@ -17,7 +17,7 @@ from daemon.errors import ConfigError
 from daemon.host.folders import folder_problem
 from daemon.line.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
 from daemon.line.profile import this_machine
-from daemon.line.served import Served, labels_of, stored
+from daemon.line.served import Served, compile_stored, labels_of
 from daemon.line.shared_devices import images_config, sharing_problems
 from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.wire.endpoints import CurveKeys, check_endpoints, check_http
@@ -86,7 +86,7 @@ def served_by(config: Config) -> Served | None:
         raise ConfigError([str(error)]) from None
     except OSError as error:
         raise ConfigError([f"{error.filename}: {error.strerror}"]) from None
-    return None if edition is None else stored(edition, folder)
+    return None if edition is None else compile_stored(edition, folder)
 
 
 def load_rules_and_catalog(config: Config, *, quiet_s: float = 0.0) -> tuple[Routes, Catalog]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
-from daemon.line.served import Served, compiled
+from daemon.line.served import Served, compile_edition
 from daemon.line.working import unloaded_edits
 from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition, EditionError, FromRelease, Why
@@ -39,7 +39,7 @@ class RunningLine(Protocol):
     """The line's daemon, if one runs, and its database."""
 
     def highest(self) -> int | None:
-        """Return the highest number that a row names, 0 for none; None if neither daemon nor database tells."""
+        """Return the highest number that a row names, 0 for none; None if this user may not read the database."""
         ...
 
     def digest(self, number: int) -> str | None:
@@ -86,13 +86,13 @@ def make_edition(
     """
     folder = EditionFolder(config.catalog)
     with folder.changing() as writer:
-        writer.settle(config.rules)
+        writer.recover_files(config.rules)
         before = _in_force(folder, may_be_damaged=anew)
         draft = build(before)
         if not draft.keeps_files:
             _require_no_edits(config, before, discard=discard)
         edition = _edition_of(draft, who, before, _next_number(folder, running))
-        served = compiled(edition, draft.experts, folder.root)
+        served = compile_edition(edition, draft.experts, folder.root)
         if problems := capacity_problems(config, served.routes, served.catalog):
             raise ConfigError(problems)
         lacking = folder.enter(draft.experts)
@@ -103,6 +103,8 @@ def make_edition(
         is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
         if before is not None and is_same and not must_differ:
             return Made(before, before, lacking, running.adopt(before.number))
+        if not draft.keeps_files:
+            writer.require_writable(edition, config.rules)
         writer.add(edition)
         try:
             running.check(served)
@@ -125,7 +127,7 @@ def working_files(config: Config, note: str | None, *, now: bool = False) -> Dra
 
 def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
     """Return the content of an edition once more."""
-    return Draft(edition.rules, folder.placed(edition), why, note)
+    return Draft(edition.rules, folder.absolute_entries(edition), why, note)
 
 
 def _in_force(folder: EditionFolder, *, may_be_damaged: bool) -> Edition | None:
@@ -150,8 +152,8 @@ def _next_number(folder: EditionFolder, running: RunningLine) -> int:
     highest = running.highest()
     if highest is None:
         raise EditionError(
-            "neither the daemon nor the database tells the highest edition, so that a new one could take the number of"
-            " another: run this as a user who may read the database (sudo), or start the line"
+            "the database cannot be read, and a new edition could take the number of another: run this as a user who"
+            " may read it (sudo)"
         )
     return max(highest, *folder.numbers(), 0) + 1
 

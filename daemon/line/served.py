@@ -34,12 +34,12 @@ class Served:
         return max(_SERVES_S, *(recipe.time_limit_s or 0.0 for recipe in self.routes.recipes.values()), 0.0)
 
 
-def stored(edition: Edition, folder: EditionFolder) -> Served:
+def compile_stored(edition: Edition, folder: EditionFolder) -> Served:
     """Compile an edition with the weights of its folder's store. Raises ConfigError."""
-    return compiled(edition, folder.placed(edition), folder.root)
+    return compile_edition(edition, folder.absolute_entries(edition), folder.root)
 
 
-def compiled(edition: Edition, experts: Mapping[str, CatalogEntry], root: Path) -> Served:
+def compile_edition(edition: Edition, experts: Mapping[str, CatalogEntry], root: Path) -> Served:
     """Compile an edition with the weights that `experts` name. Raises ConfigError with every mistake."""
     what = f"edition {edition.number}"
     catalog, mistakes = resolve(CatalogFile(experts=dict(experts)), root)

@@ -1,7 +1,7 @@
 """What is in force, and what replaced editions still serve: the one home of both.
 
-A board belongs to the edition in which its attempt began. The control thread changes this, the writer and the drive
-read it: each access is one operation, never half an edition.
+A board belongs to the edition in which its attempt began. The drive adds and ends editions, the control thread puts
+one in force, the writer reads: each access is one operation, never half an edition.
 """
 
 import threading
@@ -18,7 +18,7 @@ _GROUP_S = 1.0
 
 
 class Serving:
-    """The edition `current`, in which attempts begin, and replaced ones until `forget`."""
+    """The edition `current`, in which attempts begin, and replaced ones until `end`."""
 
     def __init__(self, current: Served) -> None:
         self._served = {current.number: current}
@@ -40,16 +40,15 @@ class Serving:
         current = self.current
         return (current, *(served for served in self._served.values() if served is not current))
 
-    def know(self, served: Served, now_s: float | None = None) -> None:
+    def add(self, served: Served, now_s: float | None = None) -> None:
         """Let an edition serve for boards that began in it; with `now_s` as one that was replaced then."""
         self._served = {**self._served, served.number: served}
         if now_s is not None:
             self._ends_s[served.number] = now_s + served.serves_s
 
     def put_in_force(self, served: Served, now_s: float) -> float:
-        """Let attempts begin in `served` from now on, and return when that was (wall clock, seconds)."""
+        """Let attempts begin in `served`, which was added before; return since when (wall clock, seconds)."""
         before = self.current
-        self.know(served)
         is_between = self.opening.acquire(timeout=_GROUP_S)
         try:
             at_s = time.time()
@@ -64,12 +63,12 @@ class Serving:
 
     def due(self, now_s: float) -> list[int]:
         """Return the replaced editions whose time is up."""
-        return [number for number, ends_s in self._ends_s.items() if ends_s <= now_s]
+        return [number for number, ends_s in tuple(self._ends_s.items()) if ends_s <= now_s]
 
     def next_end_s(self) -> float | None:
         return min(self._ends_s.values(), default=None)
 
-    def forget(self, numbers: list[int]) -> None:
+    def end(self, numbers: list[int]) -> None:
         """End replaced editions: what comes for them, or is still on its way, is `unknown`."""
         gone = [number for number in numbers if number != self.current.number]
         self._served = {number: served for number, served in self._served.items() if number not in gone}

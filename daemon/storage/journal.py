@@ -325,7 +325,7 @@ class JournalThread:
         self._queue.put(None)
         self._thread.join()
 
-    def write(self, arrival: Arrival, reply: Reply) -> None:
+    def store_image(self, arrival: Arrival, reply: Reply) -> None:
         self._queue.put((arrival, reply))
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -156,13 +156,13 @@ class Writer:
         self._thread.join()
         self._archiver.stop()
 
-    def write(self, arrival: Arrival, reply: Reply) -> None:
-        self._journal_thread.write(arrival, reply)
+    def store_image(self, arrival: Arrival, reply: Reply) -> None:
+        self._journal_thread.store_image(arrival, reply)
 
     def call_journal(self, callback: Callable[[], None]) -> None:
         self._journal_thread.call(callback)
 
-    def finish(self, outcome: Outcome) -> None:
+    def store_verdict(self, outcome: Outcome) -> None:
         self._queue.put(outcome)
 
     def store_generation(self, request: Generation, reply: TextReply) -> None:
@@ -171,10 +171,10 @@ class Writer:
     def finish_generation(self, ended: Generation) -> None:
         self._queue.put(ended)
 
-    def switch(self, switch: ExpertSwitch) -> None:
+    def store_switch(self, switch: ExpertSwitch) -> None:
         self._queue.put(switch)
 
-    def rules_in_force(self, routes: Routes) -> None:
+    def store_rules(self, routes: Routes) -> None:
         """Write the rules that boards open with from now on, unless they were in force before."""
         self._queue.put(routes)
 
@@ -182,7 +182,7 @@ class Writer:
         """Note that editions serve no more, not after a restart either."""
         self.run(lambda store: store.transact(end_editions, numbers))
 
-    def note(self, notes: ChangeNotes) -> None:
+    def store_changes(self, notes: ChangeNotes) -> None:
         """Write what a person or the daemon changed, before all results and images that come later."""
         self._queue.put(notes)
 

@@ -56,9 +56,6 @@ class Candidates(_Part):
     shadows: dict[str, Shadow] = {}
     steps: tuple[CandidateStep, ...] = ()
 
-    def of(self, expert: str) -> dict[str, Candidate]:
-        return {each.version: each for each in self.candidates if each.expert == expert}
-
     def with_step(self, did: str, expert: str, version: str, note: str | None) -> "Candidates":
         step = CandidateStep.model_validate(
             {"at": now(), "by": current_user(), "did": did, "expert": expert, "version": version, "note": note}

@@ -68,9 +68,7 @@ class Edition(_Part):
         return self.rules == other.rules and self.experts == other.experts
 
     def encoded(self) -> bytes:
-        document = self._document()
-        digest = hashlib.sha256(_written(document)).hexdigest()
-        return _written({"sha256": digest, "edition": document}) + b"\n"
+        return _written({"sha256": self.sha256, "edition": self._document()}) + b"\n"
 
     def _document(self) -> dict[str, Any]:
         return {"format": FORMAT, **self.model_dump(mode="json", exclude_defaults=True)}

@@ -23,7 +23,7 @@ _HEAD = "# Written from edition {number}; comments are not kept. Edit it, then: 
 
 
 class EditionsBusyError(EditionError):
-    """Another process makes an edition; a later try may succeed."""
+    """Another process is making an edition; a later try may succeed."""
 
 
 class EditionFolder:
@@ -68,17 +68,17 @@ class EditionFolder:
 
     @property
     def is_rewriting(self) -> bool:
-        """Return whether a crash left the working files behind the edition in force."""
+        """Return True if a crash left the working files behind the edition in force."""
         with suppress(EditionError):  # a damaged mark is as good as none
             number = _number_in(self.mark)
             return number is not None and number == self.current()
         return False
 
-    def in_place(self, entry: CatalogEntry) -> CatalogEntry:
-        """Return an edition's entry with its weights' place, relative to the catalog's folder."""
+    def relative_entry(self, entry: CatalogEntry) -> CatalogEntry:
+        """Return an edition's entry with its weights' paths, relative to the catalog's folder."""
         return entry.with_files(lambda _, sha256: str(self.weights.place(sha256).relative_to(self.root)))
 
-    def placed(self, edition: Edition) -> dict[str, CatalogEntry]:
+    def absolute_entries(self, edition: Edition) -> dict[str, CatalogEntry]:
         """Return an edition's entries with the absolute paths of their weights."""
         return {
             name: entry.with_files(lambda _, sha256: str(self.weights.place(sha256)))
@@ -106,7 +106,7 @@ class EditionFolder:
         return self.weights.enter(files)
 
     def may_write(self) -> bool:
-        """Return whether this process may make editions here, without trying to."""
+        """Return True if this process may make editions here, without trying to."""
         folder = self.folder if self.folder.exists() else self.root
         return os.access(folder, os.W_OK | os.X_OK)
 
@@ -147,14 +147,29 @@ class EditionWriter:
 
     def write_files(self, edition: Edition, rules: Path) -> None:
         """Write the working files that differ from an edition, and take the mark away."""
-        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
-            replace_text(rules, edition.rules, like=self._folder.catalog)
-        if entries_of(self._folder.catalog) != edition.experts:
-            replace_text(self._folder.catalog, _catalog_text(edition, self._folder))
+        for file, text in self._new_texts(edition, rules).items():
+            replace_text(file, text, like=self._folder.catalog)
         self._folder.mark.unlink(missing_ok=True)
         sync(self._folder.mark.parent)
 
-    def settle(self, rules: Path) -> None:
+    def require_writable(self, edition: Edition, rules: Path) -> None:
+        """Raises EditionError if this user may not write the working files as an edition would need it."""
+        for file in self._new_texts(edition, rules):
+            if not os.access(file.parent, os.W_OK | os.X_OK):
+                raise EditionError(
+                    f"{file}: edition {edition.number} would change it, and this user may not write it: run this with"
+                    " sudo; nothing has changed"
+                )
+
+    def _new_texts(self, edition: Edition, rules: Path) -> dict[Path, str]:
+        texts: dict[Path, str] = {}
+        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
+            texts[rules] = edition.rules
+        if entries_of(self._folder.catalog) != edition.experts:
+            texts[self._folder.catalog] = _catalog_text(edition, self._folder)
+        return texts
+
+    def recover_files(self, rules: Path) -> None:
         """Write the working files that a crash left behind the edition in force."""
         with suppress(EditionError):  # one that is damaged cannot be written
             in_force = self._folder.in_force() if self._folder.is_rewriting else None
@@ -181,7 +196,7 @@ def entries_of(catalog: Path) -> dict[str, CatalogEntry] | None:
 
 
 def _catalog_text(edition: Edition, folder: EditionFolder) -> str:
-    experts = {name: rendered(folder.in_place(entry)) for name, entry in edition.experts.items()}
+    experts = {name: rendered(folder.relative_entry(entry)) for name, entry in edition.experts.items()}
     return _HEAD.format(number=edition.number) + dump({"experts": experts})
 
 
@@ -206,7 +221,7 @@ def _locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "another"
-            raise EditionsBusyError(f"process {owner} makes an edition: try again when it is done") from None
+            raise EditionsBusyError(f"process {owner} is making an edition: try again when it is done") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -220,7 +235,7 @@ def _translated(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         what = f"{error.filename or folder}: {error.strerror or error}"
-        remedy = "what was in force still is; see to the disk"
+        remedy = "see to the disk, then repeat the command"
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             remedy = "who makes editions must be able to write in this folder (group coserve-experts of the service)"
         raise EditionError(f"{what}: {remedy}") from None

@@ -136,7 +136,7 @@ def past(folder: EditionFolder, newest: int) -> list[Edition]:
     editions: list[Edition] = []
     for number in reversed(folder.numbers()):
         if number <= newest and len(editions) < _NEWEST:
-            with suppress(EditionError):
+            with suppress(EditionError, OSError):
                 editions.append(edition := folder.read(number))
                 newest = edition.parent or number - 1
     return editions
@@ -153,10 +153,10 @@ def experts_of(folder: EditionFolder) -> dict[str, Expert]:
     else:
         experts = {name: Expert(name) for name in in_force.experts}
         for edition in reversed([in_force, *past(folder, in_force.parent or 0)]):
-            _tell(experts, folder, edition)
+            _add_edition(experts, folder, edition)
     for candidate in candidates.candidates:
         expert = experts.setdefault(candidate.expert, Expert(candidate.expert))
-        entry, known = folder.in_place(candidate.entry), expert.versions.get(candidate.version)
+        entry, known = folder.relative_entry(candidate.entry), expert.versions.get(candidate.version)
         expert.known_settings.setdefault(candidate.version, settings_of(entry, folder.root))
         put = (candidate.put_at, candidate.put_by, candidate.source)
         expert.versions[candidate.version] = StoredVersion(known.entry if known else entry, *put)
@@ -190,7 +190,7 @@ def keep_candidates(
         experts, candidates, versions = experts_of(folder), read_candidates(folder.catalog), dict[str, str]()
         for name, entry in entries.items():
             expert = experts.get(name) or Expert(name)
-            versions[name] = version = expert.name_of(folder.in_place(entry), folder.root)
+            versions[name] = version = expert.name_of(folder.relative_entry(entry), folder.root)
             if version not in expert.versions and version != expert.version:
                 candidates = candidates.put(name, version, without_files(entry), source, note)
         write_candidates(folder.catalog, candidates)
@@ -210,11 +210,11 @@ def _working(folder: EditionFolder) -> dict[str, Expert]:
     }
 
 
-def _tell(experts: dict[str, Expert], folder: EditionFolder, edition: Edition) -> None:
+def _add_edition(experts: dict[str, Expert], folder: EditionFolder, edition: Edition) -> None:
     at = edition.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     source = edition.release.name if edition.release else edition.why
     for name, released in edition.experts.items():
-        expert, entry = experts.setdefault(name, Expert(name)), folder.in_place(released)
+        expert, entry = experts.setdefault(name, Expert(name)), folder.relative_entry(released)
         if entry == expert.in_force:
             continue
         version, before = expert.name_of(entry, folder.root), expert.version

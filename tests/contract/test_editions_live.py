@@ -205,7 +205,7 @@ def test_a_command_that_is_killed_before_it_tells_the_daemon_leaves_it_as_it_is(
         change(line, 2)
         patch = "from tools.experts.line import ExpertsLine\nExpertsLine.adopt = stop"
         with paused_coserve(patch, "reload", "--config", str(line.config)) as command:
-            sentence = f"process {command.pid} makes an edition: try again when it is done"
+            sentence = f"process {command.pid} is making an edition: try again when it is done"
             assert line.control("reload")["reason"] == sentence
             assert sentence in coserve("reload", "--config", line.config, status=1).stderr
             command.kill()

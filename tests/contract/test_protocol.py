@@ -826,9 +826,9 @@ def without_f(line: Line) -> None:
     line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
 
 
-@pytest.mark.parametrize("ends_earlier", [False, True], ids=["reload", "reload --now"])
+@pytest.mark.parametrize("how", ["reload", "reload --now", "reload --now without a daemon"])
 def test_what_waits_is_judged_by_its_own_edition_unless_that_is_ended(
-    tmp_path: Path, experts_folder: Path, *, ends_earlier: bool
+    tmp_path: Path, experts_folder: Path, how: str
 ) -> None:
     line = Line(tmp_path / "line", experts_folder)
     service = line.service()
@@ -836,8 +836,12 @@ def test_what_waits_is_judged_by_its_own_edition_unless_that_is_ended(
     with line.held("QFP64"):
         waiting = [line.send(component="F") for _ in range(5)]
         without_f(line)
-        if ends_earlier:
+        if how.endswith("daemon"):
+            service.kill()
+            assert CliRunner().invoke(app, ["reload", "--now", "--config", str(line.config)]).exit_code == 0
+        elif how.endswith("--now"):
             assert line.control("reload", now=True)["edition"] == 2
+            assert line.control("adopt", edition=1)["code"] == "bad_edition"
             line.wait(lambda: [line.result(image)["reason"] for image in waiting] == ["edition_gone"] * 5)
         else:
             assert line.control("reload")["edition"] == 2
@@ -846,7 +850,7 @@ def test_what_waits_is_judged_by_its_own_edition_unless_that_is_ended(
         late = line.send(component="P")
         results = [line.result(image) for image in (*waiting, late)]
         assert {(row["edition"], row["board"]["attempt"]) for row in results} == {(1, 1)}
-        expected = ("unknown", "edition_gone") if ends_earlier else ("fail", None)
+        expected = ("fail", None) if how == "reload" else ("unknown", "edition_gone")
         assert {(row["verdict"], row["reason"]) for row in results[:5]} == {expected}
         assert results[5]["reason"] == expected[1]
         fresh = {"type": "free", "serial": "S1", "attempt": 2}

@@ -116,7 +116,7 @@ def send(name, then=lambda: None):
     answered, answers = threading.Event(), []
     def reply(answer):  # in the writer's thread: it does nothing more before `then`
         answers.append(answer), then(), answered.set()
-    writer.write(an_arrival(name, payload=name.encode()), reply)
+    writer.store_image(an_arrival(name, payload=name.encode()), reply)
     assert answered.wait(90)
     print(name, type(answers[0]).__name__, flush=True)
 def turn():
@@ -128,7 +128,7 @@ def wait_for(condition):
 #: The first image is judged, so that its segment is held by no row when the second comes into it.
 ONE_THAT_IS_JUDGED = """
 send('first')
-writer.finish(an_outcome(accepted[0].inspection_id))
+writer.store_verdict(an_outcome(accepted[0].inspection_id))
 assert published.wait(90)
 """
 
@@ -199,7 +199,7 @@ def test_what_a_start_finds_after_a_commit_that_failed_no_power_cut_takes_back(t
     code = """
 send('first')
 faults('sync@inspection.db-wal$:eio')
-writer.finish(an_outcome(accepted[0].inspection_id)); wait_for(lambda: writer.is_failing)
+writer.store_verdict(an_outcome(accepted[0].inspection_id)); wait_for(lambda: writer.is_failing)
 """
     line_does(tmp_path, code)
     (pending,) = line_does(tmp_path, "print(*(image.image_id for image in recovery.pending))")

@@ -87,10 +87,8 @@ def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
         before = folder.in_force()
         if before is None:
             raise BackupError(f"{archive} has no edition in force: the archive was altered")
-        fields = {"who": current_user(), "why": "restore", "note": note, "ends_earlier": False}
-        edition = before.model_copy(
-            update={"number": number, "parent": before.number, "created_at": datetime.now(UTC), **fields}
-        )
+        made = {"number": number, "parent": before.number, "created_at": datetime.now(UTC), "who": current_user()}
+        edition = before.model_copy(update={**made, "why": "restore", "note": note, "ends_earlier": False})
         with folder.changing() as writer:
             writer.add(edition)
             writer.point(edition, rewrites=True)

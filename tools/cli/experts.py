@@ -233,7 +233,7 @@ def promote(
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a version that is kept in force, as an edition that differs from the one in force in this expert alone.
+    """Put a stored version in force: a new edition that differs from the one in force in this expert alone.
 
     Boards that have begun are judged to their end by the edition in which they began. Exit status 1 where it is
     refused (then nothing has changed), or where a running daemon did not adopt it.
@@ -251,7 +251,7 @@ def rollback(
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the version of an expert that was in force before back in force; again goes further back.
+    """Bring back the version of an expert that was in force before; repeat it to go further back.
 
     The rules and the other experts stay: `coserve rollback` brings a whole edition back.
 
@@ -269,7 +269,7 @@ def prune(
 ) -> None:
     """Delete weights that nobody needs any more, and editions that no stored board names.
 
-    Those of the edition in force stay, of open boards, of the newest --keep editions before it, and of candidates.
+    Kept are the weights of the edition in force, the newest --keep before it, open boards and candidates.
 
     Example: coserve experts prune --keep 1 --config demo/coserve.yaml
     """
@@ -294,7 +294,7 @@ def measure(
     discard: Discard = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an edition that says how sure the version in force is of IMAGES: `show` compares recent answers with it.
+    """Store how sure the version in force is of IMAGES, in a new edition: `show` compares recent answers with it.
 
     Training writes it by itself; this is for experts that were imported, or trained by an earlier CoServe. Use a few
     hundred ordinary images of the line, of which you know that they are as they should be.

@@ -26,7 +26,7 @@ from tools.terminal.console import (
 )
 from tools.terminal.option_values import Commands, Discard, Note
 
-#: Candidates that `reload` names.
+#: Experts, and candidates, that `reload` names.
 _LISTED = 5
 
 rules_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Work with routing rules.")
@@ -196,11 +196,13 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
 def reload(
     config: ConfigOption = DEFAULT_CONFIG,
-    now: Annotated[bool, typer.Option("--now", help="End the editions before it at once: their boards too.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
+    ] = False,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put rules and catalog in force as the next edition; with a mistake in them it is printed, and nothing changes.
+    """Put rules and catalog in force as the next edition; if they have mistakes, print these and change nothing.
 
     Boards that have begun are judged to their end by the edition in which they began, for ten minutes at least. What
     has changed in coserve.yaml is named: it needs a restart. Without a daemon it is in force from the next start on.
@@ -208,16 +210,15 @@ def reload(
     Example: coserve reload --config demo/coserve.yaml
     """
     from daemon.line.making import make_edition, working_files
-    from experts.editions.folder import EditionFolder
     from experts.people import current_user
-    from tools.experts.line import open_line
+    from tools.experts.line import NO_DAEMON, open_line
     from tools.terminal.open_line import must_be_its_configuration
 
     line = open_line(config)
     must_be_its_configuration(config)
-    if EditionFolder(line.config.catalog).may_write():
+    if line.folder.may_write():
         made = make_edition(line.config, current_user(), lambda _: working_files(line.config, note, now=now), line)
-        answer = made.adopted or {"edition": made.edition.number, "note": "no daemon runs: from the next start on"}
+        answer = made.adopted or {"edition": made.edition.number, "note": NO_DAEMON}
         is_new = made.is_new
     else:
         answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
@@ -232,7 +233,7 @@ def reload(
     if note is not None and not is_new:
         console.print("rules and experts are as before: without a change the note is not kept")
     if experts := answer.get("without_weights"):
-        names = ", ".join(experts[:5]) + (", …" if len(experts) > 5 else "")
+        names = ", ".join(experts[:_LISTED]) + (", …" if len(experts) > _LISTED else "")
         console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why")
     if changed := answer.get("restart_for"):
         console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}")
@@ -259,8 +260,8 @@ def rollback(
 
     Example: coserve rollback 7 --config demo/coserve.yaml
     """
-    from tools.experts.change import NO_DAEMON, list_editions, roll_back
-    from tools.experts.line import open_line
+    from tools.experts.change import list_editions, roll_back
+    from tools.experts.line import NO_DAEMON, open_line
     from tools.terminal.open_line import plant_time, times_note
 
     line = open_line(config)

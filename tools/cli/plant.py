@@ -10,7 +10,7 @@ from daemon.errors import ConfigError
 from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
 from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
-from tools.terminal.option_values import Commands, Note
+from tools.terminal.option_values import Commands, Discard, Note
 
 if TYPE_CHECKING:
     from daemon.registry.hub_store import Source
@@ -135,9 +135,11 @@ def pull(
         bool, typer.Option("--newest", help="The newest by a signer of the line, unless it has had it: for a timer.")
     ] = False,
     within: Annotated[float, typer.Option("--within", hidden=True)] = 0.0,  # noqa: ARG001 - boards wait no more
-    now: Annotated[bool, typer.Option("--now", help="End the editions before it at once: their boards too.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
+    ] = False,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Allow an older or an expired release.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Give up edits that were never loaded.")] = False,
+    discard: Discard = False,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:

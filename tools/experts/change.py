@@ -17,21 +17,19 @@ from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogError, CatalogFile, read_catalog, resolve
 from experts.editions.candidates import Shadow, read_candidates, write_candidates
 from experts.editions.edition import Edition, EditionError
-from experts.editions.history import Expert, experts_of, keep_candidates, past
+from experts.editions.history import Expert, experts_of, keep_candidates, past, waiting_weights
 from experts.errors import ExpertError, WeightsError
 from experts.people import current_user
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.slot import SlotPool
 from experts.weights import file_sha256, read_header
-from tools.experts.line import ExpertsLine, entries_in_force, put_first_in_force
+from tools.experts.line import NO_DAEMON, ExpertsLine, entries_in_force, put_first_in_force
 from tools.experts.look import describe_shadow
-
-NO_DAEMON = "no daemon runs: it is in force from the next start on"
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSwitch:
-    """A switch of versions, by the edition that it made. `heard`: the daemon judges by it now; `note` if none runs.
+    """A version that an edition put in force. `heard`: the daemon judges by it now; if none runs, `note` says so.
 
     `shadow` says what the version still lacked in shadow.
     """
@@ -190,9 +188,7 @@ def prune(line: ExpertsLine, keep: int, note: str | None = None) -> list[dict[st
         experts, candidates = experts_of(folder), read_candidates(folder.catalog)
         named, kept = _needed_editions(line, keep)
         needed = {sha256 for number in kept for sha256 in folder.read(number).weights}
-        for expert in experts.values():
-            waiting = {*expert.waiting, *([expert.shadow.version] if expert.shadow else ())}
-            needed |= {sha256 for version in waiting for sha256 in expert.versions[version].entry.weights}
+        needed |= waiting_weights(experts.values())
         sizes = {sha256: size for sha256, size in folder.weights.all().items() if sha256 not in needed}
         pruned: list[dict[str, Any]] = []
         for expert in experts.values():

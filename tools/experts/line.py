@@ -1,7 +1,7 @@
 """A line for commands about experts: its files, which need no daemon, its database, and its daemon if one runs."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,8 +28,11 @@ from tools.terminal.console import exit_on, fail
 from tools.terminal.open_line import reading, settings_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Executable
+    from sqlalchemy import Connection
 
+    from daemon.storage.database.reader import ResultsReader
+
+NO_DAEMON = "no daemon runs: it is in force from the next start on"
 _ASK_S = 3.0
 #: Weights may have to reach other PCs first.
 _ADOPT_S = 60.0
@@ -113,38 +116,24 @@ class ExpertsLine:
 
     def highest(self) -> int | None:
         """Return the highest edition that a row names, 0 without a database; None if this user may not read it."""
-        from sqlalchemy import func, select
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from daemon.storage.database.schema import editions
-
-        try:
-            return self._scalar(select(func.max(editions.c.edition))) or 0
-        except (SQLAlchemyError, OSError):
-            return None
+        return self._read(lambda reader: reader.highest_edition(), without=0)
 
     def digest(self, number: int) -> str | None:
-        from sqlalchemy import select
+        return self._read(lambda reader: reader.edition_digest(number), without=None)
+
+    def _read(self, read: "Callable[[ResultsReader], _Answer]", without: _Answer) -> _Answer | None:
+        """Return what the database says, `without` if there is none; None if this user may not read it."""
         from sqlalchemy.exc import SQLAlchemyError
 
-        from daemon.storage.database.schema import editions
+        from daemon.storage.database.reader import ResultsReader
 
-        with suppress(SQLAlchemyError, OSError):
-            return self._scalar(select(editions.c.sha256).where(editions.c.edition == number))
-        return None
-
-    def _scalar(self, query: "Executable") -> Any:
-        """Return the first value of the first row, None without a database. Raises SQLAlchemyError, OSError."""
-        from daemon.storage.database.connections import open_for_reading
-
-        if not sqlite_path(self.config.database).exists():
-            return None
-        engine = open_for_reading(self.config.database)
         try:
-            with engine.connect() as connection:
-                return connection.execute(query).scalar()
-        finally:
-            engine.dispose()
+            if not sqlite_path(self.config.database).exists():
+                return without
+            with closing(ResultsReader(self.config.database)) as reader:
+                return read(reader)
+        except (SQLAlchemyError, OSError):
+            return None
 
     def check(self, served: Served) -> None:
         try:
@@ -183,9 +172,8 @@ class ExpertsLine:
 
         query = select(boards.c.edition).distinct()
         is_open = query.where(boards.c.completed_at.is_(None))
-        questions = (lambda connection, each=each: set(connection.scalars(each)) for each in (query, is_open))
-        named, needed = (self.in_database(question) or set[int]() for question in questions)
-        return named, needed
+        found = self.in_database(lambda rows: (set(rows.scalars(query)), set(rows.scalars(is_open))))
+        return found or (set[int](), set[int]())
 
     def record_versions(self) -> None:
         """Have a running daemon record what was done to versions in `changes`; otherwise its next start does."""

@@ -40,7 +40,7 @@ class CatalogVersions:
     problem: str | None = None
 
     @classmethod
-    def of(cls, catalog: Path) -> "CatalogVersions":
+    def from_catalog(cls, catalog: Path) -> "CatalogVersions":
         try:
             return cls(catalog.parent, experts_of(EditionFolder(catalog)))
         except (EditionError, OSError) as error:

@@ -42,7 +42,7 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path, *, discard: boo
     def build(before: Edition | None) -> Draft:
         before = before or line.edition()
         entry = before.experts.get(name)
-        if entry is None or line.folder.in_place(entry) != in_force:
+        if entry is None or line.folder.relative_entry(entry) != in_force:
             raise EditionError(f"{name} was changed while it was measured: measure it again")
         draft = draft_of(before, line.folder, "reload", "measure")
         measured = draft.experts[name].model_copy(update={"confidences": dict(confidences)})

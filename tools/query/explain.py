@@ -47,7 +47,7 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
         rules = StoredRules.of_record(record)
         size, size_note = _picture_size(settings, engine, record) if rules.places_boxes(record) else (None, None)
     retraced = retrace(record, rules, size, is_size_known=size_note is None)
-    today, plant = CatalogVersions.of(settings.catalog), settings.plant.clock()
+    today, plant = CatalogVersions.from_catalog(settings.catalog), settings.plant.clock()
     lines = [printable(line) for line in _in_words(_by_plants_clock(record, plant), retraced, today, size_note)]
     if as_json:
         print_json(_document(record, retraced, today) | {"words": lines})

@@ -259,7 +259,7 @@ def _read_catalog(site: Site) -> tuple[Catalog, list[str]]:
     try:
         status = ask_or({}, site.status, "", [])
         number = status.get("edition") or folder.current()
-        entries = folder.placed(folder.read(number)) if number is not None else read_catalog(folder.catalog)
+        entries = folder.absolute_entries(folder.read(number)) if number is not None else read_catalog(folder.catalog)
         catalog, mistakes = resolve(CatalogFile(experts=entries), folder.root)
     except (EditionError, CatalogError, OSError) as error:
         return Catalog({}, {}), [f"The experts cannot be read: {error}"]

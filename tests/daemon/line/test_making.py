@@ -11,7 +11,7 @@ import pytest
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.line.making import Draft, Made, draft_of, make_edition, working_files
-from daemon.line.served import Served, stored
+from daemon.line.served import Served, compile_stored
 from experts.drift import BINS
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder, entries_of
@@ -61,7 +61,7 @@ def changed(config: Config, **fields: Any) -> Callable[[Edition | None], Draft]:
     def build(before: Edition | None) -> Draft:
         assert before is not None
         folder = EditionFolder(config.catalog)
-        experts = folder.placed(before)
+        experts = folder.absolute_entries(before)
         return Draft(before.rules, experts | {"R0402": experts["R0402"].model_copy(update=fields)}, "promote")
 
     return build
@@ -80,7 +80,7 @@ def test_what_was_edited_is_in_force_after_a_reload_and_only_then(config: Config
     made = loaded(config, running)
     assert (made.edition.number, made.edition.parent) == (2, 1)
     assert running.adopted == [1, 2]
-    served = stored(made.edition, folder)
+    served = compile_stored(made.edition, folder)
     assert served.routes.text.endswith("# a remark\n")
     assert all(spec.file.is_relative_to(folder.weights.folder) for spec in served.catalog.values())
 
@@ -141,10 +141,23 @@ def test_a_promotion_writes_the_working_files_anew_unless_they_hold_edits(config
     assert config.rules.read_text() == made.edition.rules
 
 
+def test_working_files_that_this_user_may_not_write_are_named_before_the_edition_is_in_force(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(config)
+    monkeypatch.setattr("experts.editions.folder.os.access", lambda *_: False)
+    with pytest.raises(EditionError, match=r"catalog\.yaml: edition 2 would change it, and this user may not write it"):
+        make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine())
+    folder = EditionFolder(config.catalog)
+    assert (folder.current(), folder.numbers(), folder.mark.exists()) == (1, [1], False)
+
+
 def test_numbers_are_above_those_of_the_folder_and_of_the_database(config: Config) -> None:
     assert loaded(config, ARunningLine(rows=6)).edition.number == 7
     assert loaded(config, ARunningLine(rows=7, digests={7: "0" * 64})).edition.number == 8
-    with pytest.raises(EditionError, match="neither the daemon nor the database tells the highest edition"):
+    with pytest.raises(
+        EditionError, match="the database cannot be read, and a new edition could take the number of another"
+    ):
         make_edition(config, "ines", changed(config, temperature=2.0), ARunningLine(rows=None))
 
 
@@ -183,7 +196,7 @@ def test_killed_at_any_step_the_edition_before_or_the_new_one_is_in_force(
         folder = EditionFolder(there.catalog)
         in_force = folder.in_force()
         assert in_force is not None
-        served = stored(in_force, folder)
+        served = compile_stored(in_force, folder)
         assert {*served.catalog.headers} == {*in_force.experts}
         seen.append(in_force)
         made = make_edition(there, "ben", changed(there, temperature=4.0), ARunningLine(), discard=True)

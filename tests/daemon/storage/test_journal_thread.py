@@ -67,9 +67,9 @@ def line(tmp_path: Path) -> Iterator[Line]:
 @pytest.mark.parametrize("source", ["flood", "flood {}"], ids=["one source", "a source for each image"])
 def test_a_flooding_source_does_not_put_its_queue_before_another_s_single_image(line: Line, source: str):
     for number in range(20 * GROUP_IMAGES):
-        line.thread.write(*an_image(source.format(number), number, connection="one camera"))
+        line.thread.store_image(*an_image(source.format(number), number, connection="one camera"))
     first = line.next()
-    line.thread.write(*an_image("quiet", 0))
+    line.thread.store_image(*an_image("quiet", 0))
     line.settle()
     nexts: list[ArrivalGroup] = []
     for _ in range(3):  # the first was being written when the single image came
@@ -88,7 +88,7 @@ def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeyp
     real = os.fdatasync
     monkeypatch.setattr("os.fdatasync", lambda fd: (syncs.append(fd), real(fd))[1])
     for number in range(3 * GROUP_IMAGES):
-        line.thread.write(*an_image("cam", number, b"%d" % number))
+        line.thread.store_image(*an_image("cam", number, b"%d" % number))
     groups, images = 0, 0
     while images < 3 * GROUP_IMAGES:
         group = line.next()
@@ -100,7 +100,7 @@ def test_a_group_costs_one_sync_and_each_image_has_its_bytes(line: Line, monkeyp
 
 def test_no_more_than_two_groups_are_ahead_of_the_database(line: Line):
     for number in range(5 * GROUP_IMAGES):
-        line.thread.write(*an_image("cam", number))
+        line.thread.store_image(*an_image("cam", number))
     line.next()
     line.next()
     with pytest.raises(queue.Empty):

@@ -56,7 +56,7 @@ class Running:
         answers: list[Any] = [None] * len(arrivals)
         answered = threading.Semaphore(0)
         for n, arrival in enumerate(arrivals):
-            self.writer.write(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), answered.release()))
+            self.writer.store_image(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), answered.release()))
         for _ in arrivals:
             assert answered.acquire(timeout=60)
         return answers
@@ -103,7 +103,7 @@ def test_an_accepted_image_is_in_the_journal_and_in_its_row_when_the_reply_comes
     def reply(answer):
         replies.append((running.journal.read(answer.key), running.rows("SELECT image_id, status FROM inspections")))
 
-    running.writer.write(an_arrival("a", payload=JPEG), reply)
+    running.writer.store_image(an_arrival("a", payload=JPEG), reply)
     until(lambda: replies)
     assert replies == [(JPEG, [("a", "accepted")])]
     assert [image.image_id for image in running.accepted] == ["a"]
@@ -126,7 +126,7 @@ def test_threads_that_write_and_finish_at_once_end_with_one_result_for_each(runn
             images = [an_arrival(f"i{m}", source=source, serial=f"S{m}") for m in range(n, n + 5)]
             for answer in running.send(*images, images[0]):
                 if isinstance(answer, Accepted):
-                    running.writer.finish(an_outcome(answer.inspection_id))
+                    running.writer.store_verdict(an_outcome(answer.inspection_id))
 
     threads = [threading.Thread(target=publish, args=(f"cam{n}",)) for n in range(4)]
     for thread in threads:
@@ -157,7 +157,7 @@ def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_
     line = start(store_options={"busy_timeout_ms": 50})
     (image,) = line.send(an_arrival("a"))
     with locked(line):
-        line.writer.finish(an_outcome(image.inspection_id, "fail", "D1"))
+        line.writer.store_verdict(an_outcome(image.inspection_id, "fail", "D1"))
         assert line.send(an_arrival("b")) == [WriteFailed("database is locked")]
         assert line.published == []
         assert line.writer.last_error == "database is locked"
@@ -195,7 +195,7 @@ def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(r
     images = running.send(*(an_arrival(f"i{n}") for n in range(3)))
     poison = Outcome(images[1].inspection_id, "pass", None, None, (a_stage(label={"not": "text"}),))
     for outcome in (an_outcome(images[0].inspection_id), poison, an_outcome(images[2].inspection_id)):
-        running.writer.finish(outcome)
+        running.writer.store_verdict(outcome)
     until(lambda: len(running.published) == 3)
     verdicts = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
     assert verdicts == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
@@ -228,7 +228,7 @@ def test_a_board_closes_by_itself_when_its_time_is_up(start):
     until(lambda: line.published)
     assert line.published[0].body["reason"] == "time_limit"
     assert line.published[0].body["missing"] == [{"component": "R0402", "count": 2}]
-    line.writer.finish(an_outcome(image.inspection_id))
+    line.writer.store_verdict(an_outcome(image.inspection_id))
     until(lambda: len(line.published) == 2)
     assert line.published[1].body["late"] is True
 
@@ -238,7 +238,7 @@ def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
     raw = an_arrival("raw", payload=b"123456", pixels=Pixels("raw", (2, 1, 3)))
     images = line.send(an_arrival("f", payload=JPEG), an_arrival("p", payload=PNG), an_arrival("u", payload=PNG), raw)
     for image, verdict in zip(images, ("fail", "pass", "unknown", "fail"), strict=True):
-        line.writer.finish(an_outcome(image.inspection_id, verdict))
+        line.writer.store_verdict(an_outcome(image.inspection_id, verdict))
     until(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(3,)])
     paths = dict(line.rows("SELECT image_id, image_path FROM inspections"))
     assert paths["p"] is None
@@ -259,7 +259,7 @@ def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch)
         patched.setattr(image_archive, "_GROUP_S", 600.0)
         line.restart()
         (image,) = line.send(an_arrival("f", payload=JPEG))
-        line.writer.finish(an_outcome(image.inspection_id, "fail"))
+        line.writer.store_verdict(an_outcome(image.inspection_id, "fail"))
         line.restart()  # sooner than the archiver's next round
         assert line.rows("SELECT status, image_path FROM inspections") == [("done", None)]
     line.restart()
@@ -274,9 +274,9 @@ def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
     line.writer.run(lambda _store: going.wait(60))
     answers: list[Any] = []
     for n in range(2):
-        line.writer.write(an_arrival(f"i{n}", payload=PNG * 10), answers.append)
+        line.writer.store_image(an_arrival(f"i{n}", payload=PNG * 10), answers.append)
         until(lambda n=n: line.journal.frontier == first.key.segment + 1 + n)
-    line.writer.finish(an_outcome(first.inspection_id))
+    line.writer.store_verdict(an_outcome(first.inspection_id))
     going.set()
     until(lambda: len(answers) == 2 and line.published)
     assert [line.journal.read(answer.key) for answer in answers] == [PNG * 10] * 2
@@ -303,7 +303,7 @@ def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threadin
     with monkeypatch.context() as patch:
         patch.setattr("os.fdatasync", fdatasync)
         for n, arrival in enumerate(arrivals):
-            line.writer.write(arrival, lambda answer, n=n: answers.__setitem__(n, answer))
+            line.writer.store_image(arrival, lambda answer, n=n: answers.__setitem__(n, answer))
             until(lambda n=n: len(synced) > n)
     return going, answers
 
@@ -333,7 +333,7 @@ def test_a_stop_answers_every_group_that_is_on_its_way(start, monkeypatch):
     going, answers = in_groups(line, monkeypatch, *(an_arrival(f"i{n}") for n in range(2)))
     more: list[Any] = []
     for n in range(2 * GROUP_IMAGES):
-        line.writer.write(an_arrival(f"more{n}"), more.append)
+        line.writer.store_image(an_arrival(f"more{n}"), more.append)
     stopping = threading.Thread(target=line.writer.stop)
     stopping.start()
     going.set()
@@ -360,7 +360,7 @@ def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment
     (image,) = line.send(an_arrival("f", payload=JPEG))
     segment = tmp_path / "journal" / "segment-00000001.journal"
     segment.write_bytes(segment.read_bytes()[:-1] + b"?")
-    line.writer.finish(an_outcome(image.inspection_id, "fail"))
+    line.writer.store_verdict(an_outcome(image.inspection_id, "fail"))
     until(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
 

@@ -51,7 +51,7 @@ class MemoryWriter:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def write(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None:
+    def store_image(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None:
         self._jobs.put((arrival, reply))
 
     def stop(self) -> None:

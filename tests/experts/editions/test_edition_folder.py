@@ -64,7 +64,7 @@ def a_folder(root: Path) -> EditionFolder:
 def put_in_force(folder: EditionFolder, edition: Edition, new: Path) -> None:
     rules = folder.root / "rules.yaml"
     with folder.changing() as writer:
-        writer.settle(rules)
+        writer.recover_files(rules)
         folder.weights.enter(dict.fromkeys(edition.weights, new))
         if edition.number not in folder.numbers():
             writer.add(edition)
@@ -120,7 +120,7 @@ def test_an_edition_never_changes(tmp_path: Path) -> None:
 
 def test_two_people_cannot_make_editions_at_once(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "experts")
-    busy = pytest.raises(EditionsBusyError, match=f"process {os.getpid()} makes an edition")
+    busy = pytest.raises(EditionsBusyError, match=f"process {os.getpid()} is making an edition")
     with folder.changing(), busy, folder.changing():
         pass
 
@@ -171,7 +171,7 @@ def test_a_process_killed_at_any_step_leaves_the_edition_before_or_the_new_one(t
         for digest in in_force.weights:
             assert file_sha256(folder.weights.place(digest)) == digest
         with folder.changing() as writer:  # the next command finishes what was begun
-            writer.settle(folder.root / "rules.yaml")
+            writer.recover_files(folder.root / "rules.yaml")
         assert (folder.root / "rules.yaml").read_text() == in_force.rules
         assert entries_of(folder.catalog) == in_force.experts
         put_in_force(folder, an_edition(3, sha256, parent=2), new)

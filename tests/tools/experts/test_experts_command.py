@@ -210,7 +210,7 @@ def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Li
     assert [row["number"] for row in editions(line)] == [1, 2, 3]
     with folder.changing():
         refused = coserve("rollback", "2", "--config", line.config, status=1).stderr
-    assert f"process {os.getpid()} makes an edition: try again" in refused.replace("\n", " ")
+    assert f"process {os.getpid()} is making an edition: try again" in refused.replace("\n", " ")
     coserve("rollback", "2", "--config", line.config)
     assert (folder.current(), rules.read_text()) == (5, text + "# another\n")
 

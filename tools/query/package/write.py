@@ -270,7 +270,7 @@ def copy_experts(
     Return each version with its checksum, its standing today and its weights file; and warnings.
     """
     folder.mkdir()
-    today, listed, warnings = CatalogVersions.of(catalog), list[dict[str, Any]](), list[str]()
+    today, listed, warnings = CatalogVersions.from_catalog(catalog), list[dict[str, Any]](), list[str]()
     sums = {(row["expert"], row["expert_version"]): row["sha256"] for row in written.read("expert_versions")}
     texts = {
         (row["expert"], row["expert_settings"]): row["settings"]
