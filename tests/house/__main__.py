@@ -76,7 +76,7 @@ def _rows(files: list[Source], crossed: Future[Crossing]) -> list[Row]:
         _list("kinds of value that are made for each image", "", "≤ 9", crossed.result().kinds),
         _list("commands", "72", "≤ 66", commands(get_command(app))),
         _list("keys of coserve.yaml", "92", "≤ 80", keys()),
-        Row("documentation", "27 pages, 475 kB", "≤ 15, ≤ 220 kB", f"{len(pages)} pages, {sum(pages) / 1000:.0f} kB"),
+        Row("documentation", "27 pages, 475 kB", "≤ 15, ≤ 220 KiB", f"{len(pages)} pages, {sum(pages) / 1024:.0f} KiB"),
         *_times(),
     ]
 
