@@ -75,7 +75,7 @@ class WeightsStore:
         except OSError as error:
             return f"{file}: {describe_os_error(error)}"
         try:
-            with replacing(place, self.mode) as part:
+            with replacing(place, self.mode, place.parent) as part:
                 _copy(source, part, sha256)
         except _WrongBytesError as error:
             return f"{file}: its sha256 is {error}…, its entry says {sha256[:12]}…"

@@ -93,7 +93,7 @@ def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
         )
         with folder.changing() as writer:
             writer.add(edition)
-            writer.point(edition, rewrites=True)
+            writer.point(edition, config.rules)
             config.catalog.unlink(missing_ok=True)  # it may name weights that are elsewhere
             writer.write_files(edition, config.rules)
     except (ConfigError, EditionError) as error:

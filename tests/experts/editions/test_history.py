@@ -24,7 +24,7 @@ def in_force(folder: EditionFolder, number: int, new: Path, sha256: str, why: st
     with folder.changing() as writer:
         folder.weights.enter({sha256: new})
         writer.add(edition)
-        writer.point(edition, rewrites=False)
+        writer.point(edition)
 
 
 def test_promotions_and_rollbacks_make_a_lineage_and_a_recalibration_is_a_version(tmp_path: Path) -> None:
