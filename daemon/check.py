@@ -108,7 +108,8 @@ def _edition_problems(config: Config) -> list[str]:
         return list(map(str, error.problems))
     lacking = [name for name in served.catalog if name not in served.catalog.headers] if served else []
     where = EditionFolder(config.catalog).weights.folder
-    return [f"{where}: the weights of {name} are missing or damaged: coserve reload takes them in" for name in lacking]
+    remedy = "coserve reload takes in what the catalog names, coserve experts put {0} FOLDER the same weights once more"
+    return [f"{where}: those of {name} are missing or damaged: {remedy.format(name)}" for name in lacking]
 
 
 def _weights_problems(path: Path, catalog: Catalog) -> list[str]:

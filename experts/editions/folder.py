@@ -180,7 +180,7 @@ class EditionWriter:
 
     def _stale_files(self, edition: Edition, rules: Path) -> dict[Path, str]:
         rules, stale = rules.resolve(), dict[Path, str]()  # a link to the rules stays one
-        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
+        if not rules.exists() or rules.read_bytes().decode("utf-8-sig", "replace") != edition.rules:
             stale[rules] = edition.rules
         if entries_of(self._folder.catalog) != edition.experts:
             stale[self._folder.catalog] = _catalog_text(edition, self._folder)

@@ -65,7 +65,7 @@ def test_an_edition_in_force_that_cannot_be_run_is_named_by_check_and_start(fold
     place = EditionFolder(load_config(path, {}).catalog).weights.place(edition.experts["R0402"].sha256)
     place.rename(place.with_suffix(".away"))
     (problem,) = check_line(path)[0]
-    assert problem.endswith("the weights of R0402 are missing or damaged: coserve reload takes them in")
+    assert "weights: those of R0402 are missing or damaged: coserve reload takes in what" in problem
     pointer.write_text("9\n")
     (problem,) = check_line(path)[0]
     assert problem.startswith("there is no edition 9: ")
