@@ -41,7 +41,19 @@ class EditionFolder:
 
     def current(self) -> int | None:
         """Return the number in force, None before the first edition."""
-        return _number_in(self.pointer)
+        number = _number_in(self.pointer)
+        if number is None and self._had_a_pointer():
+            known = ", ".join(map(str, self.numbers()[-5:]))
+            raise EditionError(f"{self.pointer} is missing, and editions {known} are here: coserve rollback NUMBER")
+        return number
+
+    def _had_a_pointer(self) -> bool:
+        """Return whether an edition followed another; a first one may have been cut off before it came into force."""
+        for number in self.numbers():
+            with suppress(EditionError):
+                if self.read(number).parent is not None:
+                    return True
+        return False
 
     def numbers(self) -> list[int]:
         files = self.folder.iterdir() if self.folder.is_dir() else ()
@@ -169,7 +181,13 @@ class EditionWriter:
         edited = [file for file in stale if marked and file.exists() and _digest(file) not in marked]
         for file, text in stale.items():
             if file not in edited:
-                replace_text(file, text, like=self._folder.catalog)
+                try:
+                    replace_text(file, text, like=self._folder.catalog)
+                except OSError as error:
+                    raise EditionError(
+                        f"edition {edition.number} is in force, but {file} could not be written anew"
+                        f" ({error.strerror}): mend that, then coserve reload"
+                    ) from None
         if edited:
             raise EditionError(
                 f"{edited[0]} was saved while edition {edition.number} came into force, and is left as it is: move it"

@@ -153,6 +153,16 @@ def test_working_files_that_differ_are_written_anew_and_others_stay(tmp_path: Pa
     assert file_sha256(folder.root / entry.file) == entry.sha256
 
 
+def test_a_pointer_that_was_lost_is_no_first_start(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    folder.pointer.unlink()
+    assert folder.current() is None  # as a kill leaves the first edition
+    with folder.changing() as writer:
+        writer.add(an_edition(2, next(iter(folder.weights.all())), parent=1))
+    with pytest.raises(EditionError, match=r"current is missing, and editions 1, 2 are here: coserve rollback NUMBER"):
+        folder.current()
+
+
 def test_a_working_file_that_was_saved_while_an_edition_came_into_force_is_kept(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "experts")
     rules, real = folder.root / "rules.yaml", folder.root / "real.yaml"
