@@ -103,7 +103,10 @@ def make_edition(
         must_differ = anew or is_another or draft.ends_earlier
         is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
         if before is not None and is_same and not must_differ:
-            return Made(before, before, lacking, running.adopt(before.number))
+            adopted = running.adopt(before.number)
+            if not draft.keeps_files:
+                writer.write_files(before, config.rules)  # edits that are given up
+            return Made(before, before, lacking, adopted)
         writer.add(edition)
         try:
             running.check(served)

@@ -137,8 +137,10 @@ def test_a_promotion_writes_the_working_files_anew_unless_they_hold_edits(config
     config.rules.write_text(config.rules.read_text() + "# mine\n")
     with pytest.raises(EditionError, match=r"rules\.yaml: edited, not in force: coserve reload first"):
         make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine())
-    made = make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine(), discard=True)
-    assert config.rules.read_text() == made.edition.rules
+    for is_new in (True, False):
+        config.rules.write_text(config.rules.read_text() + "# mine\n")
+        made = make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine(), discard=True)
+        assert (made.is_new, config.rules.read_text()) == (is_new, made.edition.rules)
 
 
 @pytest.mark.parametrize("saved", ["while the daemon checks", "while it adopts"])
