@@ -653,7 +653,7 @@ BREAKS = (
     Break(
         "A kill at any step leaves the old or the new version",
         "experts/editions/folder.py",
-        "if rewrites:",
+        "if rewrites is not None:",
         "if False:",
         ("daemon/line/test_making.py",),
     ),
