@@ -257,7 +257,10 @@ class App:
             note = f"was {before.number} of another line, or of an older folder"
             return replace(draft_of(before, folder, "reload", note), keeps_files=True)
 
-        return compile_stored(make_edition(config, current_user(), build, line).edition, folder)
+        try:
+            return compile_stored(make_edition(config, current_user(), build, line).edition, folder)
+        except EditionError as error:
+            raise StartError(str(error)) from None
 
     def _serve_on(self, number: int, sha256: str) -> None:
         """Let an earlier edition go on judging what began in it; where it cannot, that is `unknown`."""

@@ -15,6 +15,7 @@ from daemon.line.line import (
     curve_keys,
     load_catalog,
     load_routes,
+    served_by,
     settings_problems,
     weights_folders,
 )
@@ -23,6 +24,7 @@ from daemon.storage.claims import claim_problems
 from daemon.storage.disk_space import storage_problems
 from daemon.wire.endpoints import check_allowed_clients
 from experts.catalog import Catalog
+from experts.editions.folder import EditionFolder
 from experts.errors import WeightsError
 from experts.moe.errors import ModelError
 from experts.weights import verify_sha256
@@ -51,6 +53,7 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
     folders = () if "security" in touched else weights_folders(config)
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)
     problems += [str(problem) for problem in (*mistakes, *unusable)]
+    problems += _edition_problems(config)
     try:
         routes = load_routes(config.rules, catalog or None)
     except RulesError as error:
@@ -95,6 +98,18 @@ def _gpu_count(config: Config) -> int:
     from daemon.dispatch.torch_devices import TorchDevices  # noqa: PLC0415  torch
 
     return TorchDevices(config.devices).gpu_count()
+
+
+def _edition_problems(config: Config) -> list[str]:
+    """Return why a start could not run the edition in force, or what it would run without."""
+    try:
+        served = served_by(config)
+    except ConfigError as error:
+        return list(map(str, error.problems))
+    lacking = [name for name in served.catalog if name not in served.catalog.headers] if served else []
+    where = EditionFolder(config.catalog).weights.folder
+    remedy = "coserve reload takes in what the catalog names, coserve experts put {0} FOLDER the same weights once more"
+    return [f"{where}: those of {name} are missing or damaged: {remedy.format(name)}" for name in lacking]
 
 
 def _weights_problems(path: Path, catalog: Catalog) -> list[str]:

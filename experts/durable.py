@@ -18,11 +18,12 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
+def replacing(path: Path, mode: int | None = None, owner_of: Path | None = None) -> Iterator[Path]:
     """Yield a new, empty file beside `path`, which replaces `path` when the block ends.
 
     Readers, and a start after a power cut, find the old file or the whole new one. If the block raises, the old file
-    stays. Leftovers of a killed process are overwritten. Without `mode` the umask decides who may read the file.
+    stays. Leftovers of a killed process are overwritten. Without `mode` the umask decides who may read the file. Root
+    gives it to the owner of `owner_of`, so that the folder's people go on where somebody with sudo began.
     Raises FileExistsError for a device such as /dev/null, which root could replace.
     """
     if path.exists() and not path.is_file():
@@ -34,6 +35,8 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
         yield part
         if mode is not None:
             os.fchmod(fd, mode)  # now: one without the right to write could not be filled
+        if owner_of is not None:
+            give_to_owner_of(owner_of, fd)
         os.fsync(fd)
         if not os.path.samestat(os.fstat(fd), part.stat()):
             raise FileExistsError(f"another process writes {path} at the same time: try again")  # noqa: TRY301
@@ -46,16 +49,16 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     sync(path.parent)
 
 
-def replace_durably(path: Path, content: str | bytes, mode: int | None = None) -> None:
+def replace_durably(path: Path, content: str | bytes, mode: int | None = None, owner_of: Path | None = None) -> None:
     """Write `content` (text as UTF-8) to `path` whole or not at all, as `replacing` does."""
-    with replacing(path, mode) as part:
+    with replacing(path, mode, owner_of) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def replace_text(path: Path, text: str, like: Path | None = None) -> None:
-    """Replace a file durably; the new one has the mode of the old one, or of `like`, not that of the umask."""
-    model = path if path.exists() else like
-    replace_durably(path, text, model.stat().st_mode & 0o777 if model is not None and model.exists() else None)
+    """Replace a file durably; the new one has the mode, and by root the owner, of the old one, or of `like`."""
+    model = next((each for each in (path, like) if each is not None and each.exists()), None)
+    replace_durably(path, text, model.stat().st_mode & 0o777 if model else None, model)
 
 
 def make_folders(folder: Path, root: Path) -> None:
@@ -69,8 +72,8 @@ def make_folders(folder: Path, root: Path) -> None:
         sync(path.parent)
 
 
-def give_to_owner_of(folder: Path, path: Path) -> None:
-    """Let the folder's people go on where somebody with sudo began."""
+def give_to_owner_of(folder: Path, path: Path | int) -> None:
+    """Let root give a file, or an open one, to the owner of `folder`."""
     if os.geteuid() == 0:
         owner = folder.stat()
         os.chown(path, owner.st_uid, owner.st_gid)

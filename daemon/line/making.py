@@ -98,20 +98,24 @@ def make_edition(
         lacking = folder.enter(draft.experts)
         if not draft.keeps_files:
             _require_weights(lacking, edition, before)
+            writer.require_writable(edition, config.rules)
         is_another = before is not None and running.digest(before.number) not in (None, before.sha256)
         must_differ = anew or is_another or draft.ends_earlier
         is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
         if before is not None and is_same and not must_differ:
-            return Made(before, before, lacking, running.adopt(before.number))
-        if not draft.keeps_files:
-            writer.require_writable(edition, config.rules)
+            adopted = running.adopt(before.number)
+            if not draft.keeps_files:
+                writer.write_files(before, config.rules)  # edits that are given up
+            return Made(before, before, lacking, adopted)
         writer.add(edition)
         try:
             running.check(served)
+            if not draft.keeps_files:  # that may have taken a minute
+                _require_no_edits(config, before, discard=discard)
         except BaseException:
             writer.remove(edition.number)
             raise
-        writer.point(edition, rewrites=not draft.keeps_files)
+        writer.point(edition, None if draft.keeps_files else config.rules)
         adopted = running.adopt(edition.number)
         if not draft.keeps_files:
             writer.write_files(edition, config.rules)

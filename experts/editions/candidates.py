@@ -92,8 +92,8 @@ def read_candidates(catalog: Path) -> Candidates:
         return Candidates()
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise EditionError(f"{file}: {where}: {first['msg']}: put it back from a backup, or delete it") from None
+        where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
+        raise EditionError(f"{file}: {where}{first['msg']}: put it back from a backup, or delete it") from None
 
 
 def write_candidates(catalog: Path, candidates: Candidates) -> None:

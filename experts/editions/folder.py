@@ -1,11 +1,13 @@
 """The editions beside a catalog, and the pointer to the one in force.
 
 `editions/000007.json` is edition 7; `editions/current` holds the number in force and is replaced by one rename.
-`editions/rewriting` holds the number of an edition whose rules and catalog are not yet written to the working files.
+`editions/rewriting` holds the number of an edition whose rules and catalog are not yet written to the working files,
+and the sha256 of what these held: another text is a person's.
 """
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -39,7 +41,19 @@ class EditionFolder:
 
     def current(self) -> int | None:
         """Return the number in force, None before the first edition."""
-        return _number_in(self.pointer)
+        number = _number_in(self.pointer)
+        if number is None and self._had_a_pointer():
+            known = ", ".join(map(str, self.numbers()[-5:]))
+            raise EditionError(f"{self.pointer} is missing, and editions {known} are here: coserve rollback NUMBER")
+        return number
+
+    def _had_a_pointer(self) -> bool:
+        """Return whether an edition followed another; a first one may have been cut off before it came into force."""
+        for number in self.numbers():
+            with suppress(EditionError):
+                if self.read(number).parent is not None:
+                    return True
+        return False
 
     def numbers(self) -> list[int]:
         files = self.folder.iterdir() if self.folder.is_dir() else ()
@@ -70,9 +84,15 @@ class EditionFolder:
     def is_rewriting(self) -> bool:
         """Return True if a crash left the working files behind the edition in force."""
         with suppress(EditionError):  # a damaged mark is as good as none
-            number = _number_in(self.mark)
-            return number is not None and number == self.current()
+            marked = self.marked()
+            return bool(marked) and marked[0] == str(self.current())
         return False
+
+    def marked(self) -> list[str]:
+        """Return the lines of the mark: a number, then the sha256 of the working files; none without a mark."""
+        with suppress(FileNotFoundError):
+            return self.mark.read_text(encoding="ascii", errors="replace").splitlines()
+        return []
 
     def relative_entry(self, entry: CatalogEntry) -> CatalogEntry:
         """Return an edition's entry with its weights' paths, relative to the catalog's folder."""
@@ -132,51 +152,74 @@ class EditionWriter:
         file = self._folder.file(edition.number)
         if file.exists():
             raise EditionError(f"{file} exists: an edition never changes; this one needs another number")
-        replace_durably(file, edition.encoded(), self._folder.weights.mode)
+        replace_durably(file, edition.encoded(), self._folder.weights.mode, self._folder.folder)
 
     def remove(self, number: int) -> None:
         """Delete an edition that nothing names: one that the daemon refused, or an old one."""
         self._folder.file(number).unlink(missing_ok=True)
         sync(self._folder.folder)
 
-    def point(self, edition: Edition, *, rewrites: bool) -> None:
-        """Put an edition in force; `rewrites` if the working files must follow (`write_files`)."""
-        if rewrites:
-            replace_text(self._folder.mark, f"{edition.number}\n", like=self._folder.catalog)
+    def point(self, edition: Edition, rewrites: Path | None = None) -> None:
+        """Put an edition in force; with `rewrites`, the rules' file, the working files must follow (`write_files`)."""
+        if rewrites is not None:
+            lines = (str(edition.number), _digest(rewrites), _digest(self._folder.catalog))
+            replace_text(self._folder.mark, "".join(f"{line}\n" for line in lines), like=self._folder.catalog)
         replace_text(self._folder.pointer, f"{edition.number}\n", like=self._folder.catalog)
 
-    def write_files(self, edition: Edition, rules: Path) -> None:
-        """Write the working files that differ from an edition, and take the mark away."""
-        for file, text in self._new_texts(edition, rules).items():
-            replace_text(file, text, like=self._folder.catalog)
-        self._folder.mark.unlink(missing_ok=True)
-        sync(self._folder.mark.parent)
-
     def require_writable(self, edition: Edition, rules: Path) -> None:
-        """Raises EditionError if this user may not write the working files as an edition would need it."""
-        for file in self._new_texts(edition, rules):
+        """Raises EditionError if this user may not write the working files that differ from an edition."""
+        for file in self._stale_files(edition, rules):
             if not os.access(file.parent, os.W_OK | os.X_OK):
                 raise EditionError(
                     f"{file}: edition {edition.number} would change it, and this user may not write it: run this with"
                     " sudo; nothing has changed"
                 )
 
-    def _new_texts(self, edition: Edition, rules: Path) -> dict[Path, str]:
-        texts: dict[Path, str] = {}
-        if not rules.exists() or rules.read_bytes() != edition.rules.encode():
-            texts[rules] = edition.rules
+    def write_files(self, edition: Edition, rules: Path) -> None:
+        """Write the working files that differ from an edition, and take the mark away.
+
+        Raises EditionError for one that a person has saved since the mark was written, and leaves it.
+        """
+        stale, marked = self._stale_files(edition, rules), self._folder.marked()[1:]
+        edited = [file for file in stale if marked and file.exists() and _digest(file) not in marked]
+        for file, text in stale.items():
+            if file not in edited:
+                try:
+                    replace_text(file, text, like=self._folder.catalog)
+                except OSError as error:
+                    raise EditionError(
+                        f"edition {edition.number} is in force, but {file} could not be written anew"
+                        f" ({error.strerror}): mend that, then coserve reload"
+                    ) from None
+        if edited:
+            raise EditionError(
+                f"{edited[0]} was saved while edition {edition.number} came into force, and is left as it is: move it"
+                " aside, coserve reload writes the one in force, then bring the edit in again"
+            )
+        self._folder.mark.unlink(missing_ok=True)
+        sync(self._folder.mark.parent)
+
+    def _stale_files(self, edition: Edition, rules: Path) -> dict[Path, str]:
+        rules, stale = rules.resolve(), dict[Path, str]()  # a link to the rules stays one
+        if not rules.exists() or rules.read_bytes().decode("utf-8-sig", "replace") != edition.rules:
+            stale[rules] = edition.rules
         if entries_of(self._folder.catalog) != edition.experts:
-            texts[self._folder.catalog] = _catalog_text(edition, self._folder)
-        return texts
+            stale[self._folder.catalog] = _catalog_text(edition, self._folder)
+        return stale
 
     def recover_files(self, rules: Path) -> None:
         """Write the working files that a crash left behind the edition in force."""
+        in_force = None
         with suppress(EditionError):  # one that is damaged cannot be written
             in_force = self._folder.in_force() if self._folder.is_rewriting else None
-            if in_force is not None:
-                return self.write_files(in_force, rules)
+        if in_force is not None:
+            self.write_files(in_force, rules)
         self._folder.mark.unlink(missing_ok=True)
-        return sync(self._folder.mark.parent)
+        sync(self._folder.mark.parent)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
 
 
 def without_files(entry: CatalogEntry) -> CatalogEntry:
@@ -212,10 +255,12 @@ def _number_in(file: Path) -> int | None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("a+", encoding="ascii") as file:
+    # Never through a link: root gives the file to the owner of a folder that others may write.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+    with open(fd, "r+", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - a descriptor
         with suppress(PermissionError):
-            os.fchmod(file.fileno(), 0o664)  # the next one may be another member of the group
-        give_to_owner_of(path.parent, path)
+            os.fchmod(fd, 0o664)  # the next one may be another member of the group
+        give_to_owner_of(path.parent, fd)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,6 +7,7 @@ A version is named by its weights, `0a1b2c3d4e5f`; with other settings, the same
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import merge
 from pathlib import Path
 from typing import Literal
 
@@ -86,9 +87,11 @@ class Expert:
 
     def before(self) -> str:
         """Return the version that a rollback brings back. Raises EditionError if there is none."""
+        if self.version is None:
+            raise EditionError(f"{self.name} is not in force: coserve experts promote {self.name} VERSION")
         if len(self.lineage) < 2:
             raise EditionError(
-                f"{self.name} {self.version or ''} is the first version here: there is none before it to go back to"
+                f"{self.name} {self.version} is the first version here: there is none before it to go back to"
             )
         return self.lineage[-2]
 
@@ -182,9 +185,12 @@ def keep_candidates(
 ) -> dict[str, str]:
     """Take in weights, at the absolute paths of `entries`, as candidates unless they are known; return their versions.
 
-    Raises EditionError.
+    Damaged ones are replaced. Raises EditionError.
     """
     with folder.changing():
+        for sha256 in set[str]().union(*(entry.weights for entry in entries.values())):
+            if folder.weights.has(sha256) and not folder.weights.is_whole(sha256):
+                folder.weights.remove(sha256)
         if lacking := folder.enter(entries):
             raise EditionError("\n".join(lacking.values()))
         experts, candidates, versions = experts_of(folder), read_candidates(folder.catalog), dict[str, str]()
@@ -231,8 +237,11 @@ def _add_edition(experts: dict[str, Expert], folder: EditionFolder, edition: Edi
 
 
 def _add_steps(experts: dict[str, Expert], candidates: Candidates) -> None:
-    for step in candidates.steps:
-        expert = experts.setdefault(step.expert, Expert(step.expert))
-        expert.steps.append(Step(step.at, step.by, step.did, step.version, None, step.note))
-    for expert in experts.values():
-        expert.steps.sort(key=lambda step: step.at)
+    added: dict[str, list[Step]] = {}
+    for each in candidates.steps:
+        step = Step(each.at, each.by, each.did, each.version, None, each.note)
+        added.setdefault(each.expert, []).append(step)
+    for name, steps in added.items():
+        expert = experts.setdefault(name, Expert(name))
+        # Editions stay in their order even where the clock was set back between two of them.
+        expert.steps = list(merge(expert.steps, steps, key=lambda step: step.at))

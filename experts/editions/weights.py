@@ -36,6 +36,9 @@ class WeightsStore:
     def has(self, sha256: str) -> bool:
         return self.place(sha256).is_file()
 
+    def is_whole(self, sha256: str) -> bool:
+        return self.has(sha256) and file_sha256(self.place(sha256)) == sha256
+
     def lacking_bytes(self, files: Mapping[str, Path]) -> int:
         """Return how much `enter` would copy at most."""
         return sum(file.stat().st_size for sha256, file in files.items() if not self.has(sha256) and file.is_file())
@@ -55,7 +58,7 @@ class WeightsStore:
         }
 
     def remove(self, sha256: str) -> int:
-        """Delete weights that no edition needs; return the bytes freed."""
+        """Delete weights that no edition needs, or that are damaged; return the bytes freed."""
         place = self.place(sha256)
         size_bytes = place.stat().st_size
         place.unlink()
@@ -75,7 +78,7 @@ class WeightsStore:
         except OSError as error:
             return f"{file}: {describe_os_error(error)}"
         try:
-            with replacing(place, self.mode) as part:
+            with replacing(place, self.mode, place.parent) as part:
                 _copy(source, part, sha256)
         except _WrongBytesError as error:
             return f"{file}: its sha256 is {error}…, its entry says {sha256[:12]}…"

@@ -87,7 +87,7 @@ def make_edition(experts: Path, number: int) -> None:
         sha256 = weights(new, number)
         assert folder.weights.enter({sha256: new}) == {}
         writer.add(an_edition(number, sha256))
-        writer.point(an_edition(number, sha256), rewrites=True)
+        writer.point(an_edition(number, sha256), experts / "rules.yaml")
         candidates = Candidates().put("C0402", sha256[:12], an_entry(sha256), "a folder", None)
         write_candidates(catalog, candidates)
         writer.write_files(an_edition(number, sha256), experts / "rules.yaml")

@@ -172,7 +172,10 @@ def _editions(snapshot: _Snapshot) -> dict[int, bool]:
     open_ = "SELECT 1 FROM boards WHERE boards.edition = editions.edition AND verdict IS NULL"
     query = f"SELECT edition, EXISTS ({open_}) FROM editions"  # noqa: S608 - our own words
     with closing(sqlite3.connect(f"{snapshot.copy.absolute().as_uri()}?immutable=1", uri=True)) as database:
-        return {number: bool(is_open) for number, is_open in database.execute(query)}
+        try:
+            return {number: bool(is_open) for number, is_open in database.execute(query)}
+        except sqlite3.OperationalError:
+            raise BackupError("the line's database is from before 0.1.0: coserve check says what to do") from None
 
 
 def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> list[Part]:

@@ -91,7 +91,7 @@ def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
         edition = before.model_copy(update={**made, "why": "restore", "note": note, "ends_earlier": False})
         with folder.changing() as writer:
             writer.add(edition)
-            writer.point(edition, rewrites=True)
+            writer.point(edition, config.rules)
             config.catalog.unlink(missing_ok=True)  # it may name weights that are elsewhere
             writer.write_files(edition, config.rules)
     except (ConfigError, EditionError) as error:

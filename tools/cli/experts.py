@@ -156,11 +156,15 @@ def put(
     from tools.experts import change
     from tools.experts.line import open_line
 
-    version = change.put(open_line(config), name, source, note)
+    line = open_line(config)
+    version = change.put(line, name, source, note)
     alone = "there is no catalog beside it: its temperature is taken as 1"
     warning = alone if change.is_undescribed(source) else None
     if as_json:
         print_json({"expert": name, "version": version, "note": warning})
+        return
+    if line.expert(name).version == version:  # the file in the store was damaged or gone
+        console.print(f"{name} {version} is in force, and its weights are here again: {as_typed(f'reload {config}')}")
         return
     console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}")
     console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}")

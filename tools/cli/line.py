@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from tools.terminal.console import (
     print_table,
 )
 from tools.terminal.option_values import Commands, Discard, Note
+
+if TYPE_CHECKING:
+    from experts.editions.folder import EditionFolder
 
 #: Experts, and candidates, that `reload` names.
 _LISTED = 5
@@ -221,6 +224,9 @@ def reload(
         answer = made.adopted or {"edition": made.edition.number, "note": NO_DAEMON}
         is_new = made.is_new
     else:
+        if line.ask("health") is None:
+            root = line.folder.root
+            fail(f"you cannot write in {root}, and no daemon runs: reload as {root.owner()}, or see to the disk", 1)
         answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
     _say(answer, as_json, f"edition {answer['edition']} is in force{'' if is_new else ': nothing has changed'}")
     if as_json:
@@ -239,7 +245,19 @@ def reload(
         console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}")
     for problem in answer.get("settings_problems", ()):
         console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}")
-    waiting = [(name, version) for name, expert in line.experts().items() for version in expert.waiting]
+    _say_what_waits(config, line.folder)
+
+
+def _say_what_waits(config: Path, folder: "EditionFolder") -> None:
+    from experts.editions.edition import EditionError
+    from experts.editions.history import experts_of
+
+    try:
+        experts = experts_of(folder)
+    except EditionError as error:  # it is no part of what came into force
+        console.print(str(error))
+        return
+    waiting = [(name, version) for name, expert in experts.items() for version in expert.waiting]
     for name, version in waiting[:_LISTED]:
         then = as_typed(f"experts promote {name} {version} --config {config}")
         console.print(f"{name} {version} is a candidate and waits: {then}")

@@ -76,9 +76,9 @@ def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> 
     """Check a version and keep it as a candidate; return the version. Raises EditionError with every problem."""
     candidate = find_candidate(name, source)
     _must_have_none(entry_problems(name, candidate, source, forward=True) or line.new_problems({name: candidate}))
-    known, is_here = line.experts().get(name, Expert(name)), line.folder.weights.has(candidate.sha256)
+    known, is_here = line.experts().get(name, Expert(name)), all(map(line.folder.weights.is_whole, candidate.weights))
     version = keep_candidates(line.folder, {name: candidate}, str(source.resolve()), note)[name]
-    if version == known.version or (is_here and version in known.versions):
+    if is_here and version in (known.version, *known.versions):
         standing = "in force" if version == known.version else "here"
         raise EditionError(f"{name} {version} is {standing} already: these are the same weights and settings")
     line.record_versions()
@@ -121,7 +121,7 @@ def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discar
     """Make an edition with all that edition `number` holds. Raises EditionError, ConfigError."""
     folder = line.folder
 
-    def build(_: Edition | None) -> Draft:
+    def build(before: Edition | None) -> Draft:
         edition = folder.read(number)
         gone = [name for name, entry in edition.experts.items() if not folder.has_weights(entry)]
         if gone:
@@ -129,6 +129,9 @@ def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discar
                 f"edition {number} cannot come back: the weights of {', '.join(gone)} were deleted"
                 " (coserve experts prune); put them in once more, or name another edition"
             )
+        for name, entry in edition.experts.items():
+            if before is None or before.experts.get(name) != entry:
+                _must_have_none(entry_problems(name, folder.relative_entry(entry), folder.root))
         return draft_of(edition, folder, "rollback", note)
 
     return make_edition(line.config, current_user(), build, line, discard=discard, anew=True)

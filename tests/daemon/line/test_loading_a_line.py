@@ -8,9 +8,12 @@ import yaml
 
 from daemon.app import App
 from daemon.check import check_line
+from daemon.config.settings import load_config
 from daemon.errors import ConfigError
 from daemon.line.line import load_line
 from daemon.line.profile import this_machine
+from experts.editions.folder import EditionFolder
+from tests.editions import files_in_force
 from tests.lines import a_line
 from tests.simulated import SimulatedDevices, answer
 
@@ -54,6 +57,20 @@ def test_an_expert_larger_than_the_memory_is_named_by_check_and_start(folder: Pa
     assert problem.startswith(f"{path}:4:20: devices.cpu.expert_memory: ")
     assert "R0402 and 2 other experts need up to 44.7 MB; cpu has 20.0 MB: raise it to at least 44.8 MB" in problem
     assert problem in start_problems(path)
+
+
+def test_an_edition_in_force_that_cannot_be_run_is_named_by_check_and_start(folder: Path) -> None:
+    path = folder / "coserve.yaml"
+    edition, pointer = files_in_force(path), EditionFolder(load_config(path, {}).catalog).pointer
+    place = EditionFolder(load_config(path, {}).catalog).weights.place(edition.experts["R0402"].sha256)
+    place.rename(place.with_suffix(".away"))
+    (problem,) = check_line(path)[0]
+    assert "weights: those of R0402 are missing or damaged: coserve reload takes in what" in problem
+    pointer.write_text("9\n")
+    (problem,) = check_line(path)[0]
+    assert problem.startswith("there is no edition 9: ")
+    with pytest.raises(ConfigError, match="there is no edition 9: "):
+        load_line(path)
 
 
 def test_memory_that_this_machine_has_not_and_pictures_that_cannot_be_kept_end_a_start(folder: Path) -> None:

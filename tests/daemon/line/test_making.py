@@ -137,8 +137,48 @@ def test_a_promotion_writes_the_working_files_anew_unless_they_hold_edits(config
     config.rules.write_text(config.rules.read_text() + "# mine\n")
     with pytest.raises(EditionError, match=r"rules\.yaml: edited, not in force: coserve reload first"):
         make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine())
-    made = make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine(), discard=True)
-    assert config.rules.read_text() == made.edition.rules
+    for is_new in (True, False):
+        config.rules.write_text(config.rules.read_text() + "# mine\n")
+        made = make_edition(config, "ines", changed(config, temperature=3.0), ARunningLine(), discard=True)
+        assert (made.is_new, config.rules.read_text()) == (is_new, made.edition.rules)
+
+
+@pytest.mark.parametrize("saved", ["while the daemon checks", "while it adopts"])
+def test_an_edit_that_is_saved_during_a_promotion_is_kept(config: Config, saved: str) -> None:
+    loaded(config)
+    mine = config.rules.read_text() + "# mine\n"
+
+    class AnEditor(ARunningLine):
+        def check(self, served: Served) -> None:
+            if saved == "while the daemon checks":
+                config.rules.write_text(mine)
+
+        def adopt(self, number: int) -> dict[str, Any] | None:
+            config.rules.write_text(mine)
+            return super().adopt(number)
+
+    def promote(before: Edition | None) -> Draft:
+        draft = changed(config, temperature=2.0)(before)
+        return replace(draft, rules=f"# promoted\n{draft.rules}")
+
+    with pytest.raises(EditionError, match=r"rules\.yaml.* (edited, not in force|was saved while edition 2 came)"):
+        make_edition(config, "ines", promote, AnEditor())
+    assert config.rules.read_text() == mine
+    assert EditionFolder(config.catalog).current() == (1 if saved == "while the daemon checks" else 2)
+
+
+def test_working_files_that_may_not_be_written_are_named_before_the_pointer_moves(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded(config)
+    monkeypatch.setattr("os.access", lambda place, _: place != config.rules.parent)
+
+    def promote(before: Edition | None) -> Draft:
+        return replace(changed(config)(before), rules="# promoted\n" + config.rules.read_text())
+
+    with pytest.raises(EditionError, match=r"rules\.yaml must be written anew, and you may not .*: use sudo"):
+        make_edition(config, "ines", promote, ARunningLine())
+    assert EditionFolder(config.catalog).current() == 1
 
 
 def test_working_files_that_this_user_may_not_write_are_named_before_the_edition_is_in_force(

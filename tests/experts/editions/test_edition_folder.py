@@ -57,7 +57,7 @@ def a_folder(root: Path) -> EditionFolder:
     with folder.changing() as writer:
         assert folder.weights.enter({sha256: root / "R0402.safetensors"}) == {}
         writer.add(an_edition(1, sha256))
-        writer.point(an_edition(1, sha256), rewrites=False)
+        writer.point(an_edition(1, sha256))
     return folder
 
 
@@ -68,7 +68,7 @@ def put_in_force(folder: EditionFolder, edition: Edition, new: Path) -> None:
         folder.weights.enter(dict.fromkeys(edition.weights, new))
         if edition.number not in folder.numbers():
             writer.add(edition)
-        writer.point(edition, rewrites=True)
+        writer.point(edition, rules)
         writer.write_files(edition, rules)
 
 
@@ -151,6 +151,59 @@ def test_working_files_that_differ_are_written_anew_and_others_stay(tmp_path: Pa
     assert text.startswith("# Written from edition 3; comments are not kept.")
     entry = read_catalog(folder.catalog)["R0402"]
     assert file_sha256(folder.root / entry.file) == entry.sha256
+
+
+def test_a_pointer_that_was_lost_is_no_first_start(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    folder.pointer.unlink()
+    assert folder.current() is None  # as a kill leaves the first edition
+    with folder.changing() as writer:
+        writer.add(an_edition(2, next(iter(folder.weights.all())), parent=1))
+    with pytest.raises(EditionError, match=r"current is missing, and editions 1, 2 are here: coserve rollback NUMBER"):
+        folder.current()
+
+
+def test_a_working_file_that_was_saved_while_an_edition_came_into_force_is_kept(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "experts")
+    rules, real = folder.root / "rules.yaml", folder.root / "real.yaml"
+    rules.rename(real)
+    rules.symlink_to(real)
+    new = an_edition(2, next(iter(folder.weights.all())), "# new\n" + RULES, parent=1)
+    with folder.changing() as writer:
+        writer.add(new)
+        writer.point(new, rules)
+    rules.write_text("# mine\n" + RULES)
+    with folder.changing() as writer, pytest.raises(EditionError, match=r"real\.yaml was saved while edition 2 came"):
+        writer.settle(rules)
+    assert rules.read_text() == "# mine\n" + RULES
+    real.rename(folder.root / "mine.yaml")
+    with folder.changing() as writer:
+        writer.settle(rules)
+    assert rules.read_text() == new.rules
+    assert rules.is_symlink()
+    assert not folder.is_rewriting
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: gives files to others")
+def test_what_root_makes_belongs_to_the_owner_of_the_folder(tmp_path: Path) -> None:
+    folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
+    folder.catalog.chmod(0o600)
+    rules = folder.root / "rules.yaml"
+    for place in (folder.root, folder.folder, folder.catalog, folder.pointer, rules):
+        os.chown(place, 4242, 4242)
+    put_in_force(folder, an_edition(2, weights(new, 2), "# new\n" + RULES, parent=1), new)
+    made = (folder.file(2), folder.pointer, folder.catalog, rules, folder.weights.place(file_sha256(new)))
+    assert {place.stat().st_uid for place in made} == {4242}
+
+
+def test_a_link_in_place_of_the_lock_is_never_followed(tmp_path: Path) -> None:
+    folder, other = a_folder(tmp_path / "experts"), tmp_path / "other"
+    other.write_text("of somebody else")
+    (folder.folder / ".lock").unlink()
+    (folder.folder / ".lock").symlink_to(other)
+    with pytest.raises(EditionError, match=r"\.lock: Too many levels of symbolic links"), folder.changing():
+        pass
+    assert other.read_text() == "of somebody else"
 
 
 def test_a_process_killed_at_any_step_leaves_the_edition_before_or_the_new_one(tmp_path: Path) -> None:

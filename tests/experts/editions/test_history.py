@@ -14,17 +14,30 @@ from tests.experts.editions.test_edition_folder import a_folder, an_edition, an_
 START = datetime(2026, 11, 28, tzinfo=UTC)
 
 
-def in_force(folder: EditionFolder, number: int, new: Path, sha256: str, why: str, temperature: float = 1.0) -> None:
+def in_force(
+    folder: EditionFolder,
+    number: int,
+    new: Path,
+    sha256: str,
+    why: str,
+    temperature: float = 1.0,
+    day: int | None = None,
+) -> None:
     """Put an edition in force in which R0402 alone differs."""
     before = folder.in_force()
     assert before is not None
     experts = before.experts | {"R0402": an_entry(sha256, temperature)}
-    fields = {"parent": before.number, "why": why, "created_at": START + timedelta(days=number), "experts": experts}
+    fields = {
+        "parent": before.number,
+        "why": why,
+        "created_at": START + timedelta(days=day or number),
+        "experts": experts,
+    }
     edition = an_edition(number, sha256).model_copy(update=fields)
     with folder.changing() as writer:
         folder.weights.enter({sha256: new})
         writer.add(edition)
-        writer.point(edition, rewrites=False)
+        writer.point(edition)
 
 
 def test_promotions_and_rollbacks_make_a_lineage_and_a_recalibration_is_a_version(tmp_path: Path) -> None:
@@ -51,6 +64,14 @@ def test_promotions_and_rollbacks_make_a_lineage_and_a_recalibration_is_a_versio
     assert [step.did for step in experts_of(folder)["C0402"].steps] == ["found"]
     with pytest.raises(EditionError, match="first version here"):
         experts_of(folder)["C0402"].before()
+
+
+def test_a_clock_that_was_set_back_changes_no_way_back(tmp_path: Path) -> None:
+    folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
+    second = weights(new, 2)
+    in_force(folder, 2, new, second, "promote", day=900)
+    in_force(folder, 3, new, weights(new, 3), "promote", day=3)
+    assert experts_of(folder)["R0402"].before() == second[:12]
 
 
 def test_versions_whose_weights_are_gone_are_no_way_back(tmp_path: Path) -> None:

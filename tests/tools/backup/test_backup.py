@@ -578,6 +578,14 @@ def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
     assert (tmp_path / "line" / "rules.yaml").read_text() == RULES
 
 
+def test_a_database_from_before_the_first_release_is_refused(tmp_path: Path, writing: Writing):
+    writing.accept()
+    with closing(sqlite3.connect(tmp_path / "line" / "inspection.db")) as database, database:
+        database.execute("ALTER TABLE editions RENAME TO earlier")
+    with pytest.raises(BackupError, match=r"from before 0\.1\.0: coserve check says what to do"):
+        write_backup(tmp_path / "line" / "coserve.yaml", tmp_path / "line.tar")
+
+
 def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")

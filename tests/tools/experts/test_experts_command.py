@@ -229,6 +229,14 @@ def test_verify_names_the_file_and_what_differs(line: Line, version_folders: tup
     assert str(damaged) in problem
     assert "sha256" in problem
     assert "sha256" in run(line, "promote", "P", second, status=1)
+    run(line, "put", "P", version_folders[1])  # the same weights once more replace the damaged ones
+    assert run(line, "verify", "P")["ok"]
+    run(line, "promote", "P", second)
+    damaged = next(weights(line, second).parent.glob(f"{second}*"))
+    damaged.chmod(0o644)
+    os.truncate(damaged, 1000)
+    coserve("rollback", "1", "--config", line.config)
+    assert "damaged header" in coserve("rollback", "2", "--config", line.config, status=1).stderr
     assert run(line, "verify", "Q")["ok"]
     assert "there is no expert R" in run(line, "verify", "R", status=1)
 
