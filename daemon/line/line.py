@@ -81,6 +81,7 @@ def served_by(config: Config) -> Served | None:
     """Return the edition in force; None before the first one. Raises ConfigError."""
     folder = EditionFolder(config.catalog)
     try:
+        folder.require_own(config.journal)
         edition = folder.in_force()
     except EditionError as error:
         raise ConfigError([str(error)]) from None

@@ -86,6 +86,7 @@ def make_edition(
     """
     folder = EditionFolder(config.catalog)
     with folder.changing() as writer:
+        writer.claim(config.journal)
         writer.recover_files(config.rules)
         before = _in_force(folder, may_be_damaged=anew)
         draft = build(before)

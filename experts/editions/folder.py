@@ -37,6 +37,7 @@ class EditionFolder:
         self.folder = self.root / _FOLDER
         self.pointer = self.folder / "current"
         self.mark = self.folder / "rewriting"
+        self.owner = self.folder / "line"
         self.weights = WeightsStore(catalog)
 
     def current(self) -> int | None:
@@ -93,6 +94,23 @@ class EditionFolder:
         with suppress(FileNotFoundError):
             return self.mark.read_text(encoding="ascii", errors="replace").splitlines()
         return []
+
+    def other_line(self, journal: Path) -> Path | None:
+        """Return the journal of another line, if these editions are its; a copied or moved folder is nobody's."""
+        try:
+            catalog, other = self.owner.read_text(encoding="utf-8").splitlines()
+        except (FileNotFoundError, ValueError):
+            return None
+        is_another = catalog == str(self.catalog.resolve()) and other != str(journal.resolve())
+        return Path(other) if is_another and Path(other).exists() else None
+
+    def require_own(self, journal: Path) -> None:
+        """Raises EditionError if the editions are another line's: two lines with one would judge by each other's."""
+        if (other := self.other_line(journal)) is not None:
+            raise EditionError(
+                f"{self.folder} belongs to the line whose journal is {other}: give this line a catalog in a folder of its"
+                f" own, or delete {self.owner} if that line is gone"
+            )
 
     def relative_entry(self, entry: CatalogEntry) -> CatalogEntry:
         """Return an edition's entry with its weights' paths, relative to the catalog's folder."""
@@ -153,6 +171,13 @@ class EditionWriter:
         if file.exists():
             raise EditionError(f"{file} exists: an edition never changes; this one needs another number")
         replace_durably(file, edition.encoded(), self._folder.weights.mode, self._folder.folder)
+
+    def claim(self, journal: Path) -> None:
+        """Note whose editions these are. Raises EditionError if they are another line's."""
+        self._folder.require_own(journal)
+        text = f"{self._folder.catalog.resolve()}\n{journal.resolve()}\n"
+        if not self._folder.owner.exists() or self._folder.owner.read_text(encoding="utf-8") != text:
+            replace_text(self._folder.owner, text, like=self._folder.catalog)
 
     def remove(self, number: int) -> None:
         """Delete an edition that nothing names: one that the daemon refused, or an old one."""

@@ -10,6 +10,7 @@ import pytest
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
+from daemon.line.line import served_by
 from daemon.line.making import Draft, Made, draft_of, make_edition, working_files
 from daemon.line.served import Served, compile_stored
 from experts.drift import BINS
@@ -167,20 +168,6 @@ def test_an_edit_that_is_saved_during_a_promotion_is_kept(config: Config, saved:
     assert EditionFolder(config.catalog).current() == (1 if saved == "while the daemon checks" else 2)
 
 
-def test_working_files_that_may_not_be_written_are_named_before_the_pointer_moves(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded(config)
-    monkeypatch.setattr("os.access", lambda place, _: place != config.rules.parent)
-
-    def promote(before: Edition | None) -> Draft:
-        return replace(changed(config)(before), rules="# promoted\n" + config.rules.read_text())
-
-    with pytest.raises(EditionError, match=r"rules\.yaml must be written anew, and you may not .*: use sudo"):
-        make_edition(config, "ines", promote, ARunningLine())
-    assert EditionFolder(config.catalog).current() == 1
-
-
 def test_working_files_that_this_user_may_not_write_are_named_before_the_edition_is_in_force(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,3 +255,17 @@ def replace_paths(config: Config, root: Path) -> Config:
         return root / path.relative_to(config.rules.parent)
 
     return config.model_copy(update={"catalog": moved(config.catalog), "rules": moved(config.rules)})
+
+
+def test_a_catalogs_folder_serves_one_line_and_its_copy_another(config: Config, tmp_path: Path) -> None:
+    config.journal.mkdir()
+    loaded(config)
+    other = config.model_copy(update={"journal": tmp_path / "other/journal", "rules": tmp_path / "other.yaml"})
+    belongs = r"belongs to the line whose journal is .*: give this line"
+    with pytest.raises(EditionError, match=belongs):
+        loaded(other)
+    with pytest.raises(ConfigError, match=belongs):
+        served_by(other)
+    shutil.copytree(config.catalog.parent, tmp_path / "copy")
+    copied = other.model_copy(update={"catalog": tmp_path / "copy/catalog.yaml", "rules": config.rules})
+    assert loaded(copied).edition.number == 1

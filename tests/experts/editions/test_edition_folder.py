@@ -174,11 +174,11 @@ def test_a_working_file_that_was_saved_while_an_edition_came_into_force_is_kept(
         writer.point(new, rules)
     rules.write_text("# mine\n" + RULES)
     with folder.changing() as writer, pytest.raises(EditionError, match=r"real\.yaml was saved while edition 2 came"):
-        writer.settle(rules)
+        writer.recover_files(rules)
     assert rules.read_text() == "# mine\n" + RULES
     real.rename(folder.root / "mine.yaml")
     with folder.changing() as writer:
-        writer.settle(rules)
+        writer.recover_files(rules)
     assert rules.read_text() == new.rules
     assert rules.is_symlink()
     assert not folder.is_rewriting
