@@ -108,8 +108,8 @@ class EditionFolder:
         """Raises EditionError if the editions are another line's: two lines with one would judge by each other's."""
         if (other := self.other_line(journal)) is not None:
             raise EditionError(
-                f"{self.folder} belongs to the line whose journal is {other}: give this line a catalog in a folder of its"
-                f" own, or delete {self.owner} if that line is gone"
+                f"{self.folder} belongs to the line whose journal is {other}: give this line a catalog in a folder of"
+                f" its own, or delete {self.owner} if that line is gone"
             )
 
     def relative_entry(self, entry: CatalogEntry) -> CatalogEntry:
