@@ -53,8 +53,8 @@ def test_what_does_not_fit_beside_others_waits_its_turn_and_says_the_same() -> N
         bench.step()
         steps.append("".join(row.request for row in bench.runtime.steps[-1]))
         used.append(bench.memory.used_bytes // bench.memory.token_bytes)
-    # "b" may come to 55 tokens: alone.
-    assert set(steps) == {"a", "b", "c"}
+    # "b" may come to 55 tokens: alone; "c" may pass it by.
+    assert {step for step in steps if "b" in step} == {"b"}
     assert max(used) == 55
     assert used[-1] == 0
     assert bench.ended["b"].text == alone("a much longer prompt than that", 25)
