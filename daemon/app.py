@@ -103,7 +103,7 @@ def _start_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _AtStart:
-    """The line whose first edition is made while it starts: nobody judges by it yet."""
+    """A line that makes its first edition while it starts: no daemon has to agree."""
 
     reader: ResultsReader
 

@@ -32,7 +32,7 @@ _NOT_NUMBERS = "the network's outputs are not finite numbers: import the expert 
 
 
 class StoredImage(Protocol):
-    """What a pool needs of an image: where its bytes are, and how they are encoded."""
+    """The place and encoding of an image's bytes."""
 
     @property
     def key(self) -> JournalKey: ...
@@ -85,7 +85,7 @@ class Batch:
     device_error: str | None = None
     is_lost: bool = False
 
-    # Shared by the drive's thread and the pool's: the image in the decoder, and whether nobody waits for the end.
+    # Shared by the drive's thread and the pool's: the image being decoded, and whether the drive gave the batch up.
     decoding: int | None = None
     is_abandoned: bool = False
 

@@ -270,7 +270,7 @@ class SimulatedPool:
         return self.memory.budget_bytes
 
     def start(self) -> None:
-        """Nothing to do: there are no threads."""
+        """Return at once: a simulated pool has no threads."""
 
     def stop(self, timeout_s: float) -> bool:  # noqa: ARG002  simulated time does not pass here
         return True

@@ -141,7 +141,7 @@ class Admission(Accounts):
 
     #: Set by the intake: calls a reply in its thread.
     post: Callable[[Reply], None]
-    #: Set by the intake: scans a large payload elsewhere, for hashing 64 MB takes some 50 ms, and nobody should wait.
+    #: Set by the intake: scans a large payload on another thread; hashing 64 MB takes some 50 ms.
     scan_elsewhere: Callable[[Callable[[], None]], None]
 
     def __init__(  # noqa: PLR0913, PLR0917  the checks of every message come together here

@@ -21,7 +21,7 @@ from experts.editions.folder import EditionFolder, without_files
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the next edition is to hold; the files of `experts` are absolute.
+    """Content of the next edition; the files of `experts` are absolute.
 
     `keeps_files`: the working files stay as people wrote them.
     """

@@ -1,4 +1,4 @@
-"""What is in force, and what replaced editions still serve: the one home of both.
+"""The edition in force and the replaced ones that still serve: nothing else holds them.
 
 A board belongs to the edition in which its attempt began. The drive adds and ends editions, the control thread puts
 one in force, the writer reads: each access is one operation, never half an edition.
@@ -66,7 +66,7 @@ class Serving:
         return [number for number, ends_s in tuple(self._ends_s.items()) if ends_s <= now_s]
 
     def next_end_s(self) -> float | None:
-        return min(self._ends_s.values(), default=None)
+        return min(tuple(self._ends_s.values()), default=None)
 
     def end(self, numbers: list[int]) -> None:
         """End replaced editions: what comes for them, or is still on its way, is `unknown`."""
