@@ -2,22 +2,20 @@
 
 import ctypes
 import errno
-import json
 import os
 import pwd
 import socket
 import stat
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -37,15 +35,6 @@ from tools.setup.service_files import Places, secrets, started_config
 from tools.terminal.console import as_typed
 
 _SHOWN = 5
-_LIBRARIES = """
-import json, cv2, torch
-cuda = torch.cuda
-print(json.dumps({
-    "torch": torch.__version__, "cuda": torch.version.cuda, "available": cuda.is_available(),
-    "architectures": cuda.get_arch_list(),
-}))
-"""
-_LIBRARIES_S = 60.0
 #: Memory of the daemon beside experts and images: Python, torch, buffers.
 _BASE_BYTES = 10**9
 _FILES = 4096
@@ -85,23 +74,14 @@ def wrong(check: str, so: str, do: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The line, if one is named, and its PC. `user` runs the line, or will; `daemon_pid` holds the line's lock."""
+    """The line, if one is named, and its PC. `user` runs the line, or will."""
 
     path: Path | None
     config: Config | None
     is_service: bool
     user: pwd.struct_passwd
-    daemon_pid: int | None
+    is_running: bool
     driver: Driver | None
-
-    @property
-    def is_running(self) -> bool:
-        return self.daemon_pid is not None
-
-    @property
-    def folders(self) -> dict[str, Path]:
-        """Return the folders that the daemon writes to, by configuration key."""
-        return {} if self.config is None else written_places(self.config)
 
 
 def machine_of(path: Path | None, user: str | None = None) -> Machine:
@@ -117,8 +97,7 @@ def machine_of(path: Path | None, user: str | None = None) -> Machine:
     if user is None and is_service:
         with suppress(KeyError):  # `permissions` reports it
             runs_line = pwd.getpwnam("coserve")
-    daemon_pid = pid if pid and psutil.pid_exists(pid) else None
-    return Machine(path, config, is_service, runs_line, daemon_pid, find_driver())
+    return Machine(path, config, is_service, runs_line, bool(pid and psutil.pid_exists(pid)), find_driver())
 
 
 @contextmanager
@@ -158,33 +137,20 @@ def configuration(machine: Machine) -> Iterator[Finding]:
 
 
 def libraries(machine: Machine) -> Iterator[Finding]:
-    """Load torch and OpenCV in a process of their own, and compare torch with the GPUs."""
-    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
-    python = f"Python {sys.version.split()[0]} in {sys.prefix}"
+    """Load torch and OpenCV, and compare torch and its driver with the GPUs that the line names."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the GPU is not touched
     try:
-        done = subprocess.run(  # noqa: S603 - fixed words
-            [sys.executable, "-c", _LIBRARIES],
-            env=environ, cwd="/", capture_output=True, text=True, timeout=_LIBRARIES_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        yield wrong("libraries", f"torch did not load within {_LIBRARIES_S:.0f} s", "look at the disk and at `top`")
+        import cv2  # noqa: F401
+        import torch
+    except (ImportError, OSError) as error:
+        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in str(error) else "install CoServe again: make bundle"
+        yield wrong("libraries", f"torch or OpenCV does not load in {sys.prefix}: {error}", remedy)
         return
-    if done.returncode:
-        message = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in message else "install CoServe again: make bundle"
-        yield wrong("libraries", f"{python}: torch or OpenCV does not load: {message}", remedy)
-        return
-    torch = json.loads(done.stdout)
-    build = f"CUDA {torch['cuda']}" if torch["cuda"] else "for processors only"
-    yield ok("libraries", f"{python}, torch {torch['torch']} ({build})")
-    yield from _gpus(machine, torch)
-
-
-def _gpus(machine: Machine, torch: dict[str, Any]) -> Iterator[Finding]:
-    """Compare the driver with torch's build, and the line's GPUs with those present."""
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for processors only"
+    python = f"Python {sys.version.split()[0]} in {sys.prefix}"
+    yield ok("libraries", f"{python}, torch {torch.__version__} ({built})")
     named = [name for name in (machine.config.devices if machine.config else ()) if name.startswith("cuda")]
-    driver = machine.driver
-    if driver is None:
+    if (driver := machine.driver) is None:
         if named:
             remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
             yield wrong("gpu", f"the line names {', '.join(named)}, and no NVIDIA driver answers", remedy)
@@ -192,37 +158,37 @@ def _gpus(machine: Machine, torch: dict[str, Any]) -> Iterator[Finding]:
             yield ok("gpu", "no NVIDIA driver answers here, and the line names no GPU")
         return
     names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
-    versions = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
-    if named and (problem := build_problem(driver.cuda, torch)):
-        yield wrong("gpu", f"{versions}; {problem[0]}", problem[1])
-        return
-    if driver.gpus and machine.config and not named:
-        yield warn("gpu", f"{versions}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
+    so = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
+    if named and not torch.cuda.is_available():
+        remedy = "update the driver or install a torch for its CUDA; else look at /dev/nvidia*, CUDA_VISIBLE_DEVICES"
+        yield wrong("gpu", f"{so}; torch, built {built}, finds none", f"{remedy}; the service needs nvidia.conf")
+    elif driver.gpus and machine.config and not named:
+        yield warn("gpu", f"{so}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
     else:
-        yield ok("gpu", versions)
-    for name in named:
-        number = int(name.removeprefix("cuda:"))
-        if number >= len(driver.gpus):
-            yield wrong("gpu", f"the line names {name}, and there are {len(driver.gpus)} GPUs", "correct `devices`")
-            continue
-        gpu = driver.gpus[number]
-        if not serves(gpu.capability, torch["architectures"]):
-            built = ", ".join(torch["architectures"])
-            so = f"{name}, {gpu.name}, is sm_{gpu.capability[0]}{gpu.capability[1]}; torch is built for {built}"
-            yield wrong("gpu", so, "install a build of torch for this GPU")
-        yield from gpu_memory(machine, name)
+        yield ok("gpu", so)
+        for name in named:  # `configuration` reports those that are not there
+            if int(name.removeprefix("cuda:")) < len(driver.gpus):
+                yield from gpu(machine, name, torch.cuda.get_arch_list())
 
 
-def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[str, str] | None:
-    """Return why this build of torch finds no GPU, and the remedy."""
-    if torch["cuda"] is None:
-        return f"torch {torch['torch']} is built for processors only", "install a build of torch with CUDA"
-    major, minor = (int(part) for part in torch["cuda"].split(".")[:2])
-    if major > driver_cuda[0]:
-        return f"torch is built for CUDA {major}.{minor}", "update the driver, or install torch for an older CUDA"
-    if not torch["available"]:
-        return "torch finds no GPU", "look at /dev/nvidia* and CUDA_VISIBLE_DEVICES; the service needs nvidia.conf"
-    return None
+def gpu(machine: Machine, name: str, architectures: list[str]) -> Iterator[Finding]:
+    """Compare a GPU that the line names with torch's build, and its memory with what the line asks for."""
+    assert machine.driver is not None
+    assert machine.config is not None
+    found, device = machine.driver.gpus[int(name.removeprefix("cuda:"))], machine.config.devices[name]
+    if not serves(found.capability, architectures):
+        so = f"{name}, {found.name}, is sm_{found.capability[0]}{found.capability[1]}"
+        so = f"{so}; torch is built for {', '.join(architectures)}"
+        yield wrong("gpu", so, "install a build of torch for this GPU")
+    if device.memory == "shared":
+        yield ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
+        return
+    needed_bytes = (device.activation_memory or 0) + device.expert_memory
+    so = f"{name} has {size_text(found.total_bytes)}, {size_text(found.free_bytes)} free; the line asks for"
+    room = (needed_bytes, found.free_bytes, found.total_bytes)
+    yield _memory(
+        machine, "gpu memory", f"{so} {size_text(needed_bytes)}", *room, f"lower devices.{name}.expert_memory"
+    )
 
 
 def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
@@ -239,22 +205,12 @@ def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
     return not architectures
 
 
-def gpu_memory(machine: Machine, name: str) -> Iterator[Finding]:
-    assert machine.driver is not None
-    assert machine.config is not None
-    gpu, device = machine.driver.gpus[int(name.removeprefix("cuda:"))], machine.config.devices[name]
-    if device.memory == "shared":
-        yield ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
-        return
-    needed_bytes = (device.activation_memory or 0) + device.expert_memory
-    so = f"{name} has {size_text(gpu.total_bytes)}, {size_text(gpu.free_bytes)} free; the line asks for"
-    so = f"{so} {size_text(needed_bytes)}"
-    if needed_bytes > gpu.total_bytes:
-        yield wrong("gpu memory", so, f"lower devices.{name}.expert_memory")
-    elif needed_bytes > gpu.free_bytes and not machine.is_running:
-        yield warn("gpu memory", so, "end what else uses the GPU (nvidia-smi), or lower expert_memory")
-    else:
-        yield ok("gpu memory", so)
+def _memory(machine: Machine, check: str, so: str, needed: int, free: int, total: int, lower: str) -> Finding:
+    if needed > total:
+        return wrong(check, so, lower)
+    if needed > free and not machine.is_running:
+        return warn(check, so, f"end what else uses it, or {lower}")
+    return ok(check, so)
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
@@ -264,30 +220,23 @@ def memory(machine: Machine) -> Iterator[Finding]:
     if machine.config is None:
         yield ok("memory", so)
         return
-    devices, needed_bytes = machine.config.devices, _asked_ram(machine.config)
-    so = f"{so}; the line may take {size_text(needed_bytes)}"
+    devices, needed_bytes = machine.config.devices, _BASE_BYTES + machine.config.limits.in_memory
     is_shared = "cpu" in devices and any(device.memory == "shared" for device in devices.values())
+    for name, device in devices.items():
+        needed_bytes += device.host_cache or 0
+        if name == "cpu" or device.memory == "shared":
+            # The CPU's budget includes the GPUs' that share it.
+            needed_bytes += (device.activation_memory or 0) + (
+                0 if name != "cpu" and is_shared else device.expert_memory
+            )
     lower = "lower devices.cpu.expert_memory, which the GPUs share" if is_shared else "lower expert_memory"
-    if needed_bytes > ram.total:
-        yield wrong("memory", so, f"{lower} or host_cache, or add memory: it would swap, or be killed")
-    elif needed_bytes > ram.available and not machine.is_running:
-        yield warn("memory", so, f"end what else needs memory here, or {lower}")
-    else:
-        yield ok("memory", so)
+    so = f"{so}; the line may take {size_text(needed_bytes)}"
+    room = (needed_bytes, ram.available, ram.total)
+    yield _memory(machine, "memory", so, *room, f"{lower} or host_cache: it would swap, or be killed")
     cpu = devices.get("cpu")
     if cpu is not None and (threads := cpu.executors * cpu.threads) > cores:
         so = f"{cores} cores; devices.cpu asks for {threads} threads (executors × threads)"
         yield warn("processors", so, "more threads than cores make batches slower: coserve profile measures the best")
-
-
-def _asked_ram(config: Config) -> int:
-    total = _BASE_BYTES + config.limits.in_memory
-    for name, device in config.devices.items():
-        if name == "cpu" or device.memory == "shared":
-            is_counted = name != "cpu" and "cpu" in config.devices  # the CPU's budget includes the GPUs'
-            total += (device.activation_memory or 0) + (0 if is_counted else device.expert_memory)
-        total += device.host_cache or 0
-    return total
 
 
 def limits(machine: Machine) -> Iterator[Finding]:
@@ -296,33 +245,31 @@ def limits(machine: Machine) -> Iterator[Finding]:
         return
     handles = raise_handle_limit()
     shares = handle_shares(handles)
-    cameras, readers = shares["intake"], shares["results"]
-    so = f"{handles} open files: {cameras} connections of cameras, {readers} of programs that read results"
+    so = f"{handles} open files: {shares['intake']} connections of cameras, {shares['results']} of programs that read"
     if handles < _FILES:
         remedy = f"ulimit -n {_FILES} before the start (as root, if that is refused), or start as a service"
-        yield warn("limits", f"this shell allows {so}", remedy)
+        yield warn("limits", f"this shell allows {so} results", remedy)
     else:
-        yield ok("limits", so)
+        yield ok("limits", f"{so} results")
 
 
 def disks(machine: Machine) -> Iterator[Finding]:
     """Check each disk that the line writes to, once: its kind, its room, its speed."""
     if machine.config is None:
         return
-    if problem := DiskSpace(machine.folders).problem():
+    folders = written_places(machine.config)
+    if problem := DiskSpace(folders).problem():
         so, _, do = problem.partition(": ")
         yield wrong("disk space", so, do)
     by_disk: dict[int, dict[str, Path]] = {}
-    for key, folder in machine.folders.items():
+    for key, folder in folders.items():
         present = next(path for path in (folder, *folder.parents) if path.is_dir())
         by_disk.setdefault(present.stat().st_dev, {})[key] = present
     for places in by_disk.values():
         folder, names = places.get("journal") or next(iter(places.values())), " and ".join(places)
         yield _file_system(names, folder, is_needed=bool({"journal", "database"} & set(places)))
-        stats = os.statvfs(folder)
-        free, total = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
         if problem is None:
-            yield _room(machine.config, f"{names}: {size_text(free)} of {size_text(total)} free", free, total)
+            yield _room(machine.config, names, folder)
         yield from _speed(machine.user, names, folder)
 
 
@@ -343,10 +290,12 @@ def _file_system(names: str, folder: Path, *, is_needed: bool) -> Finding:
     return ok("file system", so)
 
 
-def _room(config: Config, so: str, free: int, total: int) -> Finding:
-    if config.retention.free and free < config.retention.free:
+def _room(config: Config, names: str, folder: Path) -> Finding:
+    disk, kept = psutil.disk_usage(str(folder)), config.retention
+    so = f"{names}: {size_text(disk.free)} of {size_text(disk.total)} free"
+    if kept.free and disk.free < kept.free:
         return warn("disk space", f"{so}, below retention.free: old images are being let go", "make room")
-    if not (config.retention.free or config.retention.images_bytes) and free < total / 10:
+    if not (kept.free or kept.images_bytes) and disk.free < disk.total / 10:
         return warn("disk space", so, "set retention.free, or it fills up: then the line stops at busy")
     return ok("disk space", so)
 
@@ -378,42 +327,37 @@ def permissions(machine: Machine) -> Iterator[Finding]:
         return
     if machine.is_service and user != "coserve":
         yield wrong("permissions", "the service's user coserve does not exist", "coserve install-service makes it")
+    read = {"configuration": machine.path, "rules": config.rules, "catalog": config.catalog} | secrets(config)
+    sockets = [each.removeprefix("ipc://") for each in (*config.endpoints.intake, config.endpoints.control)]
+    written = [*written_places(config).items(), *(("sockets", Path(each).parent) for each in sockets if each[0] == "/")]
+    written += [("database's file", file)] if (file := sqlite_path(config.database)).exists() else []
     with acting_as(machine.user) as is_possible:
         if not is_possible:
             so = f"only root can look with the rights of {user}"
             yield warn("permissions", so, f"sudo {as_typed(f'doctor {machine.path}')}")
             return
-        refused = list(_refused(machine, machine.path, config))
-    yield from refused or [ok("permissions", f"{user} can read and write all that the line needs")]
+        refused = [
+            *(
+                _refused(f"{name}: {user} cannot read {file}", file, os.R_OK)
+                for name, file in read.items()
+                if file.exists()
+            ),
+            *(_refused(f"{name}: {user} cannot write to {place}", place, os.W_OK | os.X_OK) for name, place in written),
+        ]
+    yield from [*filter(None, refused)] or [ok("permissions", f"{user} can read and write all that the line needs")]
     for key, file in secrets(config).items():
         if file.exists() and (readers := open_to(file)):
             so = f"{key}: {file} can be read by {readers}"
             yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if others may have read it")
 
 
-def _refused(machine: Machine, path: Path, config: Config) -> Iterator[Finding]:
-    user, database = machine.user.pw_name, sqlite_path(config.database)
-    files = {"configuration": path, "rules": config.rules, "catalog": config.catalog} | secrets(config)
-    for name, file in files.items():
-        if file.exists() and (remedy := _remedy(file, os.R_OK)):
-            yield wrong("permissions", f"{name}: {user} cannot read {file}", remedy)
-    addresses = (*config.endpoints.intake, config.endpoints.control)
-    places = [*machine.folders.items()]
-    places += [("sockets", Path(each.removeprefix("ipc://")).parent) for each in addresses if each.startswith("ipc://")]
-    places += [("database's file", database)] if database.exists() else []
-    for name, place in places:
-        if remedy := _remedy(place, os.W_OK | os.X_OK):
-            remedy = remedy if place.exists() else f"{remedy}; or make it: install -d -o {user} {place}"
-            yield wrong("permissions", f"{name}: {user} cannot write to {place}", remedy)
-
-
-def _remedy(path: Path, mode: int) -> str | None:
+def _refused(so: str, path: Path, mode: int) -> Finding | None:
     """Return how to grant a missing right, None if it is there. A missing folder needs the right of its parent."""
     present = next(place for place in (path, *path.parents) if place.exists())
-    rights = mode & ~os.X_OK if present.is_file() else mode
-    if os.access(present, rights, effective_ids=True):
+    if os.access(present, mode & ~os.X_OK if present.is_file() else mode, effective_ids=True):
         return None
-    return f"chown or chmod {present}, which is {stat.filemode(present.stat().st_mode)}"
+    remedy = f"chown or chmod {present}, which is {stat.filemode(present.stat().st_mode)}"
+    return wrong("permissions", so, remedy if present == path else f"{remedy}; or make {path} for that user")
 
 
 def ports(machine: Machine) -> Iterator[Finding]:
@@ -424,32 +368,28 @@ def ports(machine: Machine) -> Iterator[Finding]:
     named = {f"endpoints.intake {item}": item for item in endpoints.intake} | {"endpoints.results": endpoints.results}
     if endpoints.http:
         named["endpoints.http"] = endpoints.http
-    is_sound = True
-    for name, endpoint in named.items():
-        address = urlsplit(endpoint)
-        if address.scheme == "ipc" or endpoint.endswith(":*") or not address.port:
-            continue
-        problem = _bind_error(address.hostname or "", address.port)
-        if problem == errno.EADDRNOTAVAIL:
-            is_sound = False
-            so = f"{name}: no network card of this machine has the address {address.hostname}"
-            yield wrong("ports", so, "name an address of this machine (ip address), or 127.0.0.1")
-        if problem == errno.EADDRINUSE and not machine.is_running:  # else the line's own
-            is_sound = False
-            so = f"{name}: port {address.port} is taken by {_program_at(address.port)}"
-            yield wrong("ports", so, "end that program, or name another port in coserve.yaml")
-    if is_sound:
-        yield ok("ports", f"{len(named)} endpoints: their ports are {'the line’s' if machine.is_running else 'free'}")
+    problems = [finding for each in named.items() if (finding := _port(*each, is_running=machine.is_running))]
+    state = "the line’s" if machine.is_running else "free"
+    yield from problems or [ok("ports", f"{len(named)} endpoints: their ports are {state}")]
 
 
-def _bind_error(host: str, port: int) -> int | None:
-    """Return the errno of binding to this address; None if it is free, or a name that the daemon resolves."""
+def _port(name: str, endpoint: str, *, is_running: bool) -> Finding | None:
+    """Try to bind to an address; a name is for the daemon to resolve."""
+    address = urlsplit(endpoint)
+    if address.scheme == "ipc" or endpoint.endswith(":*") or not address.port:
+        return None
+    host = address.hostname or ""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemon does
         try:
-            probe.bind(("" if host == "*" else host, port))
+            probe.bind(("" if host == "*" else host, address.port))
         except OSError as error:
-            return error.errno
+            if error.errno == errno.EADDRNOTAVAIL:
+                so = f"{name}: no network card of this machine has the address {host}"
+                return wrong("ports", so, "name an address of this machine (ip address), or 127.0.0.1")
+            if error.errno == errno.EADDRINUSE and not is_running:  # else the line's own
+                so = f"{name}: port {address.port} is taken by {_program_at(address.port)}"
+                return wrong("ports", so, "end that program, or name another port in coserve.yaml")
     return None
 
 
@@ -477,7 +417,7 @@ def clock(_machine: Machine) -> Iterator[Finding]:
         yield ok("clock", f"{so}, held by a time server")
 
 
-CHECKS: Sequence[Callable[[Machine], Iterable[Finding]]] = (
+CHECKS: tuple[Callable[[Machine], Iterable[Finding]], ...] = (
     *(configuration, libraries, memory, limits, disks, permissions, ports, clock),
 )
 
