@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, fail, print_json
+from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, need_file, need_folder, print_json
 from tools.terminal.option_values import Note
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
@@ -32,10 +32,8 @@ def backup(
 
     Example: coserve backup /etc/coserve/coserve.yaml /mnt/backup/line.tar
     """
-    if not config.is_file():
-        fail(f"no file {config}", status=2)
-    if not archive.absolute().parent.is_dir():
-        fail(f"no folder {archive.absolute().parent}", status=2)
+    need_file(config)
+    need_folder(archive.absolute().parent)
     from tools.backup.archive import write_backup
     from tools.backup.gentle import step_back
 
@@ -50,12 +48,10 @@ def backup(
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="yellow")
     versions = f"; {report.versions} kept versions of experts take {size_text(report.versions_bytes)} of it"
-    versions = versions if report.versions else ""
     without = f"; without the {count_text(report.left_out, 'kept image')} (--images adds them)"
-    console.print(
-        f"{archive}: {count_text(report.files, 'file')}, {size_text(report.bytes)}, results up to seq"
-        f" {report.last_seq}, {_waiting(report.waiting)}{versions}{without if report.left_out else ''}"
-    )
+    more = (versions if report.versions else "") + (without if report.left_out else "")
+    size = f"{count_text(report.files, 'file')}, {size_text(report.bytes)}"
+    console.print(f"{archive}: {size}, results up to seq {report.last_seq}, {_waiting(report.waiting)}{more}")
 
 
 def restore(
@@ -68,8 +64,7 @@ def restore(
 
     Example: coserve restore /mnt/backup/line.tar /srv/line
     """
-    if not archive.is_file():
-        fail(f"no file {archive}", status=2)
+    need_file(archive, "name an archive of coserve backup")
     from tools.backup.restore import unpack
 
     with _bar() as progress:

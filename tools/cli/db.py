@@ -8,8 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from daemon.units import count_text, size_text
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, errors, fail, print_json
+from daemon.config.plant_time import Span
+from daemon.units import count_text, size_text, utc_text, wall_seconds
+from daemon.wire.control import ControlError, ask
+from experts.people import current_user
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    end_with,
+    errors,
+    fail,
+    need_folder,
+    say,
+)
+from tools.terminal.open_line import reading, settings_of
 from tools.terminal.option_values import Commands, Note, since_option, time_window, until_option
 
 db_app = typer.Typer(
@@ -29,8 +42,6 @@ def backup(
 
     Example: coserve db backup /mnt/backup/inspection.db --config demo/coserve.yaml
     """
-    from tools.terminal.open_line import settings_of
-
     settings = settings_of(config)
     from daemon.storage.database.connections import sqlite_path
     from daemon.storage.database.upkeep import copy_database
@@ -40,14 +51,10 @@ def backup(
         fail(f"there is no database at {database}: has this line run? coserve run {config}", status=1)
     if file.exists():
         fail(f"{file} exists already: name another file, or delete it", status=2)
-    if not file.parent.is_dir():
-        fail(f"there is no folder {file.parent}: make it, or name another file", status=2)
+    need_folder(file.parent)
     copy_database(database, file)
     size_bytes = file.stat().st_size
-    if as_json:
-        print_json({"file": str(file), "bytes": size_bytes})
-    else:
-        console.print(f"{file}: {size_text(size_bytes)}")
+    say({"file": str(file), "bytes": size_bytes}, f"{file}: {size_text(size_bytes)}", as_json=as_json)
 
 
 @db_app.command()
@@ -60,10 +67,6 @@ def shifts(
 
     Example: coserve db shifts --since 31d --config demo/coserve.yaml
     """
-    from daemon.config.plant_time import Span
-    from daemon.units import utc_text, wall_seconds
-    from tools.terminal.open_line import settings_of
-
     plant = settings_of(config).plant.clock()
     since, until = time_window(config, since or "31d", until)
     span = Span(str(since), until or utc_text(time()))
@@ -92,8 +95,6 @@ def check(
 
     Example: coserve db check --since today --config demo/coserve.yaml
     """
-    from tools.terminal.open_line import reading, settings_of
-
     settings = settings_of(config)
     from daemon.storage.database.schema import boards
     from daemon.storage.database.upkeep import check_database
@@ -112,18 +113,10 @@ def check(
         is_chosen = None if since is None else boards.c.completed_at >= since
         evidence = check_evidence(engine.connect, settings.images, is_chosen, with_pictures=images, on_step=say)
     problems += evidence.problems
-    if as_json:
-        print_json({"ok": not problems, "problems": problems, **evidence.counts})
-    else:
-        for problem in problems or [f"{settings.database}: no mistakes found"]:
-            console.print(problem)
-        for gap in evidence.gaps:
-            console.print(gap)
-        console.print(
-            f"{count_text(evidence.boards, 'board')}, {count_text(evidence.images, 'image')},"
-            f" {count_text(evidence.pictures, 'picture')} checked in {monotonic() - began_s:.1f} s"
-        )
-    raise SystemExit(1 if problems else 0)
+    boards, pictures = count_text(evidence.boards, "board"), count_text(evidence.pictures, "picture")
+    checked = f"{boards}, {count_text(evidence.images, 'image')}, {pictures} checked in {monotonic() - began_s:.1f} s"
+    more = "\n".join([*evidence.gaps, checked])
+    end_with(settings.database, problems, evidence.counts, more=more, as_json=as_json)
 
 
 @db_app.command()
@@ -132,31 +125,24 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
 
     Example: coserve db prune --config demo/coserve.yaml
     """
-    from tools.terminal.open_line import settings_of
-
     settings = settings_of(config)
-    from daemon.wire.control import ControlError
-
     try:
         pruned = _prune_by_daemon(settings.endpoints.control, note)
     except ControlError as error:
         if error.code != "no_daemon":
             fail(str(error), status=1)
         pruned = _prune_here(config, settings, note)
-    if as_json:
-        print_json(pruned)
-        return
-    console.print(
-        f"pruned {count_text(pruned['images'], 'image')} ({size_text(pruned['image_bytes'])}),"
-        f" {count_text(pruned['boards'], 'board')} with {count_text(pruned['inspections'], 'inspection')},"
-        f" {count_text(pruned['stray_files'], 'stray file')}"
+    images, boards = count_text(pruned["images"], "image"), count_text(pruned["boards"], "board")
+    inspections, strays = (
+        count_text(pruned["inspections"], "inspection"),
+        count_text(pruned["stray_files"], "stray file"),
     )
+    gone = f"{images} ({size_text(pruned['image_bytes'])}), {boards} with {inspections}, {strays}"
+    say(pruned, f"pruned {gone}", as_json=as_json)
 
 
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
     from daemon.storage.retention import PruneCounts
-    from daemon.wire.control import ask
-    from experts.people import current_user
 
     before = ask(control, "prune", begin=False)
     now = ask(control, "prune", begin=True, who=current_user(), note=note)

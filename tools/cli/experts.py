@@ -1,13 +1,16 @@
 """`coserve experts …`: where each is resident, its versions, and switching them; `coserve rejudge`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from daemon.config.plant_time import PlantTime
 from daemon.units import count_text, size_text
+from tools.cli.results import VerdictName
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -17,13 +20,18 @@ from tools.terminal.console import (
     console,
     errors,
     fail,
+    need_folder,
     print_json,
+    print_rows,
     print_table,
+    say,
 )
+from tools.terminal.open_line import ask_daemon, plant_time, settings_of, times_note
 from tools.terminal.option_values import Commands, Discard, Note, shift_option, since_option, time_window, until_option
+from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
-    from daemon.config.plant_time import PlantTime
+    from tools.experts.line import ExpertsLine
 
 _LISTED = 20
 #: More overflows when it is multiplied.
@@ -50,9 +58,26 @@ def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_js
     """
     if context.invoked_subcommand is not None:
         return
-    from tools.cli.line import residency
+    rows = ask_daemon(settings_of(config), "experts")["experts"]
+    if as_json:
+        print_json(rows)
+        return
+    columns = (
+        *("expert", "architecture", ("MB", lambda row: f"{row['bytes'] / 1e6:,.1f}")),
+        *(("usage", lambda row: f"{row['usage']:.3f}"), ("resident", _places), "queued", "failed"),
+    )
+    print_rows("Experts", sorted(rows, key=lambda row: -row["usage"]), columns)
 
-    residency(config, as_json=as_json)
+
+def _line(config: Path) -> "ExpertsLine":
+    from tools.experts.line import open_line
+
+    return open_line(config)
+
+
+def _places(expert: Mapping[str, Any]) -> list[str]:
+    pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
+    return [*pinned, *(f"{device} (loading)" for device in expert["loading"])]
 
 
 @experts_app.command("list")
@@ -61,31 +86,20 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
 
     Example: coserve experts list --config demo/coserve.yaml
     """
-    from tools.experts.line import open_line
     from tools.experts.look import list_experts as list_rows
-    from tools.terminal.open_line import plant_time
 
-    line = open_line(config)
+    line = _line(config)
     rows, plant = list_rows(line), line.config.plant.clock()
     if as_json:
         print_json(rows)
         return
-    cells = [
-        (
-            row["expert"],
-            row["version"] or "none in force",
-            row["settings"],
-            row["network"],
-            row["verdicts"],
-            len(row["kept"]) or None,
-            len(row["classes"]),
-            f"{row['bytes'] / 1e6:.1f}" if row["bytes"] is not None else "unreadable",
-            plant_time(plant, row["first_used_at"], "date"),
-        )
-        for row in rows
-    ]
-    columns = ("expert", "version", "settings", "network", "verdicts", "kept", "labels", "MB", "used since")
-    print_table("Experts of the catalog", columns, cells, unbroken=_VERSIONS, more="--json has them")
+    columns = (
+        *("expert", ("version", lambda row: row["version"] or "none in force"), "settings", "network", "verdicts"),
+        *(("kept", lambda row: len(row["kept"]) or None), ("labels", lambda row: len(row["classes"]))),
+        ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}" if row["bytes"] is not None else "unreadable"),
+        ("used since", lambda row: plant_time(plant, row["first_used_at"], "date")),
+    )
+    print_rows("Experts of the catalog", rows, columns, unbroken=_VERSIONS, more="--json has them")
 
 
 @experts_app.command("show")
@@ -94,10 +108,9 @@ def show(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = Fa
 
     Example: coserve experts show R0402 --config demo/coserve.yaml
     """
-    from tools.experts.line import open_line
     from tools.experts.look import describe_expert
 
-    line = open_line(config)
+    line = _line(config)
     facts = describe_expert(line, name)
     if as_json:
         print_json(facts)
@@ -119,20 +132,13 @@ def verify(
     Example: coserve experts verify --forward --config demo/coserve.yaml
     """
     from tools.experts.change import verify_versions
-    from tools.experts.line import open_line
 
-    rows = verify_versions(open_line(config), names or (), forward=forward)
+    rows = verify_versions(_line(config), names or (), forward=forward)
     bad = [row for row in rows if row["problems"]]
-    if as_json:
-        print_json({"ok": not bad, "versions": rows})
-    else:
-        for row in bad:
-            for problem in row["problems"]:
-                console.print(f"{row['expert']} {row['version']}: {problem}")
-        if not bad:
-            count = len({row["expert"] for row in rows})
-            verb = "matches" if len(rows) == 1 else "match"
-            console.print(f"{count_text(len(rows), 'version')} of {count_text(count, 'expert')} {verb} the catalog")
+    versions, count = count_text(len(rows), "version"), len({row["expert"] for row in rows})
+    sound = f"{versions} of {count_text(count, 'expert')} {'matches' if len(rows) == 1 else 'match'} the catalog"
+    problems = [f"{row['expert']} {row['version']}: {problem}" for row in bad for problem in row["problems"]]
+    say({"ok": not bad, "versions": rows}, "\n".join(problems) or sound, as_json=as_json)
     raise SystemExit(1 if bad else 0)
 
 
@@ -154,9 +160,8 @@ def put(
     Example: coserve experts put R0402 /tmp/new --config demo/coserve.yaml
     """
     from tools.experts import change
-    from tools.experts.line import open_line
 
-    line = open_line(config)
+    line = _line(config)
     version = change.put(line, name, source, note)
     alone = "there is no catalog beside it: its temperature is taken as 1"
     warning = alone if change.is_undescribed(source) else None
@@ -190,16 +195,13 @@ def shadow(
     Example: coserve experts shadow R0402 5c1e --config demo/coserve.yaml
     """
     from tools.experts import change
-    from tools.experts.line import open_line
     from tools.experts.look import describe_shadow
 
-    line = open_line(config)
+    line = _line(config)
     if off or version:
         marked = change.mark_shadow(line, name, version * (not off), note, images=images, agreement=agreement)
-        if as_json:
-            print_json({"expert": name, "shadow": marked})
-        else:
-            console.print(f"{name}: {marked or 'no version'} is in shadow")
+        sentence = f"{name}: {marked or 'no version'} is in shadow"
+        say({"expert": name, "shadow": marked}, sentence, as_json=as_json)
         return
     report = describe_shadow(line, name)
     if report is None:
@@ -222,8 +224,7 @@ def _print_shadow(report: dict[str, Any]) -> None:
         f"agreement {agreement:.2%}, 95 % interval {report['low']:.2%} to {report['high']:.2%}, on {report['images']}"
         f" of {count_text(eligible, 'image')} since its first"
     )
-    rows = [(row["in_service"], row["shadow"], row["images"]) for row in report["outcomes"]]
-    print_table("What would change", ("in service", "in shadow", "images"), rows)
+    print_rows("What would change", report["outcomes"], ("in_service", ("in shadow", "shadow"), "images"))
     effects = [(words, report["effects"][name]) for name, words in EFFECTS.items()]
     print_table(f"Of {count_text(report['reviewed'], 'reviewed image')}", ("effect", "images"), effects)
 
@@ -278,16 +279,15 @@ def prune(
     Example: coserve experts prune --keep 1 --config demo/coserve.yaml
     """
     from tools.experts import change
-    from tools.experts.line import open_line
 
-    pruned = change.prune(open_line(config), keep, note)
+    pruned = change.prune(_line(config), keep, note)
     if as_json:
         print_json(pruned)
     elif not pruned:
         console.print("nothing to prune")
     else:
-        rows = [(row["expert"], row["version"], size_text(row["freed_bytes"])) for row in pruned]
-        print_table("Pruned", ("expert", "version", "freed"), rows, unbroken=_VERSIONS)
+        columns = ("expert", "version", ("freed", lambda row: size_text(row["freed_bytes"])))
+        print_rows("Pruned", pruned, columns, unbroken=_VERSIONS)
 
 
 @experts_app.command("measure")
@@ -305,10 +305,9 @@ def measure(
 
     Example: coserve experts measure R0402 images/R0402 --config demo/coserve.yaml
     """
-    from tools.experts.line import open_line
     from tools.experts.measure import measure_in_force
 
-    measured = measure_in_force(open_line(config), name, images, discard=discard)
+    measured = measure_in_force(_line(config), name, images, discard=discard)
     if as_json:
         print_json(measured)
         return
@@ -337,10 +336,9 @@ def threshold(
     """
     if not all(cost <= _MAX_COST for cost in (escape_cost, false_call_cost)):
         fail(f"--escape-cost and --false-call-cost: expected numbers from 0 to {_MAX_COST:g}", status=2)
-    from tools.experts.line import open_line
     from tools.experts.threshold import cheapest, draw, in_words
 
-    result = cheapest(open_line(config), name, label, escape_cost, false_call_cost, pictures)
+    result = cheapest(_line(config), name, label, escape_cost, false_call_cost, pictures)
     result["file"] = str(draw(result, out))
     if as_json:
         print_json(result)
@@ -352,38 +350,28 @@ def threshold(
 
 def _switch(config: Path, name: str, version: str | None, note: str | None, *, discard: bool, as_json: bool) -> None:
     from tools.experts import change
-    from tools.experts.line import open_line
 
-    switch = change.switch(open_line(config), name, version, note, discard=discard)
-    if as_json:
-        print_json(asdict(switch))
-        return
+    switch = change.switch(_line(config), name, version, note, discard=discard)
     where = f"edition {switch.edition}{', which the daemon judges by' if switch.heard else ''}"
-    console.print(f"{name} {switch.version} is in force, in {where}; before: {switch.before or 'none'}")
-    for said in (switch.shadow, switch.note):
-        if said:
-            console.print(said)
+    sentence = f"{name} {switch.version} is in force, in {where}; before: {switch.before or 'none'}"
+    say(asdict(switch), "\n".join(filter(None, (sentence, switch.shadow, switch.note))), as_json=as_json)
 
 
-def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
-    from tools.terminal.open_line import plant_time, times_note
-
+def _print_facts(facts: dict[str, Any], plant: PlantTime) -> None:
     entry, serving = facts["entry"], facts["serving"]
     settings = f" with settings {facts['settings']}" if facts["settings"] else ""
     console.print(f"{facts['expert']}, version {facts['version'] or 'none'}{settings} in force", style="bold")
     if entry:
-        console.print(
-            f"{facts['network']}, {entry['input_size']} pixels"
-            f"{', classes ' if entry['classes'] else ''}{', '.join(entry['classes'])}"
-        )
+        classes = f", classes {', '.join(entry['classes'])}" if entry["classes"] else ""
+        console.print(f"{facts['network']}, {entry['input_size']} pixels{classes}")
         if stored := entry["stored"]:
             precision = stored["mean_precision"]
+            of_boxes = "" if precision is None else f", mean precision {precision:.4f} of its boxes"
             console.print(
                 f"stored as {stored['form']}: {size_text(stored['bytes'])} on the disk,"
-                f" {size_text(stored['slot_bytes'])} in memory;"
-                f" at import the same labels as the original on {stored['same_labels']} of"
-                f" {stored['images']} {stored['on']}, confidence within {stored['confidence']:.1e}"
-                + ("" if precision is None else f", mean precision {precision:.4f} of its boxes")
+                f" {size_text(stored['slot_bytes'])} in memory; at import the same labels as the original on"
+                f" {stored['same_labels']} of {stored['images']} {stored['on']}, confidence within"
+                f" {stored['confidence']:.1e}{of_boxes}"
             )
     if serving is None:
         console.print("residency: no daemon runs here, or it does not know this expert")
@@ -398,21 +386,16 @@ def _print_facts(facts: dict[str, Any], plant: "PlantTime") -> None:
             console.print(f"it has not adopted the edition in force: {waits} waits for `coserve reload`")
         if serving["failed"]:
             console.print(f"it failed: {serving['failed']}")
-    keys = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
-    versions = [[row[key] for key in keys] for row in facts["versions"]]
-    columns = [key.replace("_", " ") for key in keys]
-    print_table("Versions", columns, versions, unbroken=(*_VERSIONS, "state"))
+    columns = ("version", "state", "verdicts", "reviewed", "false_calls", "escapes")
+    print_rows("Versions", facts["versions"], columns, unbroken=(*_VERSIONS, "state"))
     for row in facts["versions"]:
         if row["differs"]:
             console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}")
-    history = [(plant_time(plant, at, "short"), *rest) for at, *rest in _history(facts)]
     columns = ("at", "what", "version", "before", "by")
+    history = [(plant_time(plant, at, "short"), *rest) for at, *rest in _history(facts)]
     print_table(f"History; {times_note(plant)}", columns, history, unbroken=(*_VERSIONS, "at"))
-    uses = [
-        (use["board_type"], ", ".join(use["components"]), f"{use['step']}: {use['name']}", use["judges"])
-        for use in facts["rules"]
-    ]
-    print_table("Rules that use it", ("board", "components", "step", "how"), uses)
+    step = ("step", lambda use: f"{use['step']}: {use['name']}")
+    print_rows("Rules that use it", facts["rules"], (("board", "board_type"), "components", step, ("how", "judges")))
     if facts["drift"] is None:
         measure = as_typed(f"experts measure {facts['expert']} IMAGES")
         console.print(f"drift: not known, the catalog has no confidences of it: {measure}")
@@ -435,10 +418,8 @@ def _print_drift(name: str, drift: dict[str, Any]) -> None:
     grade = f"{drift['grade']}, index {drift['value']:.3f} (by chance alone {drift['noise']:.3f})"
     if drift["grade"] == "too few":
         grade = f"too few {drift['lacks']} to say"
-    console.print(
-        f"drift: {grade}; {count_text(drift['answers'], 'recent answer')} against"
-        f" {count_text(drift['held_out'], 'image')} held out"
-    )
+    answers, held_out = count_text(drift["answers"], "recent answer"), count_text(drift["held_out"], "image")
+    console.print(f"drift: {grade}; {answers} against {held_out} held out")
     if drift["lacks"] == "images held out":
         measure = as_typed(f"experts measure {name} IMAGES")
         console.print(f"measure it on more ordinary images of the line: {measure}")
@@ -466,9 +447,7 @@ def rejudge(
     until: Annotated[str | None, until_option("Judged before; a day counts whole.")] = None,
     shift: Annotated[str | None, shift_option()] = None,
     component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
-    verdict: Annotated[
-        Literal["pass", "fail", "review", "unknown"] | None, typer.Option(help="Only images that got this verdict.")
-    ] = None,
+    verdict: Annotated[VerdictName | None, typer.Option(help="Only images that got this verdict.")] = None,
     sample: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="N images chosen at random; default: all.", show_default=False),
@@ -485,15 +464,11 @@ def rejudge(
 
     Example: coserve rejudge demo/coserve.yaml --expert R0402=5c1e --since 2d --csv changes.csv
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-
     from tools.backup.gentle import step_back
-    from tools.experts.line import open_line
     from tools.query.rejudge import RejudgeRequest, rejudge_line, write_changes
-    from tools.terminal.progress import Bars
 
-    if csv is not None and not csv.absolute().parent.is_dir():
-        fail(f"--csv {csv}: there is no folder {csv.absolute().parent}", status=2)
+    if csv is not None:
+        need_folder(csv.absolute().parent)
     step_back()
     since, until = time_window(config, since, until, shift)
     request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
@@ -501,7 +476,7 @@ def rejudge(
     with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         summary, changes = rejudge_line(
-            open_line(config),
+            _line(config),
             request,
             threads=threads,
             on_progress=lambda total: bars.update(task, advance=1, total=total),
@@ -527,15 +502,11 @@ def print_summary(summary: dict[str, Any], changes: list[dict[str, Any]], more: 
     for sentence in summary["notes"]:
         console.print(f"note: {sentence}")
     if summary["differences"]:
-        differences = [(row["what"], row["images"]) for row in summary["differences"]]
-        print_table("Different from then", ("then → now", "images"), differences)
+        print_rows("Different from then", summary["differences"], (("then → now", "what"), "images"))
     if not changes:
         return
-    cells = [
-        (row["from"], "→", row["to"] if row["to"] != row["from"] else "other defect", row["images"])
-        for row in summary["changes"]
-    ]
-    print_table("What would change", ("was", "", "would be", "images"), cells)
+    would_be = ("would be", lambda row: row["to"] if row["to"] != row["from"] else "other defect")
+    print_rows("What would change", summary["changes"], (("was", "from"), ("", lambda _: "→"), would_be, "images"))
     if summary["reviewed"]:
         effects = [(words, summary["effects"][name]) for name, words in EFFECTS.items()]
         print_table(f"Against {count_text(summary['reviewed'], 'reviewed image')}", ("what", "images"), effects)

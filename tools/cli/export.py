@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from daemon.host.folders import make_folder
 from daemon.units import count_text, size_text
 from tools.terminal.console import (
     DEFAULT_CONFIG,
@@ -16,9 +17,11 @@ from tools.terminal.console import (
     console,
     errors,
     fail,
+    need_folder,
     os_errors_end,
     print_json,
 )
+from tools.terminal.open_line import opened
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 Texts = list[str] | None
@@ -67,11 +70,9 @@ def export(
             "name --out DIR and which boards: --lot, --serial, --type, --since, --until or --shift (or --verify DIR)",
             status=2,
         )
-    from daemon.host.folders import make_folder
     from tools.backup.gentle import step_back
     from tools.query.formats import clean_up_on_signals
     from tools.query.package.write import write_package
-    from tools.terminal.open_line import opened
 
     step_back()
     clean_up_on_signals()
@@ -105,10 +106,8 @@ def _print_progress(part: str) -> None:
 def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:
     """Print a package's differences, from the database of `config` too; return 1 if there are any."""
     from tools.query.package.verify import verify_package
-    from tools.terminal.open_line import opened
 
-    if not package.is_dir():
-        fail(f"no folder {package}", status=2)
+    need_folder(package, "name the folder of a package of coserve export")
     with ExitStack() as stack:
         engine = None if config is None else stack.enter_context(opened(config))[1]
         stack.enter_context(os_errors_end(package))

@@ -4,14 +4,18 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME
+from daemon.errors import MissingExtraError, StartError
 from daemon.units import count_text, size_text
+from daemon.wire import keys
+from daemon.wire.control import ControlError, ask
+from experts.people import current_user
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -19,12 +23,17 @@ from tools.terminal.console import (
     ConfigPath,
     as_typed,
     console,
+    end_with,
     exit_on,
     fail,
+    need_file,
     print_json,
+    print_rows,
     print_table,
+    say,
 )
-from tools.terminal.option_values import Commands, Discard, Note
+from tools.terminal.open_line import ask_daemon, must_be_its_configuration, plant_time, settings_of, times_note
+from tools.terminal.option_values import Commands, Discard, Note, parsed_size
 
 if TYPE_CHECKING:
     from experts.editions.folder import EditionFolder
@@ -50,7 +59,7 @@ def run(
 
     Example: coserve run /etc/coserve/coserve.yaml
     """
-    _must_exist(config)
+    need_file(config)
     for number in (signal.SIGTERM, signal.SIGINT):  # until `serve` has its own: the imports take a second
         signal.signal(number, lambda *_: sys.exit(0))
     from daemon.serve import serve
@@ -63,23 +72,19 @@ def check(config: ConfigPath, as_json: AsJson = False) -> None:
 
     Example: coserve check demo/coserve.yaml
     """
-    _must_exist(config)
+    need_file(config)
     from daemon.check import check_line
 
     problems, facts = check_line(config)
-    if as_json:
-        print_json({"ok": not problems, "problems": [str(p) for p in problems], **facts})
-    else:
-        for problem in problems:
-            console.print(str(problem))
-        for warning in facts.get("warnings", ()):
-            console.print(f"warning: {warning}", style="yellow")
-        if not problems:
-            parts = [count_text(facts["boards"], "board type"), count_text(facts["experts"], "expert")]
-            parts += [f"{size_text(facts['weights_bytes'])} of weights", f"rules {facts['rules_version']}"]
-            parts += [count_text(facts["models"], "language model")] if facts["models"] else []
-            console.print(f"{config}: No mistakes found: {', '.join(parts)}")
-    raise SystemExit(1 if problems else 0)
+    for warning in () if as_json else facts.get("warnings", ()):
+        console.print(f"warning: {warning}", style="yellow")
+    sound = ""
+    if not problems:
+        parts = [count_text(facts["boards"], "board type"), count_text(facts["experts"], "expert")]
+        parts += [f"{size_text(facts['weights_bytes'])} of weights", f"rules {facts['rules_version']}"]
+        parts += [count_text(facts["models"], "language model")] if facts["models"] else []
+        sound = f": {', '.join(parts)}"
+    end_with(config, problems, facts, sound, as_json=as_json)
 
 
 @rules_app.command("check")
@@ -91,23 +96,15 @@ def rules_check(
 
     Example: coserve rules check routing_rules/examples/mainboard.yaml
     """
-    _must_exist(file, "a rules file")
+    need_file(file, "name a rules file")
     from daemon.line.line import load_routes
     from routing_rules.compile import RulesError
 
-    problems: Sequence[Any] = ()
     try:
         load_routes(file, None)
     except RulesError as error:
-        problems = error.problems
-    if as_json:
-        print_json({"ok": not problems, "problems": [str(p) for p in problems]})
-    else:
-        for problem in problems:
-            console.print(str(problem))
-        if not problems:
-            console.print(f"{file}: No mistakes found")
-    raise SystemExit(1 if problems else 0)
+        end_with(file, error.problems, {}, as_json=as_json)
+    end_with(file, (), {}, as_json=as_json)
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
@@ -115,9 +112,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
     Example: coserve status --config demo/coserve.yaml
     """
-    from tools.terminal.open_line import plant_time, settings_of
-
-    answer = _ask(config, "status")
+    settings = settings_of(config)
+    answer, plant = ask_daemon(settings, "status"), settings.plant.clock()
     if as_json:
         print_json(answer)
         return
@@ -130,63 +126,36 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
         f" seq {'unknown' if answer['last_seq'] is None else answer['last_seq']}"
     )
     if answer["last_error"]:
-        since = plant_time(settings_of(config).plant.clock(), answer.get("last_error_at"))
-        since = f" (since {since})" if since else ""
-        console.print(f"last error: {answer['last_error']}{since}")
+        since = plant_time(plant, answer.get("last_error_at"))
+        console.print(f"last error: {answer['last_error']}{f' (since {since})' if since else ''}")
     if "files" in answer:
         console.print(f"files: {answer['files']}")
     for row in answer.get("alarms", ()):
-        since = plant_time(settings_of(config).plant.clock(), row["since"])
-        console.print(f"alarm {row['alarm']}: {row['text']} (since {since})")
-    rows = [
-        (e["name"], e["device"], "out of service" if e.get("out_of_service") else f"{e['busy_share']:.0%}")
-        for e in answer["executors"]
-    ]
-    print_table("Executors", ("executor", "device", "busy"), rows)
-    pools = [
-        (row["pool"], ", ".join(row["executors"]) or None, row["experts"], _memory(row), row["queued"])
-        for row in answer["pools"]
-    ]
-    print_table("Expert memory", ("pool", "used by", "experts resident", "memory", "queued"), pools)
-    models = [
-        (
-            *(row["name"], row["device"], row["state"], _memory(row), _memory(row, "text_")),
-            *(row["requests"], row["last_error"]),
-        )
-        for row in answer.get("models", ())
-    ]
-    if models:
-        columns = ("model", "device", "state", "expert memory", "text memory", "requests", "last error")
-        print_table("Language models", columns, models)
-    consumers = [
-        (row["name"], row["kind"], row["state"], row["behind"], row["position"], row["last_error"])
-        for row in answer.get("consumers", ())
-    ]
-    if consumers:
-        print_table("Consumers", ("consumer", "kind", "state", "behind", "position", "last error"), consumers)
-    if children := answer.get("children"):
-        rows = [[row[key] for key in ("name", "state", "pid", "restarts", "last_end")] for row in children]
-        print_table("Processes beside the line", ("process", "state", "pid", "restarts", "last end"), rows)
+        console.print(f"alarm {row['alarm']}: {row['text']} (since {plant_time(plant, row['since'])})")
+    for title, rows, columns in (
+        ("Executors", "executors", (("executor", "name"), "device", ("busy", _busy))),
+        ("Expert memory", "pools", _POOLS),
+        ("Language models", "models", _MODELS),
+        ("Consumers", "consumers", (("consumer", "name"), "kind", "state", "behind", "position", "last_error")),
+        ("Processes beside the line", "children", (("process", "name"), "state", "pid", "restarts", "last_end")),
+    ):
+        if found := answer.get(rows):
+            print_rows(title, found, columns)
+
+
+def _busy(executor: Mapping[str, Any]) -> str:
+    return "out of service" if executor.get("out_of_service") else f"{executor['busy_share']:.0%}"
 
 
 def _memory(row: Mapping[str, Any], of: str = "") -> str:
     return f"{size_text(row.get(f'{of}used_bytes', 0))} of {size_text(row.get(f'{of}budget_bytes', 0))}"
 
 
-def residency(config: Path, *, as_json: bool) -> None:
-    """Print each expert's residency, pin, demand and usage probability (`coserve experts`)."""
-    answer = _ask(config, "experts")
-    if as_json:
-        print_json(answer["experts"])
-        return
-    rows = [
-        (
-            *(e["expert"], e["architecture"], f"{e['bytes'] / 1e6:,.1f}", f"{e['usage']:.3f}", _places(e)),
-            *(e["queued"], e["failed"]),
-        )
-        for e in sorted(answer["experts"], key=lambda e: -e["usage"])
-    ]
-    print_table("Experts", ("expert", "architecture", "MB", "usage", "resident", "queued", "failed"), rows)
+_POOLS = ("pool", ("used by", "executors"), ("experts resident", "experts"), ("memory", _memory), "queued")
+_MODELS = (
+    *(("model", "name"), "device", "state", ("expert memory", _memory)),
+    *(("text memory", lambda model: _memory(model, "text_")), "requests", "last_error"),
+)
 
 
 def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
@@ -194,7 +163,13 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
     Example: coserve queues --config demo/coserve.yaml --json
     """
-    _list("Queues", _ask(config, "queues")["queues"], as_json)
+    rows = ask_daemon(settings_of(config), "queues")["queues"]
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        console.print("Queues: none")
+    else:
+        print_rows("Queues", rows, rows[0])
 
 
 def reload(
@@ -213,9 +188,7 @@ def reload(
     Example: coserve reload --config demo/coserve.yaml
     """
     from daemon.line.making import make_edition, working_files
-    from experts.people import current_user
     from tools.experts.line import NO_DAEMON, open_line
-    from tools.terminal.open_line import must_be_its_configuration
 
     line = open_line(config)
     must_be_its_configuration(config)
@@ -228,7 +201,8 @@ def reload(
             root = line.folder.root
             fail(f"you cannot write in {root}, and no daemon runs: reload as {root.owner()}, or see to the disk", 1)
         answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
-    _say(answer, as_json, f"edition {answer['edition']} is in force{'' if is_new else ': nothing has changed'}")
+    nothing = "" if is_new else ": nothing has changed"
+    say(answer, f"edition {answer['edition']} is in force{nothing}", as_json=as_json)
     if as_json:
         return
     if "note" in answer:
@@ -280,30 +254,30 @@ def rollback(
     """
     from tools.experts.change import list_editions, roll_back
     from tools.experts.line import NO_DAEMON, open_line
-    from tools.terminal.open_line import plant_time, times_note
 
     line = open_line(config)
     if number is not None:
         made = roll_back(line, number, note, discard=discard)
         answer = {"edition": made.edition.number, "content_of": number, "heard": made.adopted is not None}
-        _say(answer, as_json, f"edition {made.edition.number} is in force, with all that edition {number} held")
-        if made.adopted is None and not as_json:
-            console.print(NO_DAEMON)
+        no_daemon = "" if made.adopted is not None else f"\n{NO_DAEMON}"
+        sentence = f"edition {made.edition.number} is in force, with all that edition {number} held{no_daemon}"
+        say(answer, sentence, as_json=as_json)
         return
     rows = list_editions(line)
     if as_json:
         print_json(rows)
         return
     plant = line.config.plant.clock()
-    cells = [
+    columns = (
+        ("edition", "number"),
+        ("since", lambda row: plant_time(plant, row["created_at"], "short")),
+        *("who", "why", "note"),
         (
-            *(row["number"], plant_time(plant, row["created_at"], "short"), row["who"], row["why"], row["note"]),
-            "in force" if row["is_in_force"] else None if row["has_weights"] else "its weights are deleted",
-        )
-        for row in rows
-    ]
-    columns = ("edition", "since", "who", "why", "note", "")
-    print_table(f"Editions; {times_note(plant)}", columns, cells)
+            "",
+            lambda row: "in force" if row["is_in_force"] else None if row["has_weights"] else "its weights are deleted",
+        ),
+    )
+    print_rows(f"Editions; {times_note(plant)}", rows, columns)
 
 
 def drain(
@@ -317,7 +291,7 @@ def drain(
     Example: coserve drain --config demo/coserve.yaml
     """
     answer = _change(config, "drain", note, **({"off": True} if off else {}))
-    _say(answer, as_json, "taking images again" if off else f"draining, backlog {answer.get('backlog')}")
+    say(answer, "taking images again" if off else f"draining, backlog {answer.get('backlog')}", as_json=as_json)
 
 
 Expert = Annotated[str, typer.Argument(help="The expert's id in the catalog.", show_default=False)]
@@ -340,7 +314,7 @@ def pin(
     Example: coserve pin yolo-solder --device cpu --config demo/coserve.yaml
     """
     answer = _change(config, "unpin" if off else "pin", note, expert=expert, device=device)
-    _say(answer, as_json, f"{expert} is {'no longer pinned' if off else 'pinned'}")
+    say(answer, f"{expert} is {'no longer pinned' if off else 'pinned'}", as_json=as_json)
 
 
 def unload(
@@ -354,7 +328,8 @@ def unload(
 
     Example: coserve unload R0402 --config demo/coserve.yaml
     """
-    _say(_change(config, "unload", note, expert=expert, device=device), as_json, f"{expert} is unloaded")
+    answer = _change(config, "unload", note, expert=expert, device=device)
+    say(answer, f"{expert} is unloaded", as_json=as_json)
 
 
 def limits(
@@ -372,66 +347,23 @@ def limits(
 
     Example: coserve limits --memory cpu=500MB --config demo/coserve.yaml
     """
-    from daemon.units import parse_bytes
-
     fields: dict[str, Any] = {"backlog_images": backlog_images, "source_images": source_images}
-    budgets: dict[str, int] = {}
-    for item in memory or []:
-        device, _, size = item.partition("=")
-        try:
-            budgets[device] = parse_bytes(size)
-        except ValueError as error:
-            fail(f"--memory {item}: {error}", status=2)
-    if budgets:
-        fields["expert_memory"] = budgets
+    for device, _, size in (item.partition("=") for item in memory or ()):
+        budgets = fields.setdefault("expert_memory", {})
+        budgets[device] = parsed_size(f"--memory {device}={size}", size)
     answer = _change(config, "limits", note, **fields)
     if as_json:
         print_json(answer)
-    else:
-        now = {f"expert_memory {device}": size_text(size) for device, size in answer["expert_memory"].items()}
-        rest = {key: value for key, value in answer.items() if key not in ("type", "expert_memory")}
-        now |= {key: size_text(n) if "bytes" in key else count_text(n, "image") for key, n in rest.items()}
-        _list("Limits", [{"limit": k, "value": v} for k, v in now.items()], as_json=False)
-
-
-def _places(expert: dict[str, Any]) -> str:
-    pinned = [f"{device} (pinned)" if device in expert["pinned"] else device for device in expert["resident"]]
-    return ", ".join([*pinned, *(f"{device} (loading)" for device in expert["loading"])]) or "–"
-
-
-def _ask(config: Path, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
-    from tools.terminal.open_line import ask_daemon, settings_of
-
-    return ask_daemon(settings_of(config), kind, timeout_s, **fields)
+        return
+    rows = [(f"expert_memory {device}", size_text(size)) for device, size in answer["expert_memory"].items()]
+    rest = {key: value for key, value in answer.items() if key not in ("type", "expert_memory")}
+    rows += [(key, size_text(n) if "bytes" in key else count_text(n, "image")) for key, n in rest.items()]
+    print_table("Limits", ("limit", "value"), rows)
 
 
 def _change(config: Path, kind: str, note: str | None, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """Ask for a change, in the name of the person who typed the command."""
-    from experts.people import current_user
-
-    return _ask(config, kind, timeout_s, who=current_user(), note=note, **fields)
-
-
-def _must_exist(path: Path, what: str = "the line's coserve.yaml, or make a small line with `coserve demo`") -> None:
-    if not path.is_file():
-        fail(f"no file {path}: name {what}", status=2)
-
-
-def _say(answer: dict[str, Any], as_json: bool, sentence: str) -> None:
-    if as_json:
-        print_json(answer)
-    else:
-        console.print(sentence)
-
-
-def _list(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        console.print(f"{title}: none")
-    else:
-        cells = [[", ".join(map(str, v)) if isinstance(v, list) else v for v in row.values()] for row in rows]
-        print_table(title, list(rows[0]), cells)
+    return ask_daemon(settings_of(config), kind, timeout_s, who=current_user(), note=note, **fields)
 
 
 def worker(
@@ -460,9 +392,6 @@ def worker(
     Example: coserve worker --name pc2 --address 10.0.0.1:6379 --token /etc/coserve/ray_token
     """
     from daemon.cluster.joining import WorkerSettings, join_command
-    from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME
-    from daemon.errors import MissingExtraError, StartError
-    from daemon.units import parse_bytes
 
     if head == (address is not None):
         fail("expected either --head or --address HOST:PORT", status=2)
@@ -470,10 +399,7 @@ def worker(
         fail(f"--address: expected HOST:PORT, not {address!r}", status=2)
     if not re.fullmatch(HOST_NAME, name):
         fail(f"--name: expected a `host` of coserve.yaml (letters, digits, '.', '_', '-'), not {name!r}", status=2)
-    try:
-        cache_bytes = parse_bytes(cache_size)
-    except ValueError as error:
-        fail(f"--cache-size: {error}", status=2)
+    cache_bytes = parsed_size("--cache-size", cache_size)
     settings = WorkerSettings(
         name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
         folder.absolute(),
@@ -503,17 +429,14 @@ def new(
 
     Example: coserve keys new camera-3 --dir keys
     """
-    from daemon.wire import keys
+    if sign:
+        from daemon.registry import signing
 
-    with _exit_on_os_errors():
-        if sign:
-            from daemon.registry import signing
-
-            public, secret = signing.make_signing_pair(folder, name)
-            shown = signing.key_id(signing.read_public_key(public))
-        else:
-            public, secret = keys.make_key_pair(folder, name)
-            shown = keys.fingerprint(keys.read_public_key(public))
+        public, secret = signing.make_signing_pair(folder, name)
+        shown = signing.key_id(signing.read_public_key(public))
+    else:
+        public, secret = keys.make_key_pair(folder, name)
+        shown = keys.fingerprint(keys.read_public_key(public))
     if as_json:
         print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
         return
@@ -543,17 +466,13 @@ def allow(
 
     Example: coserve keys allow camera-3.key camera-3 --config demo/coserve.yaml
     """
-    from daemon.wire.keys import allow as allow_key
-    from daemon.wire.keys import checked_key, fingerprint, read_public_key, read_server_keys
-
     settings, folder = _allow_list_of(config)
-    with _exit_on_os_errors():
-        public = read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else checked_key(key)
-        server_key = settings.security.server_key
-        if server_key and server_key.exists() and public == read_server_keys(server_key).public.decode():
-            fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
-        allow_key(folder, name, public)
-    _reload_keys(settings, note, as_json, f"{name} may come in, fingerprint {fingerprint(public)}")
+    public = keys.read_public_key(Path(key)) if Path(key).exists() or key.endswith(".key") else keys.checked_key(key)
+    server_key = settings.security.server_key
+    if server_key and server_key.exists() and public == keys.read_server_keys(server_key).public.decode():
+        fail(f"{key} is the daemon's own key: name the .key file that `coserve keys new` made for {name}", status=1)
+    keys.allow(folder, name, public)
+    _reload_keys(settings, note, as_json, f"{name} may come in, fingerprint {keys.fingerprint(public)}")
 
 
 @keys_app.command()
@@ -564,11 +483,8 @@ def revoke(name: ClientName, config: ConfigOption = DEFAULT_CONFIG, note: Note =
 
     Example: coserve keys revoke camera-3 --config demo/coserve.yaml
     """
-    from daemon.wire.keys import revoke as revoke_key
-
     settings, folder = _allow_list_of(config)
-    with _exit_on_os_errors():
-        names = revoke_key(folder, name)
+    names = keys.revoke(folder, name)
     sentence = f"{', '.join(names)} (one key): shut out" if names[1:] else f"{name} is shut out"
     _reload_keys(settings, note, as_json, sentence)
 
@@ -579,44 +495,36 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) ->
 
     Example: coserve keys list --config demo/coserve.yaml
     """
-    from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list, read_server_keys
-
     settings, folder = _allow_list_of(config)
-    with _exit_on_os_errors():
-        allowed = read_allow_list(folder)
+    allowed, problems = keys.read_allow_list(folder), list[str]()
+    server = None
     try:
-        server = fingerprint(read_server_keys(settings.security.server_key).public.decode())
-    except KeyFileError as error:
-        server = None
-        allowed = type(allowed)(allowed.clients, (str(error), *allowed.problems))
-    rows = sorted((name, fingerprint(key), key) for key, name in allowed.clients.items())
+        server = keys.fingerprint(keys.read_server_keys(settings.security.server_key).public.decode())
+    except keys.KeyFileError as error:
+        problems.append(str(error))
+    problems += allowed.problems
+    rows = sorted((name, keys.fingerprint(key), key) for key, name in allowed.clients.items())
     if as_json:
         clients = [{"name": name, "fingerprint": shown, "public_key": key} for name, shown, key in rows]
-        print_json({"clients": clients, "server": server, "problems": list(allowed.problems)})
+        print_json({"clients": clients, "server": server, "problems": problems})
         return
     if server:
         console.print(f"the daemon's own key: {server}")
     print_table(f"Clients allowed by {folder}", ("client", "fingerprint"), [row[:2] for row in rows])
-    for problem in allowed.problems:
+    for problem in problems:
         console.print(f"to fix: {problem}", style="yellow")
 
 
 def _allow_list_of(config: Path) -> tuple[Any, Path]:
-    from tools.terminal.open_line import settings_of
-
     settings = settings_of(config)
     if settings.security.allowed_clients is None:
-        fail(
-            f"{config}: names no security.allowed_clients and security.server_key: no client needs a key here", status=2
-        )
+        none = "names no security.allowed_clients and security.server_key: no client needs a key here"
+        fail(f"{config}: {none}", status=2)
     return settings, settings.security.allowed_clients
 
 
 def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) -> None:
     """Have a running daemon read the keys again; the files are already changed, even if it refuses."""
-    from daemon.wire.control import ControlError, ask
-    from experts.people import current_user
-
     try:
         answer = ask(settings.endpoints.control, "keys", timeout_s=30.0, who=current_user(), note=note)
     except ControlError as error:
@@ -624,17 +532,6 @@ def _reload_keys(settings: Any, note: str | None, as_json: bool, sentence: str) 
             fail(f"{sentence}, but not yet for the running daemon: {error}", status=1)
         answer = {"clients": None, "cut": False, "problems": []}
         sentence += "; no daemon is running, the next one knows it"
-    if as_json:
-        print_json(answer)
-        return
-    console.print(sentence)
-    for problem in answer["problems"]:
+    say(answer, sentence, as_json=as_json)
+    for problem in () if as_json else answer["problems"]:
         console.print(problem, style="yellow")
-
-
-@contextmanager
-def _exit_on_os_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}: do this as the user who owns it", status=1)

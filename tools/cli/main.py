@@ -11,8 +11,6 @@ from typing import Any
 import typer
 
 from tools.cli import backup, camera, db, demo, experts, export, line, moe, plant, results, setup, train
-from tools.setup.service import ServiceError
-from tools.terminal.console import fail
 from tools.terminal.option_values import Commands
 
 app = typer.Typer(
@@ -60,16 +58,8 @@ if (_CHECKOUT / "tests" / "commands.py").is_file():
 
 
 def main() -> Any:
-    """Run the command; a closed pipe or an unusable file ends in a sentence, not a traceback."""
+    """Run the command; whoever reads a pipe may end first."""
     try:
         return app()
-    except ServiceError as error:
-        fail(str(error), status=1)
     except BrokenPipeError:
         raise SystemExit(0) from None
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), status=1)
-    except UnicodeEncodeError as error:
-        fail(f"{error.object}: names of files and folders must be UTF-8: rename it", status=2)
-    except OverflowError:  # sqlite3's, for a number that was given as an option
-        fail("a number is too large: the results have numbers below 2^63", status=2)

@@ -4,11 +4,11 @@ Each command imports torch and transformers when it runs, not when `coserve` sta
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from experts.moe.modes import MODES
+from experts.moe.modes import MODES, load_registered
 from tools.terminal.console import AsJson, fail, print_json, print_table
 from tools.terminal.option_values import Commands, must_be_one_of
 
@@ -23,7 +23,7 @@ moe_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Language models 
 @moe_app.command("import")
 def import_model(
     folder: Annotated[Path, typer.Argument(help="A checkpoint in Hugging Face format.", show_default=False)],
-    storage: Annotated[str, typer.Option(help="exact, int8 or int4: how experts are stored.")] = "exact",
+    storage: Annotated[Literal["exact", "int8", "int4"], typer.Option(help="How experts are stored.")] = "exact",
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -33,12 +33,9 @@ def import_model(
     lose accuracy, and the command says how much: `coserve moe import models/mixtral
     --storage int8`.
     """
-    from experts.moe.weights.slot_file import STORAGES, Storage
     from tools.moe.importing import import_checkpoint
 
-    storages: dict[str, Storage] = {name: name for name in STORAGES}
-    must_be_one_of("--storage", storage, storages)
-    report = import_checkpoint(folder, storages[storage])
+    report = import_checkpoint(folder, storage)
     if as_json:
         print_json(report)
     else:
@@ -81,7 +78,6 @@ def fit(
     """
     must_be_one_of("--mode", mode, (*_FITTED, "all"))
     from experts.moe.model.mode import FitInputs
-    from experts.moe.modes import load_registered
     from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.progress import progress_bars
     from tools.moe.text import training_windows

@@ -9,7 +9,20 @@ import typer
 from daemon.errors import ConfigError
 from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
-from tools.terminal.console import AsJson, ConfigPath, console, exit_on, fail, print_json, print_table
+from tools.terminal.console import (
+    AsJson,
+    ConfigPath,
+    console,
+    end_with,
+    exit_on,
+    fail,
+    need_file,
+    need_folder,
+    print_json,
+    print_rows,
+    say,
+)
+from tools.terminal.open_line import settings_of
 from tools.terminal.option_values import Commands, Discard, Note
 
 if TYPE_CHECKING:
@@ -17,6 +30,7 @@ if TYPE_CHECKING:
 
 plant_app = typer.Typer(cls=Commands, no_args_is_help=True, help="One place for the results of many lines.")
 
+_PLANT = "docs/plant.md has an example of a plant.yaml to begin with"
 _PLACE = "A folder or USB stick, or the hub's http://…"
 Token = Annotated[
     Path | None,
@@ -33,7 +47,7 @@ def run(plant: PlantPath) -> None:
 
     Example: coserve plant run /etc/coserve/plant.yaml
     """
-    _must_exist(plant)
+    need_file(plant, _PLANT)
     from daemon.plant.hub import run_hub
     from daemon.plant.page.app import plant_pages
 
@@ -47,15 +61,12 @@ def check(plant: PlantPath, as_json: AsJson = False) -> None:
 
     Example: coserve plant check /etc/coserve/plant.yaml
     """
-    _must_exist(plant)
+    need_file(plant, _PLANT)
     from daemon.plant.hub import check_hub
 
     facts = check_hub(plant)
-    if as_json:
-        print_json({"ok": True, **facts})
-        return
     schema = count_text(facts["lines"], "line") if facts["schema"] else "no schema yet: coserve plant run makes it"
-    console.print(f"{plant}: No mistakes found: PostgreSQL {facts['postgresql']}, {schema}")
+    end_with(plant, (), facts, f": PostgreSQL {facts['postgresql']}, {schema}", as_json=as_json)
 
 
 @plant_app.command()
@@ -66,7 +77,7 @@ def accept(
 
     Example: coserve plant accept /etc/coserve/plant.yaml line-3
     """
-    _must_exist(plant)
+    need_file(plant, _PLANT)
     from daemon.plant.hub import accept_line
 
     accept_line(plant, line)
@@ -110,18 +121,15 @@ def push(
     """
     from daemon.registry.signing import read_signing_key
     from tools.registry.pack import push as push_release
-    from tools.terminal.open_line import settings_of
 
     secret, valid_for_s, target = read_signing_key(key), days * 86400.0, _source_of(to, token)
     manifest = push_release(
         settings_of(config), target, secret, name, valid_for_s=valid_for_s, with_rules=rules, note=note
     )
-    size_bytes = sum(manifest.files.values())
-    if as_json:
-        print_json({"release": manifest.release, "expires_at": manifest.expires_at.isoformat(), "bytes": size_bytes})
-        return
+    size_bytes, expires = sum(manifest.files.values()), manifest.expires_at
     what = f"{manifest.release}: {manifest.contents}, {size_text(size_bytes)}"
-    console.print(f"{what}; lines take it until {manifest.expires_at:%Y-%m-%d %H:%M} UTC")
+    facts = {"release": manifest.release, "expires_at": expires.isoformat(), "bytes": size_bytes}
+    say(facts, f"{what}; lines take it until {expires:%Y-%m-%d %H:%M} UTC", as_json=as_json)
 
 
 @plant_app.command()
@@ -134,7 +142,6 @@ def pull(
     newest: Annotated[
         bool, typer.Option("--newest", help="The newest by a signer of the line, unless it has had it: for a timer.")
     ] = False,
-    within: Annotated[float, typer.Option("--within", hidden=True)] = 0.0,  # noqa: ARG001 - boards wait no more
     now: Annotated[
         bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
     ] = False,
@@ -162,20 +169,16 @@ def pull(
     place = _source_of(source, token)
     pulled = pull_release(open_line(config), place, name, options)
     if isinstance(pulled, str):
-        print_json({"release": pulled}) if as_json else console.print(
-            f"this line has had {pulled}: {place} has nothing newer by a signer of this line"
-        )
+        had = f"this line has had {pulled}: {place} has nothing newer by a signer of this line"
+        say({"release": pulled}, had, as_json=as_json)
         return
-    made, signer, is_heard = pulled.made, pulled.release.signer, pulled.made.adopted is not None
-    if as_json:
-        facts = {"release": pulled.manifest.release, "signer": signer, "fetched_bytes": pulled.fetched_bytes}
-        facts |= {"experts": pulled.changed, "rules": pulled.rules_changed}
-        print_json(facts | {"edition": made.edition.number, "heard": is_heard})
-        return
+    number, signer, is_heard = pulled.made.edition.number, pulled.release.signer, pulled.made.adopted is not None
+    facts = {"release": pulled.manifest.release, "signer": signer, "fetched_bytes": pulled.fetched_bytes}
+    facts |= {"experts": pulled.changed, "rules": pulled.rules_changed, "edition": number, "heard": is_heard}
     what = f"{count_text(len(pulled.changed), 'expert')} changed" + (", rules changed" if pulled.rules_changed else "")
     when = "the daemon judges by it" if is_heard else "no daemon runs: its next start does"
-    edition = f"{size_text(pulled.fetched_bytes)} fetched; edition {made.edition.number} is in force; {when}"
-    console.print(f"{pulled.manifest.release}, signed by {signer}: {what}; {edition}")
+    edition = f"{size_text(pulled.fetched_bytes)} fetched; edition {number} is in force; {when}"
+    say(facts, f"{pulled.manifest.release}, signed by {signer}: {what}; {edition}", as_json=as_json)
 
 
 @plant_app.command()
@@ -201,17 +204,16 @@ def releases(
     if as_json:
         print_json(rows)
     else:
-        cells = [[_cell(name, row[name]) for name in _COLUMNS] for row in rows]
-        columns = [name.replace("_", " ") for name in _COLUMNS]
-        print_table(f"Releases of {place}", columns, cells, unbroken=("release",), more="--json has all")
+        columns: list[Any] = [*_COLUMNS]
+        columns[columns.index("bytes")] = ("bytes", lambda row: size_text(row["bytes"]))
+        for name in ("made_at", "expires_at"):
+            columns[columns.index(name)] = (
+                name.replace("_", " "),
+                lambda row, name=name: (row[name] or "")[:10] or None,
+            )
+        print_rows(f"Releases of {place}", rows, columns, unbroken=("release",), more="--json has all")
     if any(row["problem"] for row in rows):
         raise SystemExit(1)
-
-
-def _cell(name: str, value: Any) -> Any:
-    if name == "bytes":
-        return size_text(value)
-    return value[:10] if name.endswith("_at") and value else value
 
 
 def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None) -> dict[str, Any]:
@@ -244,11 +246,5 @@ def _source_of(place: str, token: Path | None) -> "Source":
             return HubStore(place, token.read_text(encoding="ascii").strip() if token else None)
         except (OSError, UnicodeDecodeError) as error:
             fail(f"--token {token}: {getattr(error, 'strerror', None) or error}", status=2)
-    if not Path(place).is_dir():
-        fail(f"no folder {place}: mount the stick, or make the folder first", status=2)
+    need_folder(Path(place), "mount the stick, or make the folder first")
     return Store(Path(place))
-
-
-def _must_exist(plant: Path) -> None:
-    if not plant.is_file():
-        fail(f"{plant} does not exist: docs/plant.md has an example to begin with", status=2)

@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, console, fail, print_json, print_table
+from daemon.config.plant_time import PlantTime
+from tools.terminal.console import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigOption,
+    console,
+    fail,
+    need_folder,
+    print_json,
+    print_rows,
+    say,
+)
+from tools.terminal.open_line import opened, plant_settings_of, plant_time, settings_of, times_note
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
-    from daemon.config.plant_time import PlantTime
     from tools.query.results import RowFormat
 
 Texts = list[str] | None
@@ -22,7 +33,7 @@ _PANEL = "Filters: repeat one for several values"
 _SHOWN = 50
 
 
-class VerdictOption(StrEnum):
+class VerdictName(StrEnum):
     PASS = "pass"  # noqa: S105 - no password
     FAIL = "fail"
     REVIEW = "review"
@@ -48,10 +59,10 @@ def results(
     component: Annotated[Texts, _filter("--component", "Component type.")] = None,
     designator: Annotated[Texts, _filter("--designator", "Designator.")] = None,
     verdict: Annotated[
-        list[VerdictOption] | None, _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS)
+        list[VerdictName] | None, _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS)
     ] = None,
     daemon_verdict: Annotated[
-        list[VerdictOption] | None, _filter("--daemon-verdict", "The daemon's own verdict.", metavar=_VERDICTS)
+        list[VerdictName] | None, _filter("--daemon-verdict", "The daemon's own verdict.", metavar=_VERDICTS)
     ] = None,
     defect: Annotated[Texts, _filter("--defect", "Final defect.")] = None,
     reason: Annotated[Texts, _filter("--reason", "Why an image is unknown, or a board closed.")] = None,
@@ -112,7 +123,6 @@ def results(
     from tools.query.reading import ResultsQuery
     from tools.query.results import DEFAULT_LIMIT, print_count, print_or_write
     from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
-    from tools.terminal.open_line import plant_settings_of, settings_of
 
     if boards and stages:
         fail("name either --boards or --stages", status=2)
@@ -157,8 +167,8 @@ def _format(
     if out is not None and formats in ([], ["parquet"]):
         fail("--out goes with --csv, --jsonl or --json; --parquet names its file itself", status=2)
     target = parquet if parquet is not None else out
-    if target is not None and not target.absolute().parent.is_dir():
-        fail(f"no folder {target.absolute().parent}", status=2)
+    if target is not None:
+        need_folder(target.absolute().parent)
     return (formats[0] if formats else "table"), target
 
 
@@ -218,7 +228,6 @@ def report(
     """
     from tools.query.reading import read_attempt
     from tools.query.report import NoTextError, board_document, in_words, written_by_model
-    from tools.terminal.open_line import opened
 
     with opened(config) as (settings, engine):
         if model is not None and model not in settings.models:
@@ -297,7 +306,6 @@ def review(
     if board_type is not None and not board:
         fail("--type goes with --board SERIAL", status=2)
     from tools.query.review import decide, find_board, waiting_images
-    from tools.terminal.open_line import settings_of
 
     settings = settings_of(config)
     if show:
@@ -311,10 +319,7 @@ def review(
     what = {**subject, "undo": True} if undo is not None else {**subject, "verdict": verdict}
     fields = {"defect": defect, "note": note, "reviewer": reviewer or getpass.getuser(), "newest": after}
     review = decide(config, settings, what | fields, new_code=new_code)
-    if as_json:
-        print_json(review)
-    else:
-        console.print(_sentence(review, is_undone=undo is not None))
+    say(review, _sentence(review, is_undone=undo is not None), as_json=as_json)
 
 
 def _number(text: str) -> int:
@@ -332,28 +337,18 @@ def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
     return f"{verdict}, says {review['reviewer']} (review {review['review_id']})"
 
 
-def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: "PlantTime") -> None:
-    from tools.terminal.open_line import plant_time, times_note
-
+def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime) -> None:
     if not rows:
         console.print("nothing waits for a decision")
         return
-    columns = ("id", "serial", "designator", "line says", "defect", "since", "component", "board", "lot", "picture")
-    cells = [
-        (
-            *(row["inspection_id"], f"{row['serial']} #{row['attempt']}", row["designator"], row["verdict"]),
-            *(
-                row["defect"] or row["reason"],
-                plant_time(plant, row["completed_at"], "short"),
-                row["component"],
-                row["board_type"],
-            ),
-            *(row["lot"], row["image_path"]),
-        )
-        for row in rows[:limit]
-    ]
-    title = f"Waiting for a decision; {times_note(plant)}"
-    print_table(title, columns, cells, unbroken=("id", "line says", "since"), more="--json has them")
+    columns = (
+        *(("id", "inspection_id"), ("serial", lambda row: f"{row['serial']} #{row['attempt']}"), "designator"),
+        *(("line says", "verdict"), ("defect", lambda row: row["defect"] or row["reason"])),
+        ("since", lambda row: plant_time(plant, row["completed_at"], "short")),
+        *("component", ("board", "board_type"), "lot", ("picture", "image_path")),
+    )
+    title, unbroken = f"Waiting for a decision; {times_note(plant)}", ("id", "line says", "since")
+    print_rows(title, rows[:limit], columns, unbroken=unbroken, more="--json has them")
     if len(rows) > limit:
         console.print(f"and more: --limit {limit * 2}")
 
@@ -376,7 +371,6 @@ def changes(
     from sqlalchemy import select
 
     from daemon.storage.database import schema
-    from tools.terminal.open_line import opened, plant_time, times_note
 
     since, until = time_window(config, since, until, shift)
     table = schema.changes.c
@@ -391,17 +385,14 @@ def changes(
         print_json(rows)
         return
     plant = settings.plant.clock()
-    cells = [
-        (plant_time(plant, row["at"], "short"), row["who"], row["what"], row["subject"], _old_and_new(row))
-        for row in rows[:_SHOWN]
-    ]
-    columns = ("at", "who", "what", "subject", "old → new: note")
-    print_table(f"Changes; {times_note(plant)}", columns, cells, unbroken=("at", "what"))
+    at = ("at", lambda row: plant_time(plant, row["at"], "short"))
+    columns = (at, "who", "what", "subject", ("old → new: note", _old_and_new))
+    print_rows(f"Changes; {times_note(plant)}", rows[:_SHOWN], columns, unbroken=("at", "what"))
     if len(rows) > _SHOWN:
         console.print(f"The newest {_SHOWN}; --until shows earlier ones, --json all")
 
 
-def _old_and_new(row: dict[str, Any]) -> str | None:
+def _old_and_new(row: Mapping[str, Any]) -> str | None:
     old, new, note = (row[name] for name in ("old", "new", "note"))
     change = f"{old or '–'} → {new or '–'}" if old else new
     return ": ".join(filter(None, (change, note))) or None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tools.terminal.console import quiet_start
+from tools.terminal.console import CommandError, quiet_start
 
 READY = "coserve ready"
 _STARTED_WITHIN_S, _TAIL_LINES = 300.0, 12
@@ -18,7 +18,7 @@ _STARTED_WITHIN_S, _TAIL_LINES = 300.0, 12
 _REAPED_WITHIN_S = 60.0
 
 
-class ServiceError(Exception):
+class ServiceError(CommandError):
     """The daemon did not start, or ended early; the text carries the end of its log."""
 
 

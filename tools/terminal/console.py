@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -62,6 +62,21 @@ def fail(message: str, status: int) -> NoReturn:
     raise SystemExit(status)
 
 
+_A_LINE = "name the line's coserve.yaml, or make a small line with `coserve demo`"
+
+
+def need_file(path: Path, remedy: str = _A_LINE) -> None:
+    """Exit with status 2 if there is no such file."""
+    if not path.is_file():
+        fail(f"no file {path}: {remedy}", status=2)
+
+
+def need_folder(path: Path, remedy: str = "name another, or make it") -> None:
+    """Exit with status 2 if there is no such folder."""
+    if not path.is_dir():
+        fail(f"no folder {path}: {remedy}", status=2)
+
+
 class CommandError(Exception):
     """Ends a command with one sentence and an exit status, as `fail` does."""
 
@@ -98,6 +113,33 @@ def print_json(value: Any) -> None:
     print("".join(sign if sign == "\n" or sign.isprintable() else json.dumps(sign)[1:-1] for sign in text))
 
 
+def say(answer: Any, sentence: str, *, as_json: bool) -> None:
+    """Print the answer for programs, or the sentence for people."""
+    print_json(answer) if as_json else console.print(sentence)
+
+
+def end_with(
+    file: object, problems: Sequence[Any], facts: Mapping[str, Any], sound: str = "", more: str = "", *, as_json: bool
+) -> NoReturn:
+    """Print every problem of a file, or that there is none (`sound`), then `more`; exit with status 1 for problems."""
+    if as_json:
+        print_json({"ok": not problems, "problems": list(map(str, problems)), **facts})
+    else:
+        text = "\n".join(map(str, problems)) or f"{file}: No mistakes found{sound}"
+        console.print(f"{text}\n{more}" if more else text)
+    raise SystemExit(1 if problems else 0)
+
+
+Column = str | tuple[str, str | Callable[[Mapping[str, Any]], Any]]
+
+
+def print_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], **options: Any) -> None:
+    """Print `rows` by `print_table`: a column is a key, or a heading with a key or a function of a row."""
+    pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]
+    cells = [[row[cell] if isinstance(cell, str) else cell(row) for _, cell in pairs] for row in rows]
+    print_table(title, [heading for heading, _ in pairs], cells, **options)
+
+
 def print_table(
     title: str,
     columns: Sequence[str],
@@ -106,12 +148,12 @@ def print_table(
     unbroken: Sequence[str] = (),
     more: str | None = None,
 ) -> None:
-    """Print a table for a person: None is a dash, long cells continue below, no text from outside steers the terminal.
+    """Print a table for a person: nothing is a dash, long cells continue below, no text steers the terminal.
 
     Columns in `unbroken` stay on one line, so that they can be copied. With `more`, the last columns are left out if
     the terminal is too narrow, and named together with `more`, the way to see them.
     """
-    cells = [["–" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    cells = [[_cell_text(cell) for cell in row] for row in rows]
     width = len(columns) if more is None else _columns_that_fit(columns, cells)
     table = Table(title=Text(title, style="table.title"), title_justify="left")
     for name in columns[:width]:
@@ -121,6 +163,12 @@ def print_table(
     console.print(table)
     if width < len(columns):
         console.print(f"Not shown: {', '.join(columns[width:])} ({more})")
+
+
+def _cell_text(cell: Any) -> str:
+    if isinstance(cell, list | tuple):
+        cell = ", ".join(map(str, cell)) or None
+    return "–" if cell is None else printable(str(cell))
 
 
 def _columns_that_fit(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:

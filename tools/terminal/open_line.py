@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from tools.terminal.console import exit_on, fail
+from daemon.host.folders import FOLDER_LOCK, owner
+from daemon.wire.control import ask
+from daemon.wire.keys import read_password
+from tools.terminal.console import exit_on, fail, need_file
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -21,16 +24,13 @@ _STORED_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 def settings_of(config: Path) -> Config:
     """Exit with status 2 if there is no such file, or if it has mistakes."""
-    if not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml, or make a small line with `coserve demo`", status=2)
+    need_file(config)
     with exit_on(ConfigError, status=2):
         return load_config(config)
 
 
 def must_be_its_configuration(config: Path) -> None:
     """Exit with status 1 if the daemon that answers was started with another file."""
-    from daemon.host.folders import FOLDER_LOCK, owner
-
     socket = Path(settings_of(config).endpoints.control.removeprefix("ipc://"))
     process, line = owner(socket.with_name(socket.name + FOLDER_LOCK))
     if process and line and Path(line).is_file() and not config.samefile(line):
@@ -39,8 +39,6 @@ def must_be_its_configuration(config: Path) -> None:
 
 def ask_daemon(settings: Config, kind: str, timeout_s: float = 5.0, **fields: Any) -> dict[str, Any]:
     """Ask the line's daemon; `fields` that are None are left out. Raises ControlError."""
-    from daemon.wire.control import ask
-
     stated = {name: value for name, value in fields.items() if value is not None}
     return ask(settings.endpoints.control, kind, timeout_s=timeout_s, **stated)
 
@@ -81,10 +79,8 @@ def plant_settings_of(plant: Path) -> "HubSettings":
     from sqlalchemy.engine import make_url
 
     from daemon.plant.settings import load_plant
-    from daemon.wire.keys import read_password
 
-    if not plant.is_file():
-        fail(f"no file {plant}: name the plant.yaml of the hub", status=2)
+    need_file(plant, "name the plant.yaml of the hub")
     with exit_on(ConfigError, status=2):
         settings = load_plant(plant)
     if settings.password is None:

@@ -17,10 +17,14 @@ from typer.core import TyperGroup
 from daemon.config.plant_time import PlantTime, Shift
 from daemon.errors import ConfigError, MissingExtraError, ReleaseError
 from daemon.policy.presets import UnknownPolicyError, preset
-from daemon.units import utc_text
+from daemon.units import parse_bytes, utc_text
+from daemon.wire.control import ControlError
+from daemon.wire.keys import KeyFileError
 from daemon.wire.messages import NAME, NAME_EXPECTED
+from experts.moe.errors import ModelError
 from experts.vision.architectures import ARCHITECTURES
 from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
+from tools.terminal.open_line import settings_of
 
 _NUMBERS = {int: "a whole number", float: "a number"}
 _MOMENTS = "a day (2026-11-21), a time (2026-11-21T09:28, of the plant unless it ends in an offset), 09:28, today, "
@@ -75,26 +79,35 @@ class Commands(TyperGroup):
             if error.param is None or not isinstance(error.__cause__, ValidationError | None) or not error.message:
                 raise
             _refuse(error, error.param)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in _EXTRAS:
-                raise
-            missing = MissingExtraError(package, f"{ctx.command_path} {ctx.invoked_subcommand}", _EXTRAS[package])
-            fail(str(missing), missing.status)
         except Exception as error:
-            if not isinstance(error, _refusals()):
+            said = _in_a_sentence(error, f"{ctx.command_path} {ctx.invoked_subcommand}")
+            if said is None:
                 raise
-            fail(str(error), getattr(error, "status", 1))
+            fail(*said)
+
+
+def _in_a_sentence(error: Exception, command: str) -> tuple[str, int] | None:
+    """Return all that a person needs to know of an error, and the exit status; None for a bug of ours."""
+    match error:
+        case ModuleNotFoundError(name=str(name)) if (package := name.partition(".")[0]) in _EXTRAS:
+            missing = MissingExtraError(package, command, _EXTRAS[package])
+            return str(missing), missing.status
+        case UnicodeEncodeError():
+            return f"{error.object}: names of files and folders must be UTF-8: rename it", 2
+        case OverflowError():  # sqlite3's, for a number that was given as an option
+            return "a number is too large: the results have numbers below 2^63", 2
+        case OSError() if not isinstance(error, BrokenPipeError):
+            remedy = ": do this as the user who owns it" if isinstance(error, PermissionError) else ""
+            return f"{error.filename}: {error.strerror}{remedy}" if error.filename else str(error), 1
+        case _:
+            return (str(error), getattr(error, "status", 1)) if isinstance(error, _refusals()) else None
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Return the errors whose text is all that a person needs. Imported late: most commands meet none."""
+    """Return the errors whose text says what to do. Imported late: most commands meet none."""
     from daemon.storage.database.connections import StoreError
-    from daemon.wire.control import ControlError
-    from daemon.wire.keys import KeyFileError
     from experts.editions.edition import EditionError
     from experts.errors import ExpertError
-    from experts.moe.errors import ModelError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
     return CommandError, EditionError, ExpertError, ModelError, *of_daemon
@@ -116,6 +129,14 @@ def _with_config(command: Any, args: list[str]) -> list[str]:
         if name == "--config" and (value or at + 1 < len(args)):
             return [value, *args[:at], *args[at + 1 :]] if value else [args[at + 1], *args[:at], *args[at + 2 :]]
     return [*args, str(DEFAULT_CONFIG)] if declared.required and not free and DEFAULT_CONFIG.is_file() else args
+
+
+def parsed_size(option: str, text: str) -> int:
+    """Return the bytes of a size such as 2GB; exit with status 2 if it is none."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        fail(f"{option}: {error}", status=2)
 
 
 def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
@@ -163,8 +184,6 @@ def time_window(
     """
     if since is None and until is None and shift is None:
         return None, None
-    from tools.terminal.open_line import settings_of  # slow to import
-
     plant = config if isinstance(config, PlantTime) else settings_of(config).plant.clock()
     now = datetime.now(UTC)
     if shift is not None and (since is not None or until is not None):

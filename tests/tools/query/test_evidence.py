@@ -52,7 +52,7 @@ def test_a_line_that_judged_in_every_way_has_no_mistake(judged: Line) -> None:
     assert (done["problems"], done["images"], done["pictures"], done["boards"]) == ([], images, pictures, boards)
     assert done["images"] > 50
     said = coserve("db", "check", "--config", judged.config).stdout
-    assert "no mistakes found" in said
+    assert "No mistakes found" in said
     assert f"{boards} boards, {images} images" in said
 
 

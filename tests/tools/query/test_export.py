@@ -94,7 +94,7 @@ def test_boxes_that_people_drew_are_in_the_package_of_their_board_alone(line: Pa
         assert len(lines(tmp_path / lot, "drawn_boxes")) == rows
     box = {"box_id": 1, "review_id": review.review_id, "label": "void", "x1": 1.5, "y1": 2, "x2": 3, "y2": 4}
     assert lines(tmp_path / "L1", "drawn_boxes") == [box]
-    assert "no mistakes found" in coserve("db", "check", "--config", line / "coserve.yaml").stdout
+    assert "No mistakes found" in coserve("db", "check", "--config", line / "coserve.yaml").stdout
 
 
 def test_sha256sum_accepts_it_and_so_do_we(package: Path) -> None:
