@@ -36,11 +36,13 @@ from tools.terminal.console import (
     errors,
     exit_on,
     fail,
+    need_file,
+    need_folder,
     os_errors_end,
     print_json,
     print_table,
 )
-from tools.terminal.open_line import settings_of
+from tools.terminal.open_line import opened, settings_of
 from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
@@ -138,8 +140,7 @@ def camera(
         # From the clock: a picture that was sent before would count as a repetition of that part.
         _render(options, render or 0, video, int(time.time()) if seed is None else seed, serials, rate)
     if folder is not None:
-        if not folder.is_dir():
-            fail(f"no folder {folder}", status=2)
+        need_folder(folder)
         board_layout = None if layout is None else _load_layout(layout)
         _watch(options, folder, board_layout, move_to) if watch else _folder(options, folder, board_layout, rate)
     if layout is None:
@@ -201,8 +202,7 @@ class _LineOptions:
         if self.server_key is None or self.client_key is None:
             return None
         for file in (self.server_key, self.client_key):
-            if not file.is_file():
-                fail(f"no key file {file}: coserve keys new makes a pair", status=2)
+            need_file(file, "coserve keys new makes a pair")
         return CurveClient(self.server_key, self.client_key)
 
     def folder(self) -> Path:
@@ -247,10 +247,8 @@ class _LineOptions:
         self.finish({"saved": training.images}, is_complete=training.images > 0 and not problem)
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
-        if self.as_json:
-            print_json(account)
-        else:
-            print_table(f"Account of {self.source}", ("answer", "images"), list(account.items()))
+        table = ("answer", "images"), list(account.items())
+        print_json(account) if self.as_json else print_table(f"Account of {self.source}", *table)
         raise SystemExit(0 if is_complete else 1)
 
 
@@ -392,8 +390,7 @@ def _open_source(
 def _load_layout(file: Path) -> "BoardLayout":
     from tools.camera.layout import load_layout
 
-    if not file.is_file():
-        fail(f"no layout {file}: docs/cameras.md shows one", status=2)
+    need_file(file, "docs/cameras.md shows a layout")
     with exit_on(*_ERRORS, status=2):
         return load_layout(file)
 
@@ -464,7 +461,6 @@ def export_dataset(
     from tools.query.formats import clean_up_on_signals
     from tools.query.rows import RowFilters
     from tools.terminal.new_files import need_room
-    from tools.terminal.open_line import opened
 
     equal = {"lot": lot, "serial": serial, "board_type": board_type, "component": component, "expert": expert}
     equal = {name: values for name, values in {**equal, "verdict": [verdict] if verdict else None}.items() if values}
@@ -498,8 +494,7 @@ def import_dataset(
     """
     if images is not None and form != "coco":
         fail(f"--images goes with coco; {form} says itself where pictures are", status=2)
-    if not (file.is_dir() if form == "folders" else file.is_file()):
-        fail(f"no {'folder' if form == 'folders' else 'file'} {file}", status=2)
+    need_folder(file) if form == "folders" else need_file(file, "name the file of the data set")
     from tools.dataset.read import read_dataset
     from tools.dataset.write import write_dataset
 

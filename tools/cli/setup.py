@@ -1,15 +1,18 @@
 """Commands before a line runs: init, doctor, install-service, profile, simulate."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.errors import ConfigError
 from daemon.policy.presets import PRESETS
 from daemon.units import size_text
-from tools.simulate.world import Loading
+from routing_rules.load import read_yaml_text
+from tools.simulate.files import FileError, read_device, read_task
+from tools.simulate.world import Loading, machine_of, task_of, with_deadlines, with_heads
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -19,10 +22,12 @@ from tools.terminal.console import (
     errors,
     exit_on,
     fail,
+    need_file,
+    need_folder,
     print_json,
     print_table,
 )
-from tools.terminal.option_values import must_be_policies
+from tools.terminal.option_values import must_be_policies, parsed_size
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
@@ -66,7 +71,6 @@ def init(
     if board and images:
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
-    from routing_rules.load import read_yaml_text
     from tools.setup.line_files import collect_answers, rules_text, write_line
 
     try:
@@ -138,17 +142,17 @@ def doctor(
 
     Example: coserve doctor demo/coserve.yaml
     """
-    if config is not None and not config.is_file():
-        fail(f"no file {config}: name the line's coserve.yaml, or make one with: {as_typed('init')}", status=2)
-    from tools.setup.doctor import Finding, examine, machine_of
+    if config is not None:
+        need_file(config, f"name the line's coserve.yaml, or make one with: {as_typed('init')}")
+    from tools.setup import doctor as checks
 
     path = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
     try:
-        machine = machine_of(path, user)
+        machine = checks.machine_of(path, user)
     except KeyError:
         fail(f"user {user} does not exist", status=2)
-    findings: list[Finding] = []
-    for finding in examine(machine):
+    findings: list[checks.Finding] = []
+    for finding in checks.examine(machine):
         findings.append(finding)
         if not as_json:
             sign, colour = _SIGNS[finding.grade]
@@ -188,7 +192,6 @@ def install_service(
 
     Example: coserve install-service /etc/coserve/coserve.yaml
     """
-    from daemon.errors import ConfigError
     from tools.setup.service_files import Places, install, uninstall
 
     places, is_trial = Places((prefix or Path("/")).resolve()), prefix is not None
@@ -223,25 +226,17 @@ def profile(
 
     Example: coserve profile demo/coserve.yaml --images photos/
     """
-    if images is not None and not images.is_dir():
-        fail(f"no folder {images}", status=2)
-    from dataclasses import replace
-
+    if images is not None:
+        need_folder(images)
     from daemon.dispatch.torch_devices import TorchDevices
-    from daemon.errors import ConfigError
     from daemon.line.devices import device_problems
     from daemon.line.line import load_line
-    from daemon.units import parse_bytes
-    from experts.errors import ExpertError
     from tools.profile.measure import QUICK, ProfileEffort
     from tools.profile.remote import with_remote
-    from tools.profile.run import ProfileError, Progress, Wish, profile_line, write_profile
+    from tools.profile.run import Progress, Wish, profile_line, write_profile
     from tools.profile.samples import drawn_samples, read_samples
 
-    try:
-        memory_bytes = parse_bytes(memory) if memory is not None else None
-    except ValueError as error:
-        fail(f"--memory: {error}", status=2)
+    memory_bytes = parsed_size("--memory", memory) if memory is not None else None
     effort = replace(QUICK, max_batch=min(max_batch, QUICK.max_batch)) if quick else ProfileEffort(max_batch=max_batch)
     with exit_on(ConfigError, ValueError, status=2):
         line = load_line(config, with_profiles=False)
@@ -250,7 +245,7 @@ def profile(
         fail("\n".join(problems), status=2)
     wish = Wish(samples, memory_bytes, effort)
     path = out or config.parent / "profile.yaml"
-    with exit_on(ProfileError, ExpertError), share_bar("starting") as (bar, task):
+    with share_bar("starting") as (bar, task):
         tell: Progress = lambda what, share: bar.update(task, description=what, completed=share)  # noqa: E731
         measured = with_remote(config, line, wish, profile_line(line, wish, tell), tell)
         write_profile(path, measured)
@@ -397,8 +392,6 @@ def _of_files(
 ) -> _Simulated:
     from tools.simulate.bound import task_bound
     from tools.simulate.engine import Simulation
-    from tools.simulate.files import FileError, read_device, read_task
-    from tools.simulate.world import machine_of, task_of, with_deadlines, with_heads
 
     with exit_on(FileError, ValueError, status=2):
         device, task = read_device(device_path), task_of(read_task(task_path))

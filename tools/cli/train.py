@@ -1,8 +1,9 @@
 """Make experts: `coserve train` on your images, `learn` from people's decisions, `import` of networks you have."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,8 @@ from tools.terminal.console import (
     console,
     errors,
     fail,
+    need_file,
+    need_folder,
     print_json,
     print_table,
 )
@@ -70,41 +73,35 @@ def import_expert(
 
     Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --out experts
     """
-    if not file.is_file():
-        fail(f"no file {file}", status=2)
-    from tools.training.expert_file import Form, ImportRefusedError, place_of
+    need_file(file, "name a network's file")
+    from tools.training.expert_file import Form, ImportReport, make_in
     from tools.training.importer import ImportTarget, import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
     labels = tuple(label.strip() for label in classes.split(",")) if classes else None
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
-    try:
-        with place_of(out, expert or file.stem, file) as place:
-            target = ImportTarget(architecture, input_size, place.folder, labels, expert, form)
-            report = import_file(file, target, images=images, trust=trust)
-        report = replace(report, file=place.weights or report.file)
-    except ImportRefusedError as error:
-        fail(str(error), status=1)
+
+    def make(folder: Path) -> ImportReport:
+        target = ImportTarget(architecture, input_size, folder, labels, expert, form)
+        return import_file(file, target, images=images, trust=trust)
+
+    report, version = make_in(out, expert or file.stem, file, make)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
         trials, thin = [asdict(trial) for trial in report.trials], [asdict(trial) for trial in report.thin]
         outcome = {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit), "thin": thin}
-        print_json(expert_row | outcome | {"candidate": place.version})
+        print_json(expert_row | outcome | {"candidate": version})
         return
-    for trial in report.trials:
-        outcome = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
+    tried = [(f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images", trial) for trial in report.trials]
+    tried += [(f"stored as {trial.stored_as}: {size_text(trial.bytes)}", trial) for trial in report.thin]
+    for what, trial in tried:
+        found = trial.agreement
+        precision = "" if found.mean_precision is None else f", mean precision {found.mean_precision:.4f}"
+        is_slower = trial.agrees and getattr(trial, "dtype", report.dtype) != report.dtype
         console.print(
-            f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images, same labels on {trial.agreement.same_labels} of"
-            f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}: {outcome}"
-        )
-    for trial in report.thin:
-        precision = trial.agreement.mean_precision
-        console.print(
-            f"stored as {trial.stored_as}: {size_text(trial.bytes)}, same labels on {trial.agreement.same_labels} of"
-            f" {trial.agreement.images}, confidence within {trial.agreement.confidence:.1e}"
-            f"{'' if precision is None else f', mean precision {precision:.4f}'}: "
-            + ("kept" if trial.agrees else "differs too much")
+            f"{what}, same labels on {found.same_labels} of {found.images}, confidence within {found.confidence:.1e}"
+            f"{precision}: {'slower' if is_slower else 'kept' if trial.agrees else 'differs too much'}"
         )
     for reason in report.unfit:
         console.print(f"not tried: {reason}", markup=False)
@@ -116,7 +113,7 @@ def import_expert(
         f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
         markup=False,
     )
-    _say_candidate(report.expert, place.version)
+    _say_candidate(report.expert, version)
 
 
 @train_app.command("backbone")
@@ -206,10 +203,9 @@ def train_classifier(
 
     Example: coserve train classifier images/R0402 --id R0402 --out experts
     """
-    if not folder.is_dir():
-        fail(f"no folder {folder}: name one with a subfolder of images for each label", status=2)
+    need_folder(folder, "name one with a subfolder of images for each label")
     from tools.training.classifier import TrainingPlan, train_classifier
-    from tools.training.expert_file import place_of
+    from tools.training.expert_file import make_in
     from tools.training.fit import Schedule
     from tools.training.report import COLUMNS, cells, draw_report, figures, report_text
 
@@ -227,18 +223,18 @@ def train_classifier(
         use_anyway=use_anyway,
     )
     name = expert or folder.name
-    with _training_bar(name) as on_share, place_of(out, name, folder) as place:
-        report = train_classifier(folder, place.folder, expert=name, plan=plan, on_progress=on_share)
-    report = replace(report, file=place.weights or report.file)
+    with _training_bar(name) as on_share:
+        train = partial(train_classifier, folder, expert=name, plan=plan, on_progress=on_share)
+        report, version = make_in(out, name, folder, train)
     pictures = draw_report(report, out / "reports")
     for note in report.notes:
         errors.print(note, markup=False)
     if as_json:
-        print_json({"expert": name, "file": str(report.file), "tried": figures(report), "candidate": place.version})
+        print_json({"expert": name, "file": str(report.file), "tried": figures(report), "candidate": version})
         return
     print_table(f"{name} on images held out", COLUMNS, [cells(row) for row in figures(report)])
     console.print(report_text(report, pictures), markup=False)
-    _say_candidate(name, place.version)
+    _say_candidate(name, version)
 
 
 @train_app.command("all")
@@ -269,8 +265,7 @@ def train_all(
     from tools.training.report import COLUMNS, cells
 
     plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
-    if not folder.is_dir():
-        fail(f"no folder {folder}: name one with a subfolder for each component type", status=2)
+    need_folder(folder, "name one with a subfolder for each component type")
     folders = type_folders(folder)
     if load_backbone(out / "catalog.yaml", backbone) is None:
         of_backbone = BackbonePlan(
@@ -330,31 +325,29 @@ def train_detector(
 
     Example: coserve train detector solder/data.yaml --id yolo-solder --minutes 30 --out experts
     """
-    if not data.is_file():
-        fail(f"no file {data}: name the YAML file of a YOLO data set", status=2)
+    need_file(data, "name the YAML file of a YOLO data set")
     from tools.training.detector import Views, train_detector
     from tools.training.detector_loop import TrainingEffort
-    from tools.training.expert_file import place_of
+    from tools.training.expert_file import make_in
 
     must_be_architecture("--architecture", architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
-    with _training_bar(name) as on_share, place_of(out, name, data) as place:
-        report = train_detector(
-            data,
-            architecture,
-            input_size,
-            place.folder,
+    with _training_bar(name) as on_share:
+        train = partial(
+            *(train_detector, data, architecture, input_size),
             expert=name,
             effort=effort,
             views=Views(symmetry, zoom, crop),
             store=store,
             on_progress=lambda progress: on_share(progress.share),
         )
-    report = replace(report, file=place.weights or report.file)
-    _warn_of_few({"images": report.held_out_images}, "those of val are held out")
+        report, version = make_in(out, name, data, train)
+    if (few := report.held_out_images) < _ENOUGH_HELD_OUT:
+        little = f"images {few}, and fewer than {_ENOUGH_HELD_OUT} say little (those of val are held out)"
+        errors.print(f"too few pictures held out to know how good it is: {little}", markup=False)
     if as_json:
-        files = {"file": str(report.file), "catalog": str(out / "catalog.yaml"), "candidate": place.version}
+        files = {"file": str(report.file), "catalog": str(out / "catalog.yaml"), "candidate": version}
         print_json(asdict(report) | files)
         return
     console.print(
@@ -362,7 +355,7 @@ def train_detector(
         f" {report.precision:.3f}, recall {report.recall:.3f} at confidence {report.threshold:.2f}), mAP50"
         f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
     )
-    _say_candidate(name, place.version)
+    _say_candidate(name, version)
 
 
 def _say_candidate(name: str, version: str | None) -> None:
@@ -387,17 +380,6 @@ def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
     """Yield a function that moves a bar to a share from 0 to 1."""
     with share_bar(f"training {name}") as (bar, task):
         yield lambda share: bar.update(task, completed=share)
-
-
-def _warn_of_few(held_out: Mapping[str, int], where_from: str) -> None:
-    """Warn on stderr of too few held-out pictures to judge by; the expert is written all the same."""
-    few = ", ".join(f"{name} {count}" for name, count in held_out.items() if count < _ENOUGH_HELD_OUT)
-    if few:
-        errors.print(
-            f"too few pictures held out to know how good it is: {few}, and fewer than {_ENOUGH_HELD_OUT} say little"
-            f" ({where_from})",
-            markup=False,
-        )
 
 
 def learn(

@@ -95,26 +95,27 @@ def switch(
 ) -> VersionSwitch:
     """Put the version `requested` in force, without one the version before. Raises EditionError, ConfigError."""
     put_first_in_force(line)
-    before, version, shadow = Expert(name), "", None
+    known = _known(line, name)
+    in_shadow = known.shadow and known.shadow.version
+    shadow = describe_shadow(line, name) if in_shadow and requested and in_shadow.startswith(requested) else None
 
     def build(in_force: Edition | None) -> Draft:
-        nonlocal before, version, shadow
-        in_force, before = in_force or line.edition(), _known(line, name)
-        version = before.named(requested) if requested is not None else before.before()
-        if version == before.version:
+        expert = _known(line, name)
+        version = expert.named(requested) if requested is not None else expert.before()
+        if version == expert.version:
             raise EditionError(f"{name} {version} is in force already")
-        entry = before.versions[version].entry
+        entry = expert.versions[version].entry
         _must_have_none(entry_problems(name, entry, line.folder.root))
-        if before.shadow is not None and before.shadow.version == version:
-            shadow = describe_shadow(line, name)
-        draft = draft_of(in_force, line.folder, "promote" if requested is not None else "rollback", note)
+        why = "promote" if requested is not None else "rollback"
+        draft = draft_of(in_force or line.edition(), line.folder, why, note)
         return replace(draft, experts={**draft.experts, name: entry.moved_from(line.folder.root)})
 
     made = make_edition(line.config, current_user(), build, line, discard=discard)
-    heard = made.adopted is not None
+    switches = [step for step in experts_of(line.folder)[name].steps if step.did == made.edition.why]
+    last, heard = switches[-1], made.adopted is not None
     lacks = None if shadow is None or shadow["holds"] else f"its shadow {shadow['sentence']}"
-    number = made.edition.number
-    return VersionSwitch(name, version, before.version, number, heard, None if heard else NO_DAEMON, lacks)
+    number, no_daemon = made.edition.number, None if heard else NO_DAEMON
+    return VersionSwitch(name, last.version, last.before, number, heard, no_daemon, lacks)
 
 
 def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discard: bool = False) -> Made:

@@ -22,6 +22,7 @@ from experts.vision.packing import BATCHES_BEFORE, PackingNetwork
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tools.profile.samples import Samples
 from tools.simulate.fit import fit_line, largest_useful_batch
+from tools.terminal.console import CommandError
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ _BATCH = 4
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
-class ProfileError(Exception):
+class ProfileError(CommandError):
     """This line cannot be profiled here; the text says why and what to do."""
 
 

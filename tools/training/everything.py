@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from experts.weights import file_sha256
 from tools.training import TrainingError
 from tools.training.backbone import load_backbone, read_entries
 from tools.training.classifier import TrainingPlan, train_classifier
-from tools.training.expert_file import place_of
+from tools.training.expert_file import make_in
 from tools.training.labelled import SUFFIXES, UNSORTED
 from tools.training.report import draw_report, figures
 
@@ -60,8 +61,8 @@ def _train_one(folder: Path, out: Path, plan: TrainingPlan) -> TypeReport:
     key, earlier = _key_of(folder, out, plan), _earlier(out / "reports" / f"{folder.name}.json")
     if earlier.get("key") == key and _is_whole(out, folder.name):
         return TypeReport(folder.name, earlier["figures"], is_kept=True)
-    with place_of(out, folder.name, folder) as place:
-        report = train_classifier(folder, place.folder, expert=folder.name, plan=plan)
+    train = partial(train_classifier, folder, expert=folder.name, plan=plan)
+    report, _ = make_in(out, folder.name, folder, train)
     draw_report(report, out / "reports")
     taken = next(row for row in figures(report) if row["is_taken"])
     replace_durably(out / "reports" / f"{folder.name}.json", json.dumps({"key": key, "figures": taken}) + "\n")

@@ -4,8 +4,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
+from tools.terminal.console import CommandError
 from tools.training import TrainingError
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
@@ -48,37 +48,26 @@ BOX_TOLERANCES_PIXELS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 2.0, "
 _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 
 
-@dataclass(slots=True)
-class Place:
-    """The folder that an expert is made in; once it is a candidate, its `version` and `weights`."""
+def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -> tuple[Any, str | None]:
+    """Make an expert in `out`; return its report, whose `file` are its weights, and its version if it is a candidate.
 
-    folder: Path
-    version: str | None = None
-    weights: Path | None = None
-
-
-@contextmanager
-def place_of(out: Path, expert: str, source: Path) -> Iterator[Place]:
-    """Yield the place to make an expert in: `out`, or a folder in it if the edition in force there has that expert.
-
-    Then it becomes a candidate, and the working catalog stays as it is. Raises EditionError.
+    It becomes a candidate, and the working catalog stays as it is, where the edition in force has that expert. Raises
+    EditionError.
     """
     folder = EditionFolder(out / "catalog.yaml")
     in_force = folder.in_force()
     if in_force is None or expert not in in_force.experts:
-        yield Place(out)
-        return
+        return make(out), None
     with TemporaryDirectory(prefix=".new-", dir=out) as scratch:
-        place = Place(Path(scratch))
-        catalog = place.folder / "catalog.yaml"
+        catalog = Path(scratch) / "catalog.yaml"
         write_catalog(catalog, {name: each.moved_from(out) for name, each in read_catalog(folder.catalog).items()})
-        yield place
-        entry = read_catalog(catalog)[expert].moved_from(place.folder)
-        place.version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]
-        place.weights = folder.weights.place(entry.sha256)
+        report = make(catalog.parent)
+        entry = read_catalog(catalog)[expert].moved_from(catalog.parent)
+        version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]
+        return replace(report, file=folder.weights.place(entry.sha256)), version
 
 
-class ImportRefusedError(Exception):
+class ImportRefusedError(CommandError):
     """The model file cannot become an expert; the text says why and what to do."""
 
 
