@@ -13,7 +13,6 @@ from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.line import QUIET_S, capacity_problems, load_rules_and_catalog
 from daemon.line.served import Served, compile_edition
-from daemon.line.working import unloaded_edits
 from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition, EditionError, FromRelease, Why
 from experts.editions.folder import EditionFolder, without_files
@@ -87,11 +86,11 @@ def make_edition(
     folder = EditionFolder(config.catalog)
     with folder.changing() as writer:
         writer.claim(config.journal)
-        writer.recover_files(config.rules)
+        writer.follow(config.rules)  # a crash may have left them behind
         before = _in_force(folder, may_be_damaged=anew)
         draft = build(before)
-        if not draft.keeps_files:
-            _require_no_edits(config, before, discard=discard)
+        may_hold_edits = discard or draft.keeps_files
+        _require_no_edits(config, before, may_hold_edits)
         edition = _edition_of(draft, who, before, _next_number(folder, running))
         served = compile_edition(edition, draft.experts, folder.root)
         if problems := capacity_problems(config, served.routes, served.catalog):
@@ -103,23 +102,23 @@ def make_edition(
         is_another = before is not None and running.digest(before.number) not in (None, before.sha256)
         must_differ = anew or is_another or draft.ends_earlier
         is_same = before is not None and before.has_content_of(edition) and draft.release in (None, before.release)
+        rewrites = None if draft.keeps_files else config.rules
         if before is not None and is_same and not must_differ:
+            if rewrites is not None:
+                writer.point(before, rewrites)  # edits that are given up
             adopted = running.adopt(before.number)
-            if not draft.keeps_files:
-                writer.write_files(before, config.rules)  # edits that are given up
+            writer.follow(config.rules)
             return Made(before, before, lacking, adopted)
         writer.add(edition)
         try:
             running.check(served)
-            if not draft.keeps_files:  # that may have taken a minute
-                _require_no_edits(config, before, discard=discard)
+            _require_no_edits(config, before, may_hold_edits)  # that may have taken a minute
         except BaseException:
             writer.remove(edition.number)
             raise
-        writer.point(edition, None if draft.keeps_files else config.rules)
+        writer.point(edition, rewrites)
         adopted = running.adopt(edition.number)
-        if not draft.keeps_files:
-            writer.write_files(edition, config.rules)
+        writer.follow(config.rules)
         return Made(edition, before, lacking, adopted)
 
 
@@ -144,9 +143,10 @@ def _in_force(folder: EditionFolder, *, may_be_damaged: bool) -> Edition | None:
         return None
 
 
-def _require_no_edits(config: Config, before: Edition | None, *, discard: bool) -> None:
-    edited = unloaded_edits(config, before) if before is not None and not discard else []
-    if edited:
+def _require_no_edits(config: Config, before: Edition | None, may_hold_edits: bool) -> None:
+    if before is None or may_hold_edits:
+        return
+    if edited := EditionFolder(config.catalog).stale_files(before, config.rules):
         raise EditionError(
             f"{' and '.join(map(str, edited))}: edited, not in force: coserve reload first, or give the edits up with"
             " --discard"

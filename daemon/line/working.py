@@ -1,7 +1,6 @@
 """The files that people edit, beside the edition in force: what they hold is not in force before a reload."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -10,18 +9,8 @@ from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.line import load_rules_and_catalog, states
 from daemon.line.serving import Serving
-from experts.editions.edition import Edition, EditionError
-from experts.editions.folder import EditionFolder, entries_of
-
-
-def unloaded_edits(config: Config, in_force: Edition) -> list[Path]:
-    """Return the working files that say something else than the edition in force."""
-    edited = []
-    if not config.rules.is_file() or config.rules.read_bytes().decode("utf-8-sig", "replace") != in_force.rules:
-        edited.append(config.rules)
-    if entries_of(config.catalog) != in_force.experts:
-        edited.append(config.catalog)
-    return edited
+from experts.editions.edition import EditionError
+from experts.editions.folder import EditionFolder
 
 
 class WorkingFiles:
@@ -55,7 +44,7 @@ class WorkingFiles:
         if self._folder.is_rewriting:
             files = f"{self._config.rules} and {self._config.catalog}"
             return f"{files} are from before edition {pointer}: the next coserve reload, promote or pull writes them"
-        edited = unloaded_edits(self._config, in_force)
+        edited = self._folder.stale_files(in_force, self._config.rules)
         if not edited:
             return None
         try:

@@ -112,6 +112,16 @@ class EditionFolder:
                 f" its own, or delete {self.owner} if that line is gone"
             )
 
+    def stale_files(self, edition: Edition, rules: Path) -> dict[Path, str]:
+        """Return the working files that say something else than an edition, with the text that would say it."""
+        stale = dict[Path, str]()
+        if not rules.is_file() or rules.read_bytes().decode("utf-8-sig", "replace") != edition.rules:
+            stale[rules] = edition.rules
+        if entries_of(self.catalog) != edition.experts:
+            experts = {name: rendered(self.relative_entry(entry)) for name, entry in edition.experts.items()}
+            stale[self.catalog] = _HEAD.format(number=edition.number) + dump({"experts": experts})
+        return stale
+
     def relative_entry(self, entry: CatalogEntry) -> CatalogEntry:
         """Return an edition's entry with its weights' paths, relative to the catalog's folder."""
         return entry.with_files(lambda _, sha256: str(self.weights.place(sha256).relative_to(self.root)))
@@ -185,7 +195,7 @@ class EditionWriter:
         sync(self._folder.folder)
 
     def point(self, edition: Edition, rewrites: Path | None = None) -> None:
-        """Put an edition in force; with `rewrites`, the rules' file, the working files must follow (`write_files`)."""
+        """Put an edition in force; with `rewrites`, the rules' file, the working files must follow (`follow`)."""
         if rewrites is not None:
             lines = (str(edition.number), _digest(rewrites), _digest(self._folder.catalog))
             replace_text(self._folder.mark, "".join(f"{line}\n" for line in lines), like=self._folder.catalog)
@@ -193,52 +203,37 @@ class EditionWriter:
 
     def require_writable(self, edition: Edition, rules: Path) -> None:
         """Raises EditionError if this user may not write the working files that differ from an edition."""
-        for file in self._stale_files(edition, rules):
-            if not os.access(file.parent, os.W_OK | os.X_OK):
+        for file in self._folder.stale_files(edition, rules):
+            if not os.access(file.resolve().parent, os.W_OK | os.X_OK):
                 raise EditionError(
                     f"{file}: edition {edition.number} would change it, and this user may not write it: run this with"
                     " sudo; nothing has changed"
                 )
 
-    def write_files(self, edition: Edition, rules: Path) -> None:
-        """Write the working files that differ from an edition, and take the mark away.
+    def follow(self, rules: Path) -> None:
+        """Write the working files that the mark says are behind the edition in force, and take the mark away.
 
         Raises EditionError for one that a person has saved since the mark was written, and leaves it.
         """
-        stale, marked = self._stale_files(edition, rules), self._folder.marked()[1:]
-        edited = [file for file in stale if marked and file.exists() and _digest(file) not in marked]
-        for file, text in stale.items():
-            if file not in edited:
-                try:
-                    replace_text(file, text, like=self._folder.catalog)
-                except OSError as error:
-                    raise EditionError(
-                        f"edition {edition.number} is in force, but {file} could not be written anew"
-                        f" ({error.strerror}): mend that, then coserve reload"
-                    ) from None
+        edition, marked = None, self._folder.marked()[1:]
+        with suppress(EditionError):  # one that is damaged cannot be written
+            edition = self._folder.in_force() if self._folder.is_rewriting else None
+        stale = {} if edition is None else self._folder.stale_files(edition, rules)
+        edited = [file for file in stale if file.exists() and _digest(file) not in marked]
+        number = edition and edition.number
+        for file in stale.keys() - {*edited}:
+            try:
+                replace_text(file.resolve(), stale[file], like=self._folder.catalog)  # a link stays one
+            except OSError as error:
+                raise EditionError(
+                    f"edition {number} is in force, but {file} could not be written anew ({error.strerror}): mend that,"
+                    " then coserve reload"
+                ) from None
         if edited:
             raise EditionError(
-                f"{edited[0]} was saved while edition {edition.number} came into force, and is left as it is: move it"
+                f"{edited[0]} was saved while edition {number} came into force, and is left as it is: move it"
                 " aside, coserve reload writes the one in force, then bring the edit in again"
             )
-        self._folder.mark.unlink(missing_ok=True)
-        sync(self._folder.mark.parent)
-
-    def _stale_files(self, edition: Edition, rules: Path) -> dict[Path, str]:
-        rules, stale = rules.resolve(), dict[Path, str]()  # a link to the rules stays one
-        if not rules.exists() or rules.read_bytes().decode("utf-8-sig", "replace") != edition.rules:
-            stale[rules] = edition.rules
-        if entries_of(self._folder.catalog) != edition.experts:
-            stale[self._folder.catalog] = _catalog_text(edition, self._folder)
-        return stale
-
-    def recover_files(self, rules: Path) -> None:
-        """Write the working files that a crash left behind the edition in force."""
-        in_force = None
-        with suppress(EditionError):  # one that is damaged cannot be written
-            in_force = self._folder.in_force() if self._folder.is_rewriting else None
-        if in_force is not None:
-            self.write_files(in_force, rules)
         self._folder.mark.unlink(missing_ok=True)
         sync(self._folder.mark.parent)
 
@@ -261,11 +256,6 @@ def entries_of(catalog: Path) -> dict[str, CatalogEntry] | None:
     if entries is None:
         return None
     return {name: without_files(entry) for name, entry in entries.items()}
-
-
-def _catalog_text(edition: Edition, folder: EditionFolder) -> str:
-    experts = {name: rendered(folder.relative_entry(entry)) for name, entry in edition.experts.items()}
-    return _HEAD.format(number=edition.number) + dump({"experts": experts})
 
 
 def _number_in(file: Path) -> int | None:

@@ -90,7 +90,7 @@ def make_edition(experts: Path, number: int) -> None:
         writer.point(an_edition(number, sha256), experts / "rules.yaml")
         candidates = Candidates().put("C0402", sha256[:12], an_entry(sha256), "a folder", None)
         write_candidates(catalog, candidates)
-        writer.write_files(an_edition(number, sha256), experts / "rules.yaml")
+        writer.follow(experts / "rules.yaml")
 
 
 def test_members_of_a_group_of_their_own_make_editions_and_the_service_reads_them(installed: Path) -> None:

@@ -93,7 +93,7 @@ def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
             writer.add(edition)
             writer.point(edition, config.rules)
             config.catalog.unlink(missing_ok=True)  # it may name weights that are elsewhere
-            writer.write_files(edition, config.rules)
+            writer.follow(config.rules)
     except (ConfigError, EditionError) as error:
         raise BackupError(f"{archive}: what was in force cannot be put in force again: {error}") from None
     return edition.number

@@ -138,7 +138,7 @@ class Evidence:
         needs_size = rules.places_boxes(image)
         size = picture_size(self._folder, row["image_path"]) if needs_size and row["image_path"] else None
         is_size_known = size is not None or not needs_size
-        judged = retrace(image, rules, size, is_size_known=is_size_known, with_steps=False)
+        judged = retrace(image, rules, size, is_size_known=is_size_known)
         if judged.contradiction:
             self.add(f"{what}: {judged.contradiction}")
         elif judged.gap:

@@ -1,21 +1,26 @@
-"""`coserve explain`: the reasons for an image's verdict, judged again from the stored answers, in words."""
+"""`coserve explain`: the reasons for an image's verdict, judged again from the stored answers, in words.
+
+What decided a step is said in the words of `routing_rules.reasons`, as on the pages.
+"""
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
-from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import count_text, printable
+from routing_rules.reasons import JudgedAnswer, deciding_reason
+from routing_rules.routes import DetectorStep, Judgement, Step
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
-from tools.query.retrace import PictureSize, RetracedStep, RetracedVerdict, StoredRules, picture_size, retrace
+from tools.query.retrace import PictureSize, StoredRules, picture_size, retrace, shown
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened, plant_time
 
@@ -46,14 +51,13 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
         record = read_inspection(engine, name)
         rules = StoredRules.of_record(record)
         size, size_note = _picture_size(settings, engine, record) if rules.places_boxes(record) else (None, None)
-    retraced = retrace(record, rules, size, is_size_known=size_note is None)
-    today, plant = CatalogVersions.from_catalog(settings.catalog), settings.plant.clock()
-    lines = [printable(line) for line in _in_words(_by_plants_clock(record, plant), retraced, today, size_note)]
+    explanation = _Explanation(settings, record, rules, size, size_note)
+    lines = [printable(line) for line in explanation.in_words()]
     if as_json:
-        print_json(_document(record, retraced, today) | {"words": lines})
+        print_json(explanation.document() | {"words": lines})
     else:
         console.print("\n".join(lines))
-    return 1 if retraced.contradiction else 0
+    return 1 if explanation.retraced.contradiction else 0
 
 
 def _picture_size(settings: Config, engine: Engine, record: InspectionRecord) -> tuple[PictureSize | None, str | None]:
@@ -68,226 +72,204 @@ def _picture_size(settings: Config, engine: Engine, record: InspectionRecord) ->
     return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
 
 
-def _document(record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions) -> dict[str, Any]:
-    rules = record.rules or {}
-    agrees = retraced.verdict is not None and retraced.contradiction is None and retraced.gap is None
-    return {
-        "inspection": record.inspection,
-        "board": record.board,
-        "rules": {
-            "version": record.inspection["rules_version"],
-            "loaded_at": rules.get("loaded_at"),
-            "is_kept": record.rules is not None,
-        },
-        "stages": [
-            _stage_document(record, row, step, today) for row, step in zip_longest(record.stages, retraced.steps)
-        ],
-        "ended_at": retraced.unanswered,
-        "recomputed": {
-            "verdict": retraced.verdict,
-            "defect": retraced.defect,
-            "agrees": agrees,
-            "gap": retraced.gap,
-            "contradiction": retraced.contradiction,
-        },
-        "reviews": record.reviews,
-        "final": _final_verdict(record),
-        "other_images": record.others,
-        "run": record.run,
-    }
+class _Explanation:
+    """One image's rows and what the rules make of them, as a document and in words."""
 
+    def __init__(
+        self,
+        settings: Config,
+        record: InspectionRecord,
+        rules: StoredRules,
+        size: PictureSize | None,
+        size_note: str | None,
+    ) -> None:
+        self.record, self._rules, self._size, self._size_note = record, rules, size, size_note
+        self.retraced = retrace(record, rules, size, is_size_known=size_note is None)
+        self._today = CatalogVersions.from_catalog(settings.catalog)
+        self._at = partial(plant_time, settings.plant.clock())
+        judged = [self._step(number, part) for number, part in enumerate(self.retraced.judged)]
+        self._stages = list(zip_longest(record.stages, judged))
+        inspection, step = record.inspection, self.retraced.next
+        is_judged = inspection["status"] == "done" and inspection["reason"] is None
+        self._unanswered: dict[str, Any] | None = None
+        if step is not None and not is_judged:
+            rule, line = self._rule_of(step, len(judged))
+            self._unanswered = {"rule": rule, "line": line, "expert": step.expert}
 
-def _stage_document(
-    record: InspectionRecord, row: Row, step: RetracedStep | None, today: CatalogVersions
-) -> dict[str, Any]:
-    """Return one expert's row, its settings then, and what the rule made of its answer, if known."""
-    settings = record.settings.get((row["expert"], row["expert_settings"]))
-    fields = {
-        **row,
-        "settings": json.loads(settings) if settings is not None else None,
-        "version_today": today.standing(row["expert"], row["expert_version"], settings),
-        "settings_today": [asdict(change) for change in today.differing(row["expert"], settings)],
-    }
-    if step is None:
-        return fields | {"rule": None}
-    return fields | {
-        "rule": step.rule,
-        "rule_line": step.line,
-        "findings": list(step.findings),
-        "verdict": step.alone.verdict,
-        "defect": step.alone.defect,
-        "chain_verdict": step.chain.verdict,
-        "goes_on_to": step.chain.next.name if step.chain.next else None,
-    }
+    def _rule_of(self, step: Step, number: int, *keys: str) -> tuple[str, int]:
+        """Return a step's entry in the rules, as a person looks for it, and the line of it or of a key of it."""
+        assert self._rules.document is not None
+        section = "classifiers" if number == 0 else "detectors" if isinstance(step, DetectorStep) else "steps"
+        return f'{section}: "{step.name}"', self._rules.document.where((section, step.name, *keys), key=True)[0]
 
+    def _step(self, number: int, judged: JudgedAnswer) -> tuple[dict[str, Any], list[str]]:
+        """Return what the rule made of an answer, and in words."""
+        step, answer, so_far = judged
+        alone, (rule, line) = answer.judged(step, None, self._size), self._rule_of(step, number)
+        said = "nothing" if answer.label is None else answer.label
+        if answer.label is not None and answer.confidence is not None:
+            said += f", confidence {answer.confidence:.6g}"
+        surest = isinstance(step, DetectorStep) and answer.label is not None
+        words = [f"Step {number + 1}: by {rule} (line {line})"]
+        words.append(f"  {answer.expert}{': its surest box is' if surest else ' answered'} {said}")
+        findings: list[dict[str, Any]] = []
+        if alone.verdict != "pass":
+            text, keys = deciding_reason(step, answer, alone, self._size)
+            at = self._rule_of(step, number, *keys)[1]
+            findings.append({"text": text, "line": at, "verdict": alone.verdict})
+            words.append(f"  it {text} → {alone.verdict} (line {at})")
+        fields = {"rule": rule, "rule_line": line, "findings": findings}
+        fields |= {"verdict": alone.verdict, "defect": alone.defect, "chain_verdict": so_far.verdict}
+        fields["goes_on_to"] = so_far.next.name if so_far.next else None
+        return fields, [*words, f"  = {_onward(alone, so_far, is_first=number == 0)}"]
 
-def _final_verdict(record: InspectionRecord) -> dict[str, Any]:
-    of_line = {**record.inspection, "reviewer": DAEMON if record.inspection["verdict"] else None}
-    final = record.reviews[-1] if record.reviews else of_line
-    return {"verdict": final["verdict"], "defect": final["defect"], "decided_by": final["reviewer"]}
+    def document(self) -> dict[str, Any]:
+        record, again = self.record, self.retraced
+        agrees = again.verdict is not None and again.contradiction is None and again.gap is None
+        of_line = {**record.inspection, "reviewer": DAEMON if record.inspection["verdict"] else None}
+        final = record.reviews[-1] if record.reviews else of_line
+        return {
+            "inspection": record.inspection,
+            "board": record.board,
+            "rules": {
+                "version": record.inspection["rules_version"],
+                "loaded_at": (record.rules or {}).get("loaded_at"),
+                "is_kept": record.rules is not None,
+            },
+            "stages": [self._stage_document(row) | (step[0] if step else {"rule": None}) for row, step in self._stages],
+            "ended_at": self._unanswered,
+            "recomputed": {name: getattr(again, name) for name in ("verdict", "defect", "gap", "contradiction")}
+            | {"agrees": agrees},
+            "reviews": record.reviews,
+            "final": {"verdict": final["verdict"], "defect": final["defect"], "decided_by": final["reviewer"]},
+            "other_images": record.others,
+            "run": record.run,
+        }
 
+    def _stage_document(self, row: Row) -> dict[str, Any]:
+        """Return one expert's row, and its settings then and today."""
+        settings = self.record.settings.get((row["expert"], row["expert_settings"]))
+        return {
+            **row,
+            "settings": json.loads(settings) if settings is not None else None,
+            "version_today": self._today.standing(row["expert"], row["expert_version"], settings),
+            "settings_today": [asdict(change) for change in self._today.differing(row["expert"], settings)],
+        }
 
-# The same in words, section by section
+    def in_words(self) -> list[str]:
+        sections = [self._about_image(), self._about_rules()]
+        sections += [self._about_stage(number, *stage) for number, stage in enumerate(self._stages, start=1)]
+        sections += [self._about_unanswered(), self._about_outcome(), self._about_reviews()]
+        lines = [line for section in map(list, sections) if section for line in (*section, "")]
+        return lines[:-1]
 
-
-def _by_plants_clock(record: InspectionRecord, plant: PlantTime) -> InspectionRecord:
-    def shown(row: Row) -> Row:  # not the whole text: a serial may look like a time
-        return {name: plant_time(plant, value) if f"_{name}".endswith("_at") else value for name, value in row.items()}
-
-    return replace(
-        record,
-        inspection=shown(record.inspection),
-        board=shown(record.board),
-        rules=record.rules and shown(record.rules),
-        run=record.run and shown(record.run),
-        reviews=[shown(review) for review in record.reviews],
-        versions={key: shown(row) for key, row in record.versions.items()},
-    )
-
-
-def _in_words(
-    record: InspectionRecord, retraced: RetracedVerdict, today: CatalogVersions, size_note: str | None
-) -> list[str]:
-    sections = [
-        _about_image(record),
-        _about_rules(record),
-        *(
-            [*_about_step(number, row, step), *_about_expert(record, row, today), _about_times(row)]
-            for number, (row, step) in enumerate(zip_longest(record.stages, retraced.steps), start=1)
-        ),
-        _about_unanswered(len(record.stages) + 1, retraced),
-        _about_outcome(record, retraced, size_note),
-        _about_reviews(record),
-    ]
-    lines = [line for section in map(list, sections) if section for line in (*section, "")]
-    return lines[:-1]
-
-
-def _about_image(record: InspectionRecord) -> Iterator[str]:
-    image, board = record.inspection, record.board
-    where = "".join(f", {name} {board[name]}" for name in ("lot", "station") if board[name] is not None)
-    if image["status"] == "done":
-        why = image["defect"] or image["reason"]
-        verdict = _VERDICTS[image["verdict"]] + (f" ({why})" if why else "")
-    else:
+    def _about_image(self) -> Iterator[str]:
+        image, board, others = self.record.inspection, self.record.board, self.record.others
+        where = "".join(f", {name} {board[name]}" for name in ("lot", "station") if board[name] is not None)
         verdict = "waits for its verdict"
-    yield f"Inspection {image['inspection_id']}: {image['designator']}, type {image['component']}, {verdict}"
-    closing = f"closed {board['completed_at']} as {board['verdict']}" if board["verdict"] else "still open"
-    yield f"  board {board['serial']} ({board['board_type']}{where}), attempt {board['attempt']}: {closing}"
-    if board["attributes"]:
-        yield "  " + ", ".join(f"{name}: {text}" for name, text in json.loads(board["attributes"]).items())
-    picture = f"kept as {image['image_path']}" if image["image_path"] else "not kept"
-    yield f"  image {image['source']}/{image['image_id']}, {image['image_bytes']:,} bytes, {picture}"
-    if record.others:
-        yield f"  other images of this place: {', '.join(map(str, record.others))}"
+        if image["status"] == "done":
+            why = image["defect"] or image["reason"]
+            verdict = _VERDICTS[image["verdict"]] + (f" ({why})" if why else "")
+        yield f"Inspection {image['inspection_id']}: {image['designator']}, type {image['component']}, {verdict}"
+        closing = "still open"
+        if board["verdict"]:
+            closing = f"closed {self._at(board['completed_at'])} as {board['verdict']}"
+        yield f"  board {board['serial']} ({board['board_type']}{where}), attempt {board['attempt']}: {closing}"
+        if board["attributes"]:
+            yield "  " + ", ".join(f"{name}: {text}" for name, text in json.loads(board["attributes"]).items())
+        picture = f"kept as {image['image_path']}" if image["image_path"] else "not kept"
+        yield f"  image {image['source']}/{image['image_id']}, {image['image_bytes']:,} bytes, {picture}"
+        if others:
+            yield f"  other images of this place: {', '.join(map(str, others))}"
 
+    def _about_rules(self) -> Iterator[str]:
+        version, rules = self.record.inspection["rules_version"], self.record.rules
+        if rules is None:
+            yield f"Rules {version}: the database no longer has their text"
+        else:
+            yield f"Rules {version}, in force from {self._at(rules['loaded_at'])}; lines are those of this text"
 
-def _about_rules(record: InspectionRecord) -> Iterator[str]:
-    version = record.inspection["rules_version"]
-    if record.rules is None:
-        yield f"Rules {version}: the database no longer has their text"
-    else:
-        yield f"Rules {version}, in force from {record.rules['loaded_at']}; lines are those of this text"
+    def _about_stage(self, number: int, row: Row, step: tuple[dict[str, Any], list[str]] | None) -> Iterator[str]:
+        yield from step[1] if step else [f"Step {number}: answered by {row['expert']}; its rule is not known"]
+        expert, version = row["expert"], row["expert_version"]
+        past, origin = "nothing more is known of it", self.record.versions.get((expert, version))
+        if origin:
+            past = f"{origin['architecture']}, first used {self._at(origin['first_used_at'])}"
+        settings = self.record.settings.get((expert, row["expert_settings"]))
+        yield f"  version {version}, {past}; {self._today.in_words(expert, version, settings)}"
+        if settings is not None:
+            values = json.loads(settings)
+            names = ("input_size", "temperature", "confidence_floor", "nms_iou", "max_detections", "dtype")
+            told = ", ".join(f"{name} {values[name]}" for name in names if name in values)
+            yield f"  settings {row['expert_settings']}: {told}, classes {', '.join(values.get('classes', ()))}"
+        loading = f"its load held it up for {row['load_ms']:.1f} ms" if row["load_ms"] else "it was resident already"
+        yield (
+            f"  on {row['executor']} ({row['device']}): queued {row['queued_ms']:.1f} ms, {loading}; batch"
+            f" {row['batch_id']} ({count_text(row['batch_size'], 'image')}) took {row['infer_ms']:.1f} ms"
+        )
 
+    def _about_unanswered(self) -> Iterator[str]:
+        if (step := self._unanswered) is not None:
+            yield f"Step {len(self._stages) + 1}: by {step['rule']} (line {step['line']})"
+            yield f"  {step['expert']} gave no answer"
 
-def _about_step(number: int, row: Row, step: RetracedStep | None) -> Iterator[str]:
-    if step is None:
-        yield f"Step {number}: answered by {row['expert']}; its rule is not known"
-        return
-    yield f"Step {number}: by {step.rule} (line {step.line})"
-    answer = "nothing" if row["label"] is None else row["label"]
-    if row["label"] is not None and row["confidence"] is not None:
-        answer += f", confidence {row['confidence']:.6g}"
-    if step.is_detector and row["label"] is not None:
-        yield f"  {row['expert']}: its surest box is {answer}"
-    else:
-        yield f"  {row['expert']} answered {answer}"
-    for finding in step.findings:
-        yield f"  it {finding['text']} → {finding['verdict']} (line {finding['line']})"
-    yield f"  = {step.onward}"
+    def _about_outcome(self) -> Iterator[str]:
+        image, run, again = self.record.inspection, self.record.run, self.retraced
+        if image["status"] != "done":
+            yield "It has no verdict yet: `coserve queues` shows what waits."
+            return
+        if image["reason"]:
+            why = _REASONS.get(image["reason"], "see the daemon log")
+            yield f"Verdict: unknown, because of {image['reason']}: {why}."
+        else:
+            yield f"Verdict: {shown(image['verdict'], image['defect'])}{self._deciding_step()}."
+        times = f"accepted {self._at(image['accepted_at'])}, verdict {self._at(image['completed_at'])}"
+        limit = "" if image["deadline_ms"] is None else f"; the camera gave it {image['deadline_ms']} ms"
+        yield f"  {times}, {image['latency_ms'] or 0:.1f} ms later{limit}"
+        if run is not None:
+            yield f"  judged by CoServe {run['version']}, in run {run['run_id']} since {self._at(run['started_at'])}"
+        if image["late"]:
+            yield "  it came after its board had closed: the board's verdict does not contain it"
+        if again.contradiction:
+            yield f"  CONTRADICTION: {again.contradiction}. A row or a text was changed, or this is a bug of CoServe"
+        elif again.gap:
+            yield f"  not judged once more: {again.gap}"
+        elif image["reason"] is None:
+            yield "  judged once more from the stored answers by those rules: the same"
+        if self._size_note:
+            yield f"  {self._size_note}"
 
+    def _deciding_step(self) -> str:
+        verdict = self.record.inspection["verdict"]
+        steps = [(number, step[0]) for number, (_, step) in enumerate(self._stages, start=1) if step]
+        deciding = [(number, step) for number, step in steps if step["verdict"] == verdict]
+        if not deciding:
+            return ""
+        if verdict == "pass":
+            return ", every step passed"
+        number, step = deciding[-1]
+        return f", decided at step {number} by {step['rule']} (line {step['rule_line']})"
 
-def _about_unanswered(number: int, retraced: RetracedVerdict) -> Iterator[str]:
-    if (step := retraced.unanswered) is not None:
-        yield f"Step {number}: by {step['rule']} (line {step['line']})"
-        yield f"  {step['expert']} gave no answer"
-
-
-def _about_expert(record: InspectionRecord, row: Row, today: CatalogVersions) -> Iterator[str]:
-    expert, version = row["expert"], row["expert_version"]
-    origin = record.versions.get((expert, version))
-    past = (
-        f"{origin['architecture']}, first used {origin['first_used_at']}" if origin else "nothing more is known of it"
-    )
-    settings = record.settings.get((expert, row["expert_settings"]))
-    yield f"  version {version}, {past}; {today.in_words(expert, version, settings)}"
-    if settings is not None:
-        values = json.loads(settings)
-        told = (name for name in ("temperature", "confidence_floor", "nms_iou", "max_detections") if name in values)
-        shown = ", ".join(f"{name} {values[name]}" for name in ("input_size", *told, "dtype") if name in values)
-        yield f"  settings {row['expert_settings']}: {shown}, classes {', '.join(values.get('classes', ()))}"
-
-
-def _about_times(row: Row) -> str:
-    loading = f"its load held it up for {row['load_ms']:.1f} ms" if row["load_ms"] else "it was resident already"
-    return (
-        f"  on {row['executor']} ({row['device']}): queued {row['queued_ms']:.1f} ms, {loading}; batch"
-        f" {row['batch_id']} ({count_text(row['batch_size'], 'image')}) took {row['infer_ms']:.1f} ms"
-    )
-
-
-def _about_outcome(record: InspectionRecord, retraced: RetracedVerdict, size_note: str | None) -> Iterator[str]:
-    image = record.inspection
-    if image["status"] != "done":
-        yield "It has no verdict yet: `coserve queues` shows what waits."
-        return
-    shown = " ".join(filter(None, (image["verdict"], image["defect"])))
-    if image["reason"]:
-        yield f"Verdict: unknown, because of {image['reason']}: {_REASONS.get(image['reason'], 'see the daemon log')}."
-    else:
-        yield f"Verdict: {shown}{_deciding_step(record, retraced)}."
-    times = f"accepted {image['accepted_at']}, verdict {image['completed_at']}, {image['latency_ms'] or 0:.1f} ms later"
-    if image["deadline_ms"] is not None:
-        times += f"; the camera gave it {image['deadline_ms']} ms"
-    yield f"  {times}"
-    if record.run is not None:
-        run = record.run
-        yield f"  judged by CoServe {run['version']}, in run {run['run_id']} since {run['started_at']}"
-    if image["late"]:
-        yield "  it came after its board had closed: the board's verdict does not contain it"
-    if retraced.contradiction:
-        yield f"  CONTRADICTION: {retraced.contradiction}. A row or a text was changed, or this is a bug of CoServe"
-    elif retraced.gap:
-        yield f"  not judged once more: {retraced.gap}"
-    elif image["reason"] is None:
-        yield "  judged once more from the stored answers by those rules: the same"
-    if size_note:
-        yield f"  {size_note}"
-
-
-def _deciding_step(record: InspectionRecord, retraced: RetracedVerdict) -> str:
-    verdict = record.inspection["verdict"]
-    steps = enumerate(retraced.steps, start=1)
-    deciding = [(number, step) for number, step in steps if step.alone.verdict == verdict]
-    if not deciding:
-        return ""
-    if verdict == "pass":
-        return ", every step passed"
-    number, step = deciding[-1]
-    return f", decided at step {number} by {step.rule} (line {step.line})"
-
-
-def _about_reviews(record: InspectionRecord) -> Iterator[str]:
-    verdict = record.inspection["verdict"]
-    if not record.reviews:
-        if verdict is not None:
+    def _about_reviews(self) -> Iterator[str]:
+        verdict, reviews = self.record.inspection["verdict"], self.record.reviews
+        if not reviews and verdict is not None:
             yield "It has no review: the daemon's verdict is final."
-        return
-    for review in record.reviews:
-        note = f", “{review['note']}”" if review["note"] else ""
-        defect = f" {review['defect']}" if review["defect"] else ""
-        yield f"Review {review['at']} by {review['reviewer']}: {review['verdict']}{defect}{note}"
-    last = record.reviews[-1]
-    effects = {("fail", "pass"): ", so a false call", ("pass", "fail"): ", so an escape"}
-    effect = effects.get((verdict, last["verdict"]), "")
-    yield f"Final verdict: {last['verdict']}, decided by {last['reviewer']}{effect}."
+        for review in reviews:
+            note = f", “{review['note']}”" if review["note"] else ""
+            given = shown(review["verdict"], review["defect"])
+            yield f"Review {self._at(review['at'])} by {review['reviewer']}: {given}{note}"
+        if reviews:
+            last = reviews[-1]
+            effects = {("fail", "pass"): ", so a false call", ("pass", "fail"): ", so an escape"}
+            effect = effects.get((str(verdict), last["verdict"]), "")
+            yield f"Final verdict: {last['verdict']}, decided by {last['reviewer']}{effect}."
+
+
+def _onward(alone: Judgement, so_far: Judgement, *, is_first: bool) -> str:
+    whole = "" if is_first else f", {shown(so_far.verdict, so_far.defect)} for the whole chain"
+    verdict = f"{shown(alone.verdict, alone.defect)}{whole}"
+    if so_far.next is not None:
+        return f"{verdict}; it goes on to `{so_far.next.name}`"
+    if so_far.verdict == "fail" and alone.next is not None:
+        return f"{verdict}; a failure ends the chain"
+    return f"{verdict}; the chain ends here"

@@ -1,12 +1,9 @@
-"""A verdict judged again, from the stored answers and rules, by the functions that judge live.
-
-What decided a step is said in the words of `routing_rules.reasons`, as on the pages.
-"""
+"""A verdict judged again, from the stored answers and rules, by the functions that judge live."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from daemon.storage.image_archive import as_sent
 from experts.errors import ImageHeaderError
@@ -14,8 +11,8 @@ from experts.spec import Detection
 from experts.vision.structure import check_structure
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, read_yaml_text
-from routing_rules.reasons import JudgedAnswer, StoredAnswer, deciding_reason, judge_chain
-from routing_rules.routes import DetectorStep, Judgement, Routes, Step, Verdict, chain
+from routing_rules.reasons import JudgedAnswer, StoredAnswer, judge_chain
+from routing_rules.routes import DetectorStep, Routes, Step, Verdict, chain
 from tools.query.reading import InspectionRecord, JudgedImage, Row
 
 #: Width and height in pixels.
@@ -24,34 +21,18 @@ _MAX_PIXELS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class RetracedStep:
-    """One step: its rule and line, its judgement `alone`, and that of the whole `chain` so far.
-
-    `findings` say what decided a step that did not pass: `text`, `line` in the rules, `verdict`.
-    """
-
-    rule: str
-    line: int
-    findings: tuple[dict[str, Any], ...]
-    alone: Judgement
-    chain: Judgement
-    onward: str
-    is_detector: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RetracedVerdict:
     """`gap` says why the verdict cannot be judged again, `contradiction` how the rules' verdict differs.
 
-    `unanswered` is the rule, line and expert of a next step without an answer.
+    `judged` are the stored answers with their judgements, `next` is the step behind them.
     """
 
-    steps: tuple[RetracedStep, ...] = ()
     verdict: Verdict | None = None
     defect: str | None = None
     gap: str | None = None
     contradiction: str | None = None
-    unanswered: dict[str, Any] | None = None
+    judged: Sequence[JudgedAnswer] = ()
+    next: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,33 +84,18 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
 
 
 def retrace(
-    record: JudgedImage,
-    rules: StoredRules,
-    size: PictureSize | None,
-    *,
-    is_size_known: bool = True,
-    with_steps: bool = True,
+    record: JudgedImage, rules: StoredRules, size: PictureSize | None, *, is_size_known: bool = True
 ) -> RetracedVerdict:
-    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing.
-
-    Without `with_steps` only the verdict is judged: the parts' findings take most of the time.
-    """
-    document = rules.document
-    if document is None:
+    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing."""
+    if rules.routes is None:
         return RetracedVerdict(gap=rules.gap)
     answers = [_stored_answer(row) for row in record.stages]
     judged, step = judge_chain(rules.first_step(record), answers, size)
-    steps = tuple(_retraced_step(document, n, part, size) for n, part in enumerate(judged if with_steps else ()))
     if len(judged) < len(answers):
         expected = f"the expert {step.expert}" if step else "no expert"
         answered = f"step {len(judged)} was answered by {answers[len(judged)].expert}"
-        return RetracedVerdict(steps, contradiction=f"{answered}: the rules name {expected}")
-    verdict = _compared(record, steps, judged[-1][2] if judged else None, is_size_known=is_size_known)
-    is_judged = record.inspection["status"] == "done" and record.inspection["reason"] is None
-    if not with_steps or step is None or is_judged:
-        return verdict
-    rule, line = _rule_of(document, step, len(steps))
-    return replace(verdict, unanswered={"rule": rule, "line": line, "expert": step.expert})
+        return RetracedVerdict(contradiction=f"{answered}: the rules name {expected}", judged=judged)
+    return replace(_compared(record, judged, is_size_known=is_size_known), judged=judged, next=step)
 
 
 def _stored_answer(row: Row) -> StoredAnswer:
@@ -139,56 +105,26 @@ def _stored_answer(row: Row) -> StoredAnswer:
     return StoredAnswer(row["expert"], row["label"], row["confidence"], boxes)
 
 
-def _retraced_step(document: Document, number: int, judged: JudgedAnswer, size: PictureSize | None) -> RetracedStep:
-    step, answer, so_far = judged
-    alone = answer.judged(step, None, size)
-    findings: tuple[dict[str, Any], ...] = ()
-    if alone.verdict != "pass":
-        text, keys = deciding_reason(step, answer, alone, size)
-        findings = ({"text": text, "line": _rule_of(document, step, number, *keys)[1], "verdict": alone.verdict},)
-    onward = _onward(alone, so_far, is_first=number == 0)
-    return RetracedStep(
-        *_rule_of(document, step, number), findings, alone, so_far, onward, isinstance(step, DetectorStep)
-    )
-
-
-def _rule_of(document: Document, step: Step, number: int, *keys: str) -> tuple[str, int]:
-    """Return a step's entry in the rules, as a person looks for it, and the line of it or of a key of it."""
-    section = "classifiers" if number == 0 else "detectors" if isinstance(step, DetectorStep) else "steps"
-    return f'{section}: "{step.name}"', document.where((section, step.name, *keys), key=True)[0]
-
-
-def _compared(
-    record: JudgedImage, steps: tuple[RetracedStep, ...], judgement: Judgement | None, *, is_size_known: bool
-) -> RetracedVerdict:
+def _compared(record: JudgedImage, judged: Sequence[JudgedAnswer], *, is_size_known: bool) -> RetracedVerdict:
     inspection = record.inspection
     if inspection["status"] != "done":
-        return RetracedVerdict(steps)
+        return RetracedVerdict()
     stored = (inspection["verdict"], inspection["defect"])
     verdict: Verdict = "unknown"
     defect, unfinished = None, None
     if inspection["reason"] is None:  # else the chain was cut short: unknown, with any answers
-        if judgement is None:
-            return RetracedVerdict(steps, contradiction="it has a verdict, and no expert's answer is stored")
+        if not judged:
+            return RetracedVerdict(contradiction="it has a verdict, and no expert's answer is stored")
+        judgement = judged[-1][2]
         verdict, defect, unfinished = judgement.verdict, judgement.defect, judgement.next
     if (verdict, defect) == stored and unfinished is None:
-        return RetracedVerdict(steps, verdict, defect)
-    result = f"the rules give {_shown(verdict, defect)}" + (f", and go on to `{unfinished.name}`" if unfinished else "")
+        return RetracedVerdict(verdict, defect)
+    result = f"the rules give {shown(verdict, defect)}" + (f", and go on to `{unfinished.name}`" if unfinished else "")
     if not is_size_known:
         gap = f"where its boxes lie cannot be judged: the picture is not kept, and so its size ({result})"
-        return RetracedVerdict(steps, gap=gap)
-    return RetracedVerdict(steps, verdict, defect, contradiction=f"{result}; stored is {_shown(*stored)}")
+        return RetracedVerdict(gap=gap)
+    return RetracedVerdict(verdict, defect, contradiction=f"{result}; stored is {shown(*stored)}")
 
 
-def _shown(verdict: str, defect: str | None) -> str:
+def shown(verdict: str, defect: str | None) -> str:
     return f"{verdict} {defect}" if defect else verdict
-
-
-def _onward(alone: Judgement, so_far: Judgement, *, is_first: bool) -> str:
-    whole = "" if is_first else f", {_shown(so_far.verdict, so_far.defect)} for the whole chain"
-    verdict = f"{_shown(alone.verdict, alone.defect)}{whole}"
-    if so_far.next is not None:
-        return f"{verdict}; it goes on to `{so_far.next.name}`"
-    if so_far.verdict == "fail" and alone.next is not None:
-        return f"{verdict}; a failure ends the chain"
-    return f"{verdict}; the chain ends here"

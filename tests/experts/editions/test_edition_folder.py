@@ -64,12 +64,12 @@ def a_folder(root: Path) -> EditionFolder:
 def put_in_force(folder: EditionFolder, edition: Edition, new: Path) -> None:
     rules = folder.root / "rules.yaml"
     with folder.changing() as writer:
-        writer.recover_files(rules)
+        writer.follow(rules)
         folder.weights.enter(dict.fromkeys(edition.weights, new))
         if edition.number not in folder.numbers():
             writer.add(edition)
         writer.point(edition, rules)
-        writer.write_files(edition, rules)
+        writer.follow(rules)
 
 
 def test_an_edition_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -173,12 +173,12 @@ def test_a_working_file_that_was_saved_while_an_edition_came_into_force_is_kept(
         writer.add(new)
         writer.point(new, rules)
     rules.write_text("# mine\n" + RULES)
-    with folder.changing() as writer, pytest.raises(EditionError, match=r"real\.yaml was saved while edition 2 came"):
-        writer.recover_files(rules)
+    with folder.changing() as writer, pytest.raises(EditionError, match=r"rules\.yaml was saved while edition 2 came"):
+        writer.follow(rules)
     assert rules.read_text() == "# mine\n" + RULES
     real.rename(folder.root / "mine.yaml")
     with folder.changing() as writer:
-        writer.recover_files(rules)
+        writer.follow(rules)
     assert rules.read_text() == new.rules
     assert rules.is_symlink()
     assert not folder.is_rewriting
@@ -224,7 +224,7 @@ def test_a_process_killed_at_any_step_leaves_the_edition_before_or_the_new_one(t
         for digest in in_force.weights:
             assert file_sha256(folder.weights.place(digest)) == digest
         with folder.changing() as writer:  # the next command finishes what was begun
-            writer.recover_files(folder.root / "rules.yaml")
+            writer.follow(folder.root / "rules.yaml")
         assert (folder.root / "rules.yaml").read_text() == in_force.rules
         assert entries_of(folder.catalog) == in_force.experts
         put_in_force(folder, an_edition(3, sha256, parent=2), new)

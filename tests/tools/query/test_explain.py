@@ -51,7 +51,7 @@ def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) 
         record = record_of(judged, str(number))
         again = retrace(record, StoredRules.of_record(record), (80, 60))
         assert (again.verdict, again.defect, again.gap, again.contradiction) == (verdict, defect, None, None), again
-        assert len(again.steps) == len(record.stages)
+        assert len(again.judged) == len(record.stages)
 
 
 def test_a_chain_is_told_step_by_step_with_the_line_of_each_rule(judged: Line) -> None:
