@@ -22,7 +22,7 @@ class _Part(BaseModel):
 
 
 class Candidate(_Part):
-    """A version that can be promoted; its entry names no files."""
+    """A version that can be promoted; in the file its entry names no weights' files."""
 
     expert: str
     version: str
@@ -40,26 +40,28 @@ class Shadow(_Part):
     agreement: float
 
 
-class CandidateStep(_Part):
-    """What somebody did to a version without putting it in force."""
+class Step(_Part):
+    """One action and its author; `before` was in force before. `found`: a reload, pull or restore brought it."""
 
     at: str
     by: str
-    did: Literal["put", "prune", "shadow", "unshadow"]
+    did: Literal["found", "put", "promote", "rollback", "prune", "shadow", "unshadow"]
     expert: str
     version: str
+    before: str | None = None
     note: str | None = None
 
 
 class Candidates(_Part):
     candidates: tuple[Candidate, ...] = ()
     shadows: dict[str, Shadow] = {}
-    steps: tuple[CandidateStep, ...] = ()
+    steps: tuple[Step, ...] = ()
 
-    def with_step(self, did: str, expert: str, version: str, note: str | None) -> "Candidates":
-        step = CandidateStep.model_validate(
-            {"at": now(), "by": current_user(), "did": did, "expert": expert, "version": version, "note": note}
-        )
+    def with_step(
+        self, did: Literal["put", "prune", "shadow", "unshadow"], expert: str, version: str, note: str | None
+    ) -> "Candidates":
+        """Note what somebody did to a version without putting it in force."""
+        step = Step(at=now(), by=current_user(), did=did, expert=expert, version=version, note=note)
         return self.model_copy(update={"steps": (*self.steps, step)})
 
     def put(self, expert: str, version: str, entry: CatalogEntry, source: str, note: str | None) -> "Candidates":

@@ -8,41 +8,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 from experts.catalog import CatalogEntry, CatalogError, read_catalog, settings_of
-from experts.editions.candidates import Candidates, Shadow, read_candidates, write_candidates
+from experts.editions.candidates import Candidate, Shadow, Step, read_candidates, write_candidates
 from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder, without_files
 from experts.spec import digest_of, setting_changes
 
 #: Editions that are read back: each names all experts, and a page asks for them every few seconds.
 _NEWEST = 50
-
-Action = Literal["found", "put", "promote", "rollback", "prune", "shadow", "unshadow"]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One action and its author; `before` was in force before. `found`: a reload, pull or restore brought it."""
-
-    at: str
-    by: str
-    did: Action
-    version: str
-    before: str | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """A version whose weights are here; the entry's file is relative to the catalog's folder."""
-
-    entry: CatalogEntry
-    put_at: str
-    put_by: str
-    source: str
 
 
 @dataclass(slots=True)
@@ -51,7 +27,8 @@ class Expert:
 
     name: str
     in_force: CatalogEntry | None = None
-    versions: dict[str, StoredVersion] = field(default_factory=dict[str, StoredVersion])
+    #: Versions whose weights are here; the entries' files are relative to the catalog's folder.
+    versions: dict[str, Candidate] = field(default_factory=dict[str, Candidate])
     steps: list[Step] = field(default_factory=list[Step])
     version: str | None = None
     shadow: Shadow | None = None
@@ -161,9 +138,11 @@ def experts_of(folder: EditionFolder) -> dict[str, Expert]:
         expert = experts.setdefault(candidate.expert, Expert(candidate.expert))
         entry, known = folder.relative_entry(candidate.entry), expert.versions.get(candidate.version)
         expert.known_settings.setdefault(candidate.version, settings_of(entry, folder.root))
-        put = (candidate.put_at, candidate.put_by, candidate.source)
-        expert.versions[candidate.version] = StoredVersion(known.entry if known else entry, *put)
-    _add_steps(experts, candidates)
+        expert.versions[candidate.version] = candidate.model_copy(update={"entry": known.entry if known else entry})
+    for name, steps in groupby(sorted(candidates.steps, key=lambda step: step.expert), key=lambda step: step.expert):
+        expert = experts.setdefault(name, Expert(name))
+        # Editions stay in their order even where the clock was set back between two of them.
+        expert.steps = list(merge(expert.steps, steps, key=lambda step: step.at))
     for name, shadow in candidates.shadows.items():
         if name in experts and shadow.version in experts[name].versions.keys() - {experts[name].version}:
             experts[name].shadow = shadow
@@ -226,22 +205,12 @@ def _add_edition(experts: dict[str, Expert], folder: EditionFolder, edition: Edi
         version, before = expert.name_of(entry, folder.root), expert.version
         if version != before:
             did = edition.why if edition.why in ("promote", "rollback") else "found"
-            expert.steps.append(Step(at, edition.who, did, version, before, edition.note))
+            step = {"at": at, "by": edition.who, "did": did, "version": version, "before": before}
+            expert.steps.append(Step(expert=name, note=edition.note, **step))
         if folder.weights.has(entry.sha256):
-            known = expert.versions.get(version)
-            first = (known.put_at, known.put_by, known.source) if known else (at, edition.who, source)
-            expert.versions[version] = StoredVersion(entry, *first)
+            first = {"put_at": at, "put_by": edition.who, "source": source, "version": version}
+            known = expert.versions.get(version) or Candidate(expert=name, entry=entry, **first)
+            expert.versions[version] = known.model_copy(update={"entry": entry})
         expert.in_force, expert.version = entry, version
     for name in experts.keys() - edition.experts.keys():
         experts[name].in_force = experts[name].version = None
-
-
-def _add_steps(experts: dict[str, Expert], candidates: Candidates) -> None:
-    added: dict[str, list[Step]] = {}
-    for each in candidates.steps:
-        step = Step(each.at, each.by, each.did, each.version, None, each.note)
-        added.setdefault(each.expert, []).append(step)
-    for name, steps in added.items():
-        expert = experts.setdefault(name, Expert(name))
-        # Editions stay in their order even where the clock was set back between two of them.
-        expert.steps = list(merge(expert.steps, steps, key=lambda step: step.at))

@@ -23,7 +23,7 @@ from tools.terminal.console import (
     say,
 )
 from tools.terminal.open_line import reading, settings_of
-from tools.terminal.option_values import Commands, Note, since_option, time_window, until_option
+from tools.terminal.option_values import Commands, Note, Since, Until, time_window
 
 db_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs."
@@ -60,15 +60,15 @@ def backup(
 @db_app.command()
 def shifts(
     config: ConfigOption = DEFAULT_CONFIG,
-    since: Annotated[str | None, since_option("From then on; without it the last 31 days.")] = None,
-    until: Annotated[str | None, until_option("Until then; a day counts whole.")] = None,
+    since: Since = "31d",
+    until: Until = None,
 ) -> None:
     """Print the plant's days and shifts as SQL, a temporary table `plant_times`, to join results in UTC with.
 
     Example: coserve db shifts --since 31d --config demo/coserve.yaml
     """
     plant = settings_of(config).plant.clock()
-    since, until = time_window(config, since or "31d", until)
+    since, until = time_window(config, since, until)
     span = Span(str(since), until or utc_text(time()))
     first, last = (plant.today(wall_seconds(edge)) for edge in (span.since, span.until))
     days = [first + timedelta(days=number) for number in range((last - first).days + 1)]
@@ -82,16 +82,15 @@ def shifts(
 @db_app.command()
 def check(
     config: ConfigOption = DEFAULT_CONFIG,
-    since: Annotated[
-        str | None, since_option("Judge only boards again that closed then or later: 2026-11-21, today, 2h (ago).")
-    ] = None,
+    since: Since = None,
     images: Annotated[bool, typer.Option("--images", help="Also compare kept pictures with their sha256.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Look for damage and for changed rows, while the line runs. Status 1 if there is any.
 
     Pages, references, numbers, files; texts with their sha256, verdicts with answers and rules, boards with images,
-    reviews. A problem names table, key, and what was expected.
+    reviews. A problem names table, key, and what was expected. With --since only boards that closed then or later are
+    judged again.
 
     Example: coserve db check --since today --config demo/coserve.yaml
     """

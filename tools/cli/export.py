@@ -22,7 +22,7 @@ from tools.terminal.console import (
     print_json,
 )
 from tools.terminal.open_line import opened
-from tools.terminal.option_values import shift_option, since_option, time_window, until_option
+from tools.terminal.option_values import ShiftOption, Since, Until, time_window
 
 Texts = list[str] | None
 
@@ -32,9 +32,9 @@ def export(
     lot: Annotated[Texts, typer.Option(metavar="LOT", help="Boards of this lot; repeat for several.")] = None,
     serial: Annotated[Texts, typer.Option(metavar="SERIAL", help="Boards of this serial.")] = None,
     board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Boards of this type.")] = None,
-    since: Annotated[str | None, since_option("Boards that closed then or later.")] = None,
-    until: Annotated[str | None, until_option("Before; a day counts whole.")] = None,
-    shift: Annotated[str | None, shift_option()] = None,
+    since: Since = None,
+    until: Until = None,
+    shift: ShiftOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
     sign: Annotated[
@@ -53,7 +53,8 @@ def export(
 ) -> None:
     """Write an audit package of boards: rows, pictures, rules, versions of experts, with checksums of everything.
 
-    Its rows are one state of the database, also while the line runs. DIR is complete, or it is not there.
+    Times are those when boards closed. Its rows are one state of the database, also while the line runs. DIR is
+    complete, or it is not there.
 
     Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
     """

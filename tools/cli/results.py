@@ -21,7 +21,7 @@ from tools.terminal.console import (
     say,
 )
 from tools.terminal.open_line import opened, plant_settings_of, plant_time, settings_of, times_note
-from tools.terminal.option_values import shift_option, since_option, time_window, until_option
+from tools.terminal.option_values import ShiftOption, Since, Until, time_window
 
 if TYPE_CHECKING:
     from tools.query.results import RowFormat
@@ -82,14 +82,9 @@ def results(
     seq: Annotated[
         str | None, _filter("--seq", "Numbers of the stream: 100:200, 100:, :200.", metavar="FROM:TO")
     ] = None,
-    since: Annotated[
-        str | None,
-        since_option(
-            "Judged then or later: 2026-11-21, 2026-11-21T09:28, 09:28 (the plant's clock), today, 2h (ago).", _PANEL
-        ),
-    ] = None,
-    until: Annotated[str | None, until_option("Judged before; a day counts whole.", _PANEL)] = None,
-    shift: Annotated[str | None, shift_option(_PANEL)] = None,
+    since: Since = None,
+    until: Until = None,
+    shift: ShiftOption = None,
     boards: Annotated[bool, typer.Option("--boards", help="Boards instead of images.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="A row for each expert's answer.")] = False,
     columns: Annotated[str | None, typer.Option(metavar="NAME,NAME,…", help="These columns only.")] = None,
@@ -355,9 +350,9 @@ def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime) -> 
 
 def changes(
     config: ConfigOption = DEFAULT_CONFIG,
-    since: Annotated[str | None, since_option("Changes of then or later: 2026-11-21, today, 2h (ago).")] = None,
-    until: Annotated[str | None, until_option("Changes before; a day counts whole.")] = None,
-    shift: Annotated[str | None, shift_option()] = None,
+    since: Since = None,
+    until: Until = None,
+    shift: ShiftOption = None,
     subject: Annotated[
         str | None,
         typer.Option(metavar="SUBJECT", help="Of this alone: rules, CoServe, an expert, or a key of coserve.yaml."),

@@ -1,7 +1,7 @@
 """Commands before a line runs: init, doctor, install-service, profile, simulate."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ from tools.terminal.progress import share_bar
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, MeasuredProfile
     from tools.setup.line_files import Answers
-    from tools.simulate.engine import Simulation
+    from tools.simulate.world import SimulatedMachine, Task
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
 
@@ -65,9 +65,8 @@ def init(
 
     Example: coserve init line --board "mainboard-a R0402=180 QFP64=U1,U2" --memory 2GB --dashboard here --yes
     """
-    for name in ("coserve.yaml", "rules.yaml"):
-        if (folder / name).exists():
-            fail(f"{folder / name} is there already, and is never overwritten: name another folder", status=2)
+    if there := [name for name in ("coserve.yaml", "rules.yaml") if (folder / name).exists()]:
+        fail(f"{folder / there[0]} is there already, and is never overwritten: name another folder", status=2)
     if board and images:
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
@@ -348,13 +347,12 @@ def simulate(
         fail("name either --device and --task, or --trace", status=2)
     if heads is not None and trace is not None:
         fail("--heads needs --device and --task: a trace has the experts that it was recorded with", status=2)
-    keep_spans = timeline is not None
     if trace is not None:
-        simulated = _of_trace(trace, keep_spans=keep_spans)
+        simulated = _of_trace(trace)
     elif device is None or task is None:
         fail("both --device and --task are needed", status=2)
     else:
-        simulated = _of_files(device, task, loading, deadline, heads, keep_spans=keep_spans)
+        simulated = _of_files(device, task, loading, deadline, heads)
     from tools.simulate.report import cells
 
     rows = _run_policies(list(dict.fromkeys(policy or simulated.policies)), simulated, timeline, until)
@@ -372,86 +370,69 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Simulated:
-    """A task on a machine, ready for any policy; `live` has the figures of a recorded run."""
+    """A task on the machine of any policy; `options` are a recorded run's, `live` its figures."""
 
     title: str
+    task: "Task"
+    machine: "Callable[[str], SimulatedMachine]"
     bound_s: float
-    under: "Callable[[str], Simulation]"
     policies: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     live: dict[str, Any] | None = None
 
 
 def _of_files(
-    device_path: Path,
-    task_path: Path,
-    loading: Loading,
-    deadline_s: float | None,
-    heads: str | None,
-    *,
-    keep_spans: bool,
+    device_path: Path, task_path: Path, loading: Loading, deadline_s: float | None, heads: str | None
 ) -> _Simulated:
     from tools.simulate.bound import task_bound
-    from tools.simulate.engine import Simulation
 
     with exit_on(FileError, ValueError, status=2):
         device, task = read_device(device_path), task_of(read_task(task_path))
-        if heads is not None:
-            task = with_heads(task, heads)
+        task = task if heads is None else with_heads(task, heads)
         # One bound for every policy: all processors and all memory, even if a policy uses less.
         bound = task_bound(machine_of(device, task, "coserve-plus"), task)
-    if deadline_s is not None:
-        task = with_deadlines(task, deadline_s)
-
-    def under(policy: str) -> Simulation:
-        return Simulation(machine_of(device, task, policy, loading), task, policy, keep_spans=keep_spans)
-
+    task = task if deadline_s is None else with_deadlines(task, deadline_s)
     pcs = f"{len(device.by_host())} PCs, " if len(device.by_host()) > 1 else ""
     bound_text = f"bound {bound.seconds:.1f} s" + (f" ({bound.cause})" if pcs else "")
     title = f"{task.name} on {device.name}, {pcs}{loading} loading: {len(task.images)} images, {bound_text}"
-    return _Simulated(title, bound.seconds, under, tuple(PRESETS))
+    return _Simulated(
+        title, task, lambda policy: machine_of(device, task, policy, loading), bound.seconds, tuple(PRESETS)
+    )
 
 
-def _of_trace(path: Path, *, keep_spans: bool) -> _Simulated:
+def _of_trace(path: Path) -> _Simulated:
     from daemon.dispatch.trace import TraceError
     from tools.simulate.bound import task_bound
-    from tools.simulate.engine import Simulation
     from tools.simulate.recorded import read_recorded
 
-    try:
+    need_file(path, "name what `coserve run --trace` or `record:` wrote")
+    with exit_on(TraceError, status=2):
         recorded = read_recorded(path)
-    except OSError as error:
-        fail(f"{path}: {error.strerror or error}", status=2)
-    except TraceError as error:
-        fail(str(error), status=2)
-    task, tuning, prefilled = recorded.task, recorded.tuning, recorded.prefilled
-
-    def under(policy: str) -> Simulation:
-        machine = recorded.machine(policy)
-        return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled, keep_spans=keep_spans)
-
     live = {
         "policy": recorded.policy,
-        "images": len(task.images),
+        "images": len(recorded.task.images),
         "answered": recorded.answered,
         "images_per_s": round(recorded.images_per_s, 3),
         "makespan_s": round(recorded.makespan_s, 3),
         "loads": recorded.loads,
     }
-    bound = task_bound(recorded.machine(recorded.policy), task).seconds
-    return _Simulated(f"{path}: {len(task.images)} images", bound, under, (recorded.policy,), live)
+    bound_s = task_bound(recorded.machine(recorded.policy), recorded.task).seconds
+    options = {"tuning": recorded.tuning, "prefilled": recorded.prefilled}
+    title = f"{path}: {len(recorded.task.images)} images"
+    return _Simulated(title, recorded.task, recorded.machine, bound_s, (recorded.policy,), options, live)
 
 
 def _run_policies(
     names: Sequence[str], simulated: _Simulated, timeline: Path | None, until_s: float | None
 ) -> list[dict[str, Any]]:
     """Return the figures of each policy, and draw its timeline; of several, the file's name has the policy's."""
-    from tools.simulate.engine import StuckError
+    from tools.simulate.engine import Simulation, StuckError
     from tools.simulate.report import draw_timeline, figures
 
-    rows: list[dict[str, Any]] = []
+    rows, options = list[dict[str, Any]](), {**simulated.options, "keep_spans": timeline is not None}
     for name in names:
         try:
-            outcome = simulated.under(name).run()
+            outcome = Simulation(simulated.machine(name), simulated.task, name, **options).run()
         except (StuckError, ValueError) as error:
             fail(f"{name}: {error}", status=1)
         rows.append(figures(outcome, simulated.bound_s))

@@ -24,7 +24,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, must_be_architecture, since_option, time_window
+from tools.terminal.option_values import Commands, Since, must_be_architecture, time_window
 from tools.terminal.progress import share_bar
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
@@ -395,7 +395,7 @@ def learn(
             file_okay=False,
         ),
     ] = None,
-    since: Annotated[str | None, since_option("Judge images again from then on.")] = "7d ago",
+    since: Since = "7d ago",
     sample: Annotated[int, typer.Option(min=1, help="Judge at most this many again, chosen at random.")] = 2000,
     play: Play = "0px",
     symmetry: Symmetry = False,
@@ -407,7 +407,7 @@ def learn(
 
     It is kept as a candidate: nothing changes until `coserve experts promote`. The command prints its mistakes on
     pictures held out (never of a board that it learned from) beside those of the version in service, and what it would
-    change in the images of the last days. The page Teach of the expert shows the same with pictures.
+    change in the images since --since. The page Teach of the expert shows the same with pictures.
 
     Example: coserve learn R0402 --with training/R0402 --config demo/coserve.yaml
     """

@@ -123,7 +123,7 @@ def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
         "network": expert.in_force.network if expert.in_force else None,
         "entry": expert.in_force.model_dump(mode="json", exclude={"confidences"}) if expert.in_force else None,
         "versions": _describe_versions(line, expert),
-        "steps": [asdict(step) for step in expert.steps],
+        "steps": [step.model_dump(exclude={"expert"}) for step in expert.steps],
         "rules": _uses(line, name),
         "drift": _drift(line, expert),
         "serving": _serving(line, name),

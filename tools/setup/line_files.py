@@ -175,12 +175,6 @@ def proposed_memory(gpus: Sequence[Gpu]) -> dict[str, int]:
     return {"cpu": _rounded(min(ram.total / 2, ram.available * 3 / 4))}
 
 
-def ram() -> str:
-    """Return this PC's memory, and how much is free."""
-    memory = psutil.virtual_memory()
-    return f"{size(_rounded(memory.total))} of RAM, {size(_rounded(memory.available))} free"
-
-
 def _rounded(size: float) -> int:
     return max(_ROUND_BYTES, int(size) // _ROUND_BYTES * _ROUND_BYTES)
 
@@ -241,15 +235,16 @@ def collect_answers(
         boards = ask_for(question, EXAMPLE_BOARD, parse_boards, None)
     folder = None if data is None else str(data)
     driver = find_driver()
-    gpus = driver.gpus if driver else ()
+    gpus, ram = driver.gpus if driver else (), psutil.virtual_memory()
     proposed = proposed_memory(gpus)
     sizes = [f"{gpu.name} with {size(gpu.total_bytes)}" for gpu in gpus]
+    sizes.append(f"{size(_rounded(ram.total))} of RAM, {size(_rounded(ram.available))} free")
     proposal = " ".join(f"{device}={size(budget)}" for device, budget in proposed.items())
     return Answers(
         boards,
         ask_for("2/5 Where images and results lie", "data", parse_folder, folder),
         ask_for(
-            f"3/5 Memory for experts (this PC has {', '.join([*sizes, ram()])})",
+            f"3/5 Memory for experts (this PC has {', '.join(sizes)})",
             proposal,
             lambda typed: parse_memory(typed, list(proposed)),
             memory,
@@ -267,33 +262,19 @@ _HTTP_HOSTS = {"here": "127.0.0.1", "network": "0.0.0.0"}  # noqa: S104 - asked 
 
 
 def write_line(folder: Path, answers: Answers) -> list[Path]:
-    """Write missing files and return them. FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
+    """Write missing files and return them. Raises FileExistsError if `coserve.yaml` or `rules.yaml` is there."""
     texts = {folder / "coserve.yaml": config_text(folder, answers), folder / "rules.yaml": rules_text(answers.boards)}
-    for path in texts:
-        if path.exists():
-            raise FileExistsError(f"{path} is there already, and is never overwritten: name another folder")
-    make_folder(folder)
-    written_files = list(texts)
-    for path, text in texts.items():
-        _write(path, text)
     if not (folder / CATALOG).exists():
-        make_folder((folder / CATALOG).parent)
-        _write(folder / CATALOG, CATALOG_TEXT)
-        written_files.append(folder / CATALOG)
+        texts[folder / CATALOG] = CATALOG_TEXT
+    if answers.dashboard == "network" and not (folder / TOKEN).exists():
+        texts[folder / TOKEN] = secrets.token_hex(32) + "\n"
+    for path, text in texts.items():
+        make_folder(path.parent)
+        path.touch(mode=_SECRET_MODE if path == folder / TOKEN else 0o666, exist_ok=False)
+        path.write_text(text, encoding="utf-8")
     for name in ("journal", "images"):
         make_folder(folder / answers.data / name)
-    written_files.append(folder / answers.data)
-    if answers.dashboard == "network" and not (folder / TOKEN).exists():
-        make_folder((folder / TOKEN).parent)
-        (folder / TOKEN).touch(mode=_SECRET_MODE, exist_ok=False)
-        (folder / TOKEN).write_text(secrets.token_hex(32) + "\n", encoding="ascii")
-        written_files.append(folder / TOKEN)
-    return written_files
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    return [*texts, folder / answers.data]
 
 
 _SECURITY = f"""\

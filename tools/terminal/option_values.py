@@ -48,6 +48,20 @@ Note = Annotated[
     str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_checked_note)
 ]
 
+Since = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Then or later: 2026-11-21, 2026-11-21T09:28, 09:28 (the plant's clock), today, 2h (ago)."
+    ),
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Before then; a day counts whole.")]
+ShiftOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[@DAY]",
+        help="One shift of `plant.shifts`, the newest that has begun or that of a day: early, night@2026-11-21.",
+    ),
+]
 Discard = Annotated[
     bool, typer.Option("--discard", help="Give up edits of rules.yaml and catalog.yaml that were never loaded.")
 ]
@@ -157,22 +171,6 @@ def must_be_policies(names: Iterable[str]) -> None:
             preset(name)
         except UnknownPolicyError as error:
             fail(f"--policy: {error}", status=2)
-
-
-def since_option(help_text: str, panel: str | None = None) -> Any:
-    """Return an option `--since`; `time_window` reads its value by the plant's clock."""
-    return typer.Option("--since", metavar="TIME", help=help_text, rich_help_panel=panel)
-
-
-def until_option(help_text: str, panel: str | None = None) -> Any:
-    """Return an option `--until`; a day counts whole."""
-    return typer.Option("--until", metavar="TIME", help=help_text, rich_help_panel=panel)
-
-
-def shift_option(panel: str | None = None) -> Any:
-    """Return an option `--shift`, in place of `--since` and `--until`."""
-    help_text = "One shift of `plant.shifts`, the newest that has begun or that of a day: early, night@2026-11-21."
-    return typer.Option("--shift", metavar="NAME[@DAY]", help=help_text, rich_help_panel=panel)
 
 
 def time_window(
