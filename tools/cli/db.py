@@ -12,16 +12,7 @@ from daemon.config.plant_time import Span
 from daemon.units import count_text, size_text, utc_text, wall_seconds
 from daemon.wire.control import ControlError, ask
 from experts.people import current_user
-from tools.terminal.console import (
-    DEFAULT_CONFIG,
-    AsJson,
-    ConfigOption,
-    end_with,
-    errors,
-    fail,
-    need_folder,
-    say,
-)
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, end_with, errors, fail, need_folder, say
 from tools.terminal.open_line import reading, settings_of
 from tools.terminal.option_values import Commands, Note, Since, Until, time_window
 
@@ -58,11 +49,7 @@ def backup(
 
 
 @db_app.command()
-def shifts(
-    config: ConfigOption = DEFAULT_CONFIG,
-    since: Since = "31d",
-    until: Until = None,
-) -> None:
+def shifts(config: ConfigOption = DEFAULT_CONFIG, since: Since = "31d", until: Until = None) -> None:
     """Print the plant's days and shifts as SQL, a temporary table `plant_times`, to join results in UTC with.
 
     Example: coserve db shifts --since 31d --config demo/coserve.yaml

@@ -9,13 +9,7 @@ import yaml
 
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
-from daemon.line.devices import (
-    Measurements,
-    complete,
-    memory_problems,
-    pools_and_executors,
-    profile_warnings,
-)
+from daemon.line.devices import Measurements, complete, memory_problems, pools_and_executors, profile_warnings
 from daemon.line.profile import MachineIdentity, load_profile
 from experts.spec import ExpertId
 from tests.daemon.dispatch.simulated_line import a_catalog

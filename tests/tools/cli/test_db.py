@@ -110,8 +110,7 @@ def test_a_lost_result_and_a_row_without_what_it_names_are_seen(line: Path, harm
 
 
 @pytest.mark.promise(
-    "A full disk, and years of results",
-    "`coserve db check` detects a damaged page, a lost result and a missing image",
+    "A full disk, and years of results", "`coserve db check` detects a damaged page, a lost result and a missing image"
 )
 def test_a_damaged_page_is_seen(line: Path) -> None:
     path = line / "inspection.db"

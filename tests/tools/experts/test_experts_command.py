@@ -271,8 +271,7 @@ def a_pickle(folder: Path, source: Path) -> None:
 
 
 @pytest.mark.promise(
-    "Versions of experts",
-    "A version that does not fit the rules or the memory is refused and leaves nothing behind",
+    "Versions of experts", "A version that does not fit the rules or the memory is refused and leaves nothing behind"
 )
 @pytest.mark.parametrize(
     ("make", "reason"),

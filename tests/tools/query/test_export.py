@@ -118,8 +118,7 @@ def _replace_by_link(path: Path) -> None:
 
 
 @pytest.mark.promise(
-    "Queries and exports",
-    "Changed, removed or added files in a package are detected; the package lists what it lacks",
+    "Queries and exports", "Changed, removed or added files in a package are detected; the package lists what it lacks"
 )
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -77,8 +77,7 @@ def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
 
 
 @pytest.mark.promise(
-    "Versions of experts",
-    "Judging stored images again writes nothing, and reports no change if nothing changed",
+    "Versions of experts", "Judging stored images again writes nothing, and reports no change if nothing changed"
 )
 def test_nothing_changed_means_that_nothing_would_change(line: Line):
     report = rejudge(line)

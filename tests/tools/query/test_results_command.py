@@ -229,8 +229,7 @@ def test_batches_and_windows_lose_nothing_and_repeat_nothing(
 
 
 @pytest.mark.promise(
-    "Queries and exports",
-    "A slow reader of many rows holds no transaction, and its memory does not grow with them",
+    "Queries and exports", "A slow reader of many rows holds no transaction, and its memory does not grow with them"
 )
 def test_the_log_can_be_brought_into_the_database_while_rows_are_read(line: Path, tmp_path: Path) -> None:
     """No read transaction stays open between batches, however slow the reader of the answer is."""
