@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experts.spec import Detection
-from routing_rules.routes import Verdict
+from routing_rules.routes import VerdictName
 
 #: The most attributes of an attempt, and their bytes as UTF-8 JSON without spaces.
 MAX_ATTRIBUTES = 32
@@ -156,7 +156,7 @@ class Outcome:
     """The end of one image: what is written, once, with its `seq`. `reason` is None for a judged image."""
 
     inspection_id: int
-    verdict: Verdict
+    verdict: VerdictName
     defect: str | None
     reason: str | None
     stages: tuple[Stage, ...]

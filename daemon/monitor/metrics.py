@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from daemon.records import Accepted, BatchDone, ExpertSwitch, Generation, Outcome, Published
 from daemon.wire.messages import Code
-from routing_rules.routes import Verdict
+from routing_rules.routes import VerdictName
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -79,7 +79,7 @@ class Metrics:
             self._verdicts.labels(verdict, "")
         for reason in _REASONS:
             self._verdicts.labels("unknown", reason)
-        for verdict in get_args(Verdict):
+        for verdict in get_args(VerdictName):
             self._boards.labels(verdict, "complete")
             self._boards.labels(verdict, "time_limit")
             self._reviews.labels(verdict)

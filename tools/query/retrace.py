@@ -15,7 +15,7 @@ from experts.vision.structure import check_structure
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, read_yaml_text
 from routing_rules.reasons import JudgedAnswer, StoredAnswer, deciding_reason, judge_chain
-from routing_rules.routes import DetectorStep, Judgement, Routes, Step, Verdict, chain
+from routing_rules.routes import DetectorStep, Judgement, Routes, Step, VerdictName, chain
 from tools.query.reading import InspectionRecord, JudgedImage, Row
 
 #: Width and height in pixels.
@@ -47,7 +47,7 @@ class RetracedVerdict:
     """
 
     steps: tuple[RetracedStep, ...] = ()
-    verdict: Verdict | None = None
+    verdict: VerdictName | None = None
     defect: str | None = None
     gap: str | None = None
     contradiction: str | None = None
@@ -165,7 +165,7 @@ def _compared(
     if inspection["status"] != "done":
         return RetracedVerdict(steps)
     stored = (inspection["verdict"], inspection["defect"])
-    verdict: Verdict = "unknown"
+    verdict: VerdictName = "unknown"
     defect, unfinished = None, None
     if inspection["reason"] is None:  # else the chain was cut short: unknown, with any answers
         if judgement is None:

@@ -40,7 +40,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Routes, VerdictName
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
@@ -240,7 +240,7 @@ class ResultsBatch:
     def __init__(
         self,
         tx: Transaction,
-        keep: frozenset[Verdict],
+        keep: frozenset[VerdictName],
         examples: GoodExamples,
         version_of: VersionOf,
         run_id: int | None = None,

@@ -35,13 +35,13 @@ from daemon.storage.decisions import Decision
 from daemon.units import utc_text, wall_seconds
 from experts.durable import replace_durably
 from experts.people import current_user
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Routes, VerdictName
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Images that stay after their verdict unless the configuration says otherwise.
-KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
+KEEP: tuple[VerdictName, ...] = ("fail", "review", "unknown")
 _RECORD_MODE = 0o640
 _RECORD_BYTES = 120
 
@@ -117,7 +117,7 @@ class Store:
         self,
         url: str,
         *,
-        keep: Collection[Verdict] = KEEP,
+        keep: Collection[VerdictName] = KEEP,
         good_examples: int = 0,
         sample: float = 0.0,
         expert_version: VersionOf = lambda _expert, _version: None,

@@ -16,7 +16,7 @@ from daemon.storage.database.transaction import Clock
 from daemon.storage.journal import Journal
 from experts.spec import Detection, digest_of
 from routing_rules.compile import compile_rules
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Routes, VerdictName
 from tests.editions import a_serving
 
 START_S = 1_795_252_091.123  # 2026-11-21T09:08:11.123Z
@@ -116,7 +116,7 @@ def a_box(label: str = "bridge", confidence: float = 0.8) -> Detection:
 
 def an_outcome(
     inspection_id: int,
-    verdict: Verdict = "pass",
+    verdict: VerdictName = "pass",
     defect: str | None = None,
     reason: str | None = None,
     stages: Sequence[Stage] | None = None,
@@ -145,7 +145,7 @@ class Line:
     def judge(self, *outcomes: Outcome) -> list[Published]:
         return self.store.write(outcomes).published
 
-    def inspect(self, component: str, designator: str, verdict: Verdict = "pass", **fields: Any) -> list[Published]:
+    def inspect(self, component: str, designator: str, verdict: VerdictName = "pass", **fields: Any) -> list[Published]:
         """Accept one image and judge it."""
         self.images += 1
         (image,) = self.accept(an_arrival(f"image-{self.images}", component, designator, **fields))
@@ -162,7 +162,7 @@ class Line:
         with closing(sqlite3.connect(self.folder / "inspection.db", isolation_level=None)) as connection:
             return connection.execute(query, values).fetchall()
 
-    def review(self, inspection_id: int, verdict: Verdict) -> None:
+    def review(self, inspection_id: int, verdict: VerdictName) -> None:
         query = "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21', 'Eva', ?)"
         self.rows(query, inspection_id, verdict)
 
