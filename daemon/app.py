@@ -44,11 +44,11 @@ from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.records import (
-    Accepted,
     BatchDone,
     ExpertSwitch,
     ExpertVersion,
     Generation,
+    Image,
     Outcome,
     Published,
     QueueSample,
@@ -208,7 +208,7 @@ class App:
         self._serving = Serving(self._edition_in_force(config, served))
         self._quarantine = Quarantine(config.quarantine, file_bytes)
         # Copies accepted images that could not be decoded out of the journal, on a thread of its own.
-        self._bad_images: Worker[tuple[Accepted, str]] = Worker(
+        self._bad_images: Worker[tuple[Image, str]] = Worker(
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
         )
         self._writer = Writer(self._store, self._journal, self._serving, config.images, disk_space=self._disk_space)
@@ -508,7 +508,7 @@ class App:
 
     # Reports of the drivers, each on its own thread: first to the counters, then to the driver that acts
 
-    def accepted(self, images: list[Accepted]) -> None:
+    def accepted(self, images: list[Image]) -> None:
         self._metrics.accepted(images)
         self._drive.accept(images)
 
@@ -529,7 +529,7 @@ class App:
         for outcome in outcomes:
             self._writer.store_verdict(outcome)
 
-    def bad_image(self, image: Accepted, reason: str) -> None:
+    def bad_image(self, image: Image, reason: str) -> None:
         self._bad_images.put((image, reason))
 
     def batch_done(self, batch: BatchDone) -> None:

@@ -11,7 +11,7 @@ from daemon.dispatch.pool import Fault
 from daemon.line.serving import Serving
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
-from daemon.records import Accepted, Outcome, Stage, accepted_at_s
+from daemon.records import Image, Outcome, Stage, accepted_at_s
 from experts.spec import Answer, ExpertId, ExpertSpec, name_of, resident_in
 from routing_rules.routes import Judgement, Step, judge
 
@@ -24,14 +24,14 @@ MAX_LOSSES = 3
 
 
 #: An answer that counts: its image, the number of its stage and step, and the judgement before and after it.
-Judged = tuple[Accepted, int, Step, Judgement | None, Judgement]
+Judged = tuple[Image, int, Step, Judgement | None, Judgement]
 
 
 @dataclass(slots=True, eq=False)
 class Chain:
     """One image on its way: the expert it waits for, and the answers so far."""
 
-    image: Accepted
+    image: Image
     #: That of its edition.
     catalog: Mapping[ExpertId, ExpertSpec]
     step: Step
@@ -70,7 +70,7 @@ class Chains:
         self._scheduler, self._serving = scheduler, serving
         #: What the drive reports once a turn, and empties.
         self.judged: list[Judged] = []
-        self.bad_images: list[tuple[Accepted, str]] = []
+        self.bad_images: list[tuple[Image, str]] = []
         self.outcomes: list[Outcome] = []
         self._may_wait_s = _PARKED_FACTOR * hang_after_s
         self._clock, self._wall = clock, wall
@@ -137,10 +137,10 @@ class Chains:
 
     # From expert to expert
 
-    def admit(self, images: Iterable[Accepted]) -> None:
+    def admit(self, images: Iterable[Image]) -> None:
         for image in images:
             served = self._serving.get(image.edition)
-            step = None if served is None else served.routes.first_step(image.board_type, image.component)
+            step = None if served is None else served.routes.first_step(image.board.type, image.component)
             if served is None or step is None:
                 self._finish(Outcome(image.inspection_id, "unknown", None, "edition_gone", ()))
                 continue

@@ -26,7 +26,7 @@ from daemon.policy.actions import Run, Wait
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.predict import expert_facts
 from daemon.policy.request import ExpertFacts, PoolId, device_of
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
+from daemon.records import BatchDone, ExpertSwitch, Image, Outcome, QueueSample, Stage
 from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, name_of, resident_in
 
@@ -49,7 +49,7 @@ class DriveCall(Generic[R]):
 
 
 #: None: stop.
-Event = tuple[Accepted, ...] | Batch | LoadEnd | DriveCall[Any] | None
+Event = tuple[Image, ...] | Batch | LoadEnd | DriveCall[Any] | None
 
 
 class Events:
@@ -86,7 +86,7 @@ class DriveReports(Protocol):
 
     def judged(self, answers: list[Judged]) -> None: ...
     def finished(self, outcomes: list[Outcome]) -> None: ...
-    def bad_image(self, image: Accepted, reason: str) -> None: ...
+    def bad_image(self, image: Image, reason: str) -> None: ...
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
     def sampled(self, sample: QueueSample) -> None: ...
@@ -165,7 +165,7 @@ class Drive:
         self._reports = reports
         self._work.start()
 
-    def accept(self, images: Sequence[Accepted]) -> None:
+    def accept(self, images: Sequence[Image]) -> None:
         self._events.put(tuple(images))
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from daemon.config.settings import Limits
-from daemon.records import Generation
-from daemon.wire.messages import Answer, Inspect, Message, answer
+from daemon.records import Generation, Image
+from daemon.wire.messages import Answer, Message, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +282,7 @@ class Accounts:
 
     # Room
 
-    def enter(self, peer: Peer, message: Inspect | Generation, size_bytes: int) -> Answer | None:
+    def enter(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
         """Count a message into memory and backlog and return None, or return its `busy`."""
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
@@ -298,13 +298,13 @@ class Accounts:
         self.backlog.add(*image)
         return None
 
-    def refuse_for_now(self, peer: Peer, message: Inspect | Generation) -> Answer | None:
+    def refuse_for_now(self, peer: Peer, message: Image | Generation) -> Answer | None:
         """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
 
-    def enter_memory(self, peer: Peer, message: Inspect | Generation, size_bytes: int) -> Answer | None:
+    def enter_memory(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
         full = self.memory.enter(message.source, size_bytes, peer.identity)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)

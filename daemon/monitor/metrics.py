@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Generation, Outcome, Published
+from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Outcome, Published
 from daemon.wire.messages import Code
 from routing_rules.routes import VerdictName
 
@@ -104,7 +104,7 @@ class Metrics:
 
     # Images
 
-    def accepted(self, images: Sequence[Accepted]) -> None:
+    def accepted(self, images: Sequence[Image]) -> None:
         self.accepted_count += len(images)
         self._accepted.inc(len(images))
 

@@ -19,11 +19,10 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLA
 
 from daemon.line.serving import Serving
 from daemon.records import (
-    Accepted,
-    Arrival,
     Duplicate,
     ExpertSwitch,
     Generation,
+    Image,
     JournalKey,
     Outcome,
     Published,
@@ -39,15 +38,7 @@ from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.decisions import Decision, not_stored
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.image_archive import ImageArchiver
-from daemon.storage.journal import (
-    ArrivalGroup,
-    Journal,
-    JournalError,
-    JournalThread,
-    Reply,
-    SegmentCleanup,
-    Waiting,
-)
+from daemon.storage.journal import ImageGroup, Journal, JournalError, JournalThread, Reply, SegmentCleanup
 from daemon.wire.control import ControlError
 from routing_rules.routes import Routes
 
@@ -75,13 +66,13 @@ class _Task:
 TextReply = Callable[[Generation | Duplicate | WriteFailed], None]
 _Request = tuple[Generation, TextReply]
 #: None ends the thread, once everything before it in the queue is written.
-_Item = ArrivalGroup | _Request | Result | list[ImageCopy] | Routes | ChangeNotes | _Task | None
+_Item = ImageGroup | _Request | Result | list[ImageCopy] | Routes | ChangeNotes | _Task | None
 
 
 class WriterReports(Protocol):
     """Receiver of the writer's commits, called in its thread."""
 
-    def accepted(self, images: list[Accepted]) -> None: ...
+    def accepted(self, images: list[Image]) -> None: ...
     def published(self, messages: list[Published]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
         """Report durable verdicts: source and payload bytes of each image."""
@@ -102,7 +93,7 @@ class Writer:
         self._store = store
         self._serving = serving
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._groups: deque[ArrivalGroup] = deque()
+        self._groups: deque[ImageGroup] = deque()
         self._results: deque[Result] = deque()
         self._requests: deque[_Request] = deque()
         self._changes: deque[Routes | ChangeNotes] = deque()
@@ -156,8 +147,8 @@ class Writer:
         self._thread.join()
         self._archiver.stop()
 
-    def store_image(self, arrival: Arrival, reply: Reply) -> None:
-        self._journal_thread.store_image(arrival, reply)
+    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Reply) -> None:
+        self._journal_thread.store_image(image, payload, connection, reply)
 
     def call_journal(self, callback: Callable[[], None]) -> None:
         self._journal_thread.call(callback)
@@ -254,7 +245,7 @@ class Writer:
 
     def _sort(self, item: _Item) -> None:
         match item:
-            case ArrivalGroup():
+            case ImageGroup():
                 self._groups.append(item)
             case tuple():
                 self._requests.append(item)
@@ -381,7 +372,7 @@ class Writer:
                 self._journal_thread.settled()
             self._cleanup.answered(group.frontier)
 
-    def _write_group(self, group: ArrivalGroup) -> None:
+    def _write_group(self, group: ImageGroup) -> None:
         replies = [reply for _, reply in group.images]
         if group.error is not None:
             self._refuse(replies, group.error)
@@ -394,7 +385,7 @@ class Writer:
                 return
             # One image made the whole group fail: the others are written without it.
             for image, key in zip(group.images, group.keys, strict=True):
-                self._write_group(ArrivalGroup([image], [key], group.frontier))
+                self._write_group(ImageGroup([image], [key], group.frontier))
 
     def _refuse(self, replies: Sequence[Callable[[WriteFailed], None]], error: Exception) -> None:
         """Answer that images or requests are not stored: each publisher keeps its own and sends it again."""
@@ -405,29 +396,29 @@ class Writer:
             self._call(reply, WriteFailed(_reason(error)))
         self._log.warning("arrivals_failed", messages=len(replies), error=_reason(error))
 
-    def _write_images(self, images: list[Waiting], keys: list[JournalKey]) -> None:
+    def _write_images(self, images: list[tuple[Image, Reply]], keys: list[JournalKey]) -> None:
         """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
-        new: dict[tuple[str, str], tuple[Arrival, Reply, JournalKey]] = {}
-        repeats: list[Waiting] = []
+        new: dict[tuple[str, str], tuple[Image, Reply, JournalKey]] = {}
+        repeats: list[tuple[Image, Reply]] = []
         known: dict[tuple[str, str], str] = {}
-        for (arrival, reply), key in zip(images, keys, strict=True):
-            name = arrival.source, arrival.image_id
+        for (image, reply), key in zip(images, keys, strict=True):
+            name = image.source, image.image_id
             if name in new:
-                repeats.append((arrival, reply))
+                repeats.append((image, reply))
             else:
-                new[name] = arrival, reply, key
+                new[name] = image, reply, key
         try:
             self._accept(new.values())
         except IntegrityError:
             # Intake has checked before: a repeated image is so rare here that the database may find it.
-            known = self._store.known([arrival for arrival, _, _ in new.values()])
+            known = self._store.known([image for image, _, _ in new.values()])
             if not known:
                 raise
             repeats += [new.pop(name)[:2] for name in known]
             self._accept(new.values())
-        for arrival, reply in repeats:
-            name = arrival.source, arrival.image_id
-            self._call(reply, Duplicate(known.get(name) or new[name][0].payload_sha256))
+        for image, reply in repeats:
+            name = image.source, image.image_id
+            self._call(reply, Duplicate(known.get(name) or new[name][0].sha256))
 
     def _write_requests(self) -> None:
         """Commit requests for text and answer them."""
@@ -444,17 +435,17 @@ class Writer:
         for (_, reply), answer in zip(group, answers, strict=True):
             self._call(reply, answer)
 
-    def _accept(self, new: Collection[tuple[Arrival, Reply, JournalKey]]) -> None:
+    def _accept(self, new: Collection[tuple[Image, Reply, JournalKey]]) -> None:
         if not new:
             return
-        pairs = [(arrival, key) for arrival, _, key in new]
+        pairs = [(image, key) for image, _, key in new]
         self._write_changes()
         self._cleanup.is_in_doubt = True
         with self._serving.opening:
             answers = self._store.accept(pairs, self._serving)
         self._cleanup.is_in_doubt = False
         self.is_failing = False
-        self._call(self._reports.accepted, [answer for answer in answers if isinstance(answer, Accepted)])
+        self._call(self._reports.accepted, [answer for answer in answers if isinstance(answer, Image)])
         for (_, reply, _), answer in zip(new, answers, strict=True):
             self._call(reply, answer)
 

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Select, delete, exists, select, update
 from daemon.line.served import Served
 from daemon.line.serving import Serving
 from daemon.records import (
-    Arrival,
     ExpertVersion,
+    Image,
     JournalKey,
     Outcome,
     Refused,
@@ -57,28 +57,38 @@ _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "run_id", *
 
 
 def accept_images(
-    tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], serving: Serving
-) -> list[tuple[Row, Row, str, int] | Refused]:
-    """Add rows for durable images; return both rows, the board type and the attempt of each, which may open.
+    tx: Transaction, group: Sequence[tuple[Image, JournalKey]], serving: Serving
+) -> list[Image | Refused]:
+    """Add rows for images whose bytes are durable; return each as accepted. Attempts may open with them.
 
     The edition in which its attempt began may refuse an image.
     """
-    taken: list[tuple[Row, Row, str, int] | Refused] = []
+    answers: list[Image | Refused] = []
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
     described: dict[int, Row] = {}
-    for arrival, key in group:
-        assigned = _assign(tx, arrival, serving, new_boards, described)
+    accepted_wall_s = wall_seconds(tx.at)  # as a restart finds it
+    for sent, key in group:
+        assigned = _assign(tx, sent, serving, new_boards, described)
         if isinstance(assigned, Refused):
-            taken.append(assigned)
+            answers.append(assigned)
             continue
-        board_row, late = assigned
-        image = rows.inspection_row(arrival, tx.next_inspection_id(), board_row, late=late, at=tx.at)
-        waiting = rows.pending_row(image["inspection_id"], key, arrival.pixels)
-        new_images.append(image)
-        new_pending.append(waiting)
-        taken.append((image, waiting, arrival.board.type, board_row["attempt"]))
+        board, late = assigned
+        image = replace(
+            sent,
+            inspection_id=tx.next_inspection_id(),
+            board_id=board["board_id"],
+            attempt=board["attempt"],
+            edition=board["edition"],
+            late=late,
+            key=key,
+            accepted_wall_s=accepted_wall_s,
+            accepted_s=tx.now_s,
+        )
+        answers.append(image)
+        new_images.append(rows.inspection_row(image, board["rules_version"], tx.at))
+        new_pending.append(rows.pending_row(image))
         tx.segments[key.segment] += 1
     tx.add(boards, new_boards)
     for row in new_boards:
@@ -86,36 +96,36 @@ def accept_images(
     update_rows(tx.sql, boards, ("attributes",), list(described.values()))
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
-    return taken
+    return answers
 
 
 def _assign(
-    tx: Transaction, arrival: Arrival, serving: Serving, new_boards: list[Row], described: dict[int, Row]
+    tx: Transaction, image: Image, serving: Serving, new_boards: list[Row], described: dict[int, Row]
 ) -> tuple[Row, bool] | Refused:
-    board = tx.board(arrival.board.type, arrival.board.serial)
-    choice = board.choose(tx.sql, arrival.board.attempt, arrival.component, arrival.designator)
+    board = tx.board(image.board.type, image.board.serial)
+    choice = board.choose(tx.sql, image.board.attempt, image.component, image.designator)
     served: Served | None = serving.current
     if not choice.opens:
-        _, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
+        _, row = tx.attempt(image.board.type, image.board.serial, choice.number)
         served = serving.get(row["edition"])
-    if served is not None and (problem := served.routes.refusal(arrival.board.type, *arrival.place)):
+    if served is not None and (problem := served.routes.refusal(image.board.type, *image.place)):
         return Refused(*problem)
     if choice.opens:
-        new_boards.append(_open(tx, board, arrival, serving.current, choice.number))
-        if arrival.board.attempt is None and choice.number == _attempts_told(arrival.board.serial):
-            tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
-    attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
-    attempt.take(arrival.component, arrival.designator)
-    if arrival.board.attributes and not choice.late and _describe(attempt, row, arrival):
+        new_boards.append(_open(tx, board, image, serving.current, choice.number))
+        if image.board.attempt is None and choice.number == _attempts_told(image.board.serial):
+            tx.suspect_serials.append((image.board.serial, choice.number, image.source))
+    attempt, row = tx.attempt(image.board.type, image.board.serial, choice.number)
+    attempt.take(image.component, image.designator)
+    if image.board.attributes and not choice.late and _describe(attempt, row, image):
         described[row["board_id"]] = row
     return row, choice.late
 
 
-def _describe(attempt: Attempt, row: Row, arrival: Arrival) -> bool:
+def _describe(attempt: Attempt, row: Row, image: Image) -> bool:
     """Add new attributes within the bounds to an open attempt: an image is worth more than its labels."""
     known: dict[str, str] = json.loads(row["attributes"] or "{}")
     before, ignored = len(known), list[str]()
-    for name, text in arrival.board.attributes:
+    for name, text in image.board.attributes:
         if name in known:
             continue
         if attributes_fit({**known, name: text}):
@@ -138,20 +148,20 @@ def _attempts_told(serial: str) -> int:
     return 20 if is_default else 1000
 
 
-def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, served: Served, number: int) -> Row:
-    routes, recipe = served.routes, served.routes.recipes[arrival.board.type]
+def _open(tx: Transaction, board: BoardAttempts, image: Image, served: Served, number: int) -> Row:
+    routes, recipe = served.routes, served.routes.recipes[image.board.type]
     keep_rules(tx, routes)
     tx.add_once(editions, {"edition": served.number}, lambda: rows.edition_row(served.edition))
-    key = {"rules_version": routes.version, "board_type": arrival.board.type}
+    key = {"rules_version": routes.version, "board_type": image.board.type}
     values = {"time_limit_s": recipe.time_limit_s, "positions": positions_text(recipe)}
     tx.add_once(recipes, key, lambda: key | values)
     row: Row = {
         "board_id": tx.next_board_id(),
-        "board_type": arrival.board.type,
-        "serial": arrival.board.serial,
+        "board_type": image.board.type,
+        "serial": image.board.serial,
         "attempt": number,
-        "lot": arrival.board.lot,
-        "station": arrival.board.station,
+        "lot": image.board.lot,
+        "station": image.board.station,
         "first_seen_at": tx.at,
         "expected": recipe.expected,
         "inspected": 0,
@@ -161,7 +171,7 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, served: Serve
     }
     board.add(row, recipe)
     if recipe.time_limit_s is not None:
-        tx.due_added.append((tx.now_s + recipe.time_limit_s, arrival.board.type, arrival.board.serial, number))
+        tx.due_added.append((tx.now_s + recipe.time_limit_s, image.board.type, image.board.serial, number))
     return row
 
 

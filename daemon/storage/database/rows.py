@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Pixels, Published
+from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Outcome, Pixels, Published
 from daemon.units import utc_text, wall_seconds
 from experts.editions.edition import Edition
 
@@ -63,27 +63,27 @@ class WrittenResults:
 class Recovery:
     """The state that a restart resumes; `editions` are those of pending images and open attempts that did not end."""
 
-    pending: list[Accepted]
+    pending: list[Image]
     editions: dict[int, str]
     last_seq: int
     last_batch_id: int
 
 
-def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bool, at: str) -> Row:
+def inspection_row(image: Image, rules_version: str, at: str) -> Row:
     """Return the row of an accepted image; the columns of its verdict stay null."""
     return {
-        "inspection_id": inspection_id,
-        **dict(zip(_AS_SENT, _sent_of(arrival), strict=True)),
-        "board_id": board["board_id"],
-        "rules_version": board["rules_version"],
-        "edition": board["edition"],
+        **dict(zip(_AS_SENT, _sent_of(image), strict=True)),
+        "inspection_id": image.inspection_id,
+        "board_id": image.board_id,
+        "rules_version": rules_version,
+        "edition": image.edition,
         "accepted_at": at,
-        "image_bytes": len(arrival.payload),
+        "image_bytes": image.key.length,
         "status": "accepted",
-        "late": int(late),
-        "image_sha256": arrival.payload_sha256,
-        "lot": arrival.board.lot,
-        "station": arrival.board.station,
+        "late": int(image.late),
+        "image_sha256": image.sha256,
+        "lot": image.board.lot,
+        "station": image.board.station,
     }
 
 
@@ -93,31 +93,32 @@ def edition_row(edition: Edition) -> Row:
     return row | {"edition": edition.number, "created_at": utc_text(edition.created_at.timestamp()), "ended_at": None}
 
 
-def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
-    height, width, channels = pixels.shape or (None, None, None)
+def pending_row(image: Image) -> Row:
+    height, width, channels = image.pixels.shape or (None, None, None)
     return {
-        "inspection_id": inspection_id,
+        "inspection_id": image.inspection_id,
         "task": "judge",
-        "segment": key.segment,
-        "offset": key.offset,
-        "length": key.length,
-        "encoding": pixels.encoding,
+        "segment": image.key.segment,
+        "offset": image.key.offset,
+        "length": image.key.length,
+        "encoding": image.pixels.encoding,
         "height": height,
         "width": width,
         "channels": channels,
     }
 
 
-def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accepted_s: float | None = None) -> Accepted:
-    same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "edition")
-    return Accepted(
+def pending_image(row: AnyRow) -> Image:
+    """Return the image of a row of `pending_images`, as a restart finds it."""
+    same = (*_AS_SENT, "inspection_id", "board_id", "attempt", "edition")
+    return Image(
         **{name: row[name] for name in same},
-        board_type=board_type,
+        board=BoardRef(row["board_type"], row["serial"], row["lot"], row["station"]),
+        sha256=row["image_sha256"],
+        late=bool(row["late"]),
+        key=_journal_key(row),
+        pixels=_pixels(row),
         accepted_wall_s=wall_seconds(row["accepted_at"]),
-        key=_journal_key(pending),
-        pixels=_pixels(pending),
-        accepted_s=accepted_s,
-        attempt=attempt,
     )
 
 
@@ -213,11 +214,11 @@ def generation_message(row: AnyRow) -> Published:
     return Published(row["seq"], topic("generation", row["source"]), body)
 
 
-def _journal_key(pending: Row) -> JournalKey:
+def _journal_key(pending: AnyRow) -> JournalKey:
     return JournalKey(pending["segment"], pending["offset"], pending["length"])
 
 
-def _pixels(pending: Row) -> Pixels:
+def _pixels(pending: AnyRow) -> Pixels:
     if pending["encoding"] == "image":
         return Pixels()
     return Pixels("raw", (pending["height"], pending["width"], pending["channels"]))

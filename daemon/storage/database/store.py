@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Published, Refused
+from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Outcome, Published, Refused
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
@@ -184,25 +184,22 @@ class Store:
         if self._record is not None:
             self._record.close()
 
-    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], str]:
+    def known(self, images: Sequence[Image]) -> dict[tuple[str, str], str]:
         """Return the sha256 of those that are stored, by source and id."""
         table = schema.inspections.c
         known: dict[tuple[str, str], str] = {}
         with self.engine.connect() as connection:
-            for arrival in arrivals:
-                is_it = (table.source == arrival.source) & (table.image_id == arrival.image_id)
+            for image in images:
+                is_it = (table.source == image.source) & (table.image_id == image.image_id)
                 if sha256 := connection.execute(select(table.image_sha256).where(is_it)).scalar():
-                    known[arrival.source, arrival.image_id] = sha256
+                    known[image.source, image.image_id] = sha256
         return known
 
     def recover(self) -> Recovery:
         with self.engine.connect() as connection:
-            waiting = [
-                rows.accepted_image(row, row, row["board_type"], row["attempt"])
-                for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
-            ]
+            waiting = connection.execute(inspections.pending_images("judge")).mappings()
             return Recovery(
-                pending=waiting,
+                pending=[rows.pending_image(row) for row in waiting],
                 editions=inspections.editions_in_use(connection),
                 last_seq=read_numbers(self._sql).seq,
                 last_batch_id=_last_batch_id(connection),
@@ -213,15 +210,13 @@ class Store:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [rows.copy_request(dict(row)) for row in waiting]
 
-    def accept(self, group: Sequence[tuple[Arrival, JournalKey]], serving: Serving) -> list[Accepted | Refused]:
+    def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
-            new = inspections.accept_images(tx, group, serving)
-        now_s = self._clock.monotonic_s()
-        accepted = [image if isinstance(image, Refused) else rows.accepted_image(*image, now_s) for image in new]
-        taken = [image for image in accepted if isinstance(image, Accepted)]
-        self._memory.accepted_s.update((image.inspection_id, now_s) for image in taken)
-        return accepted
+            answers = inspections.accept_images(tx, group, serving)
+        taken = [answer for answer in answers if isinstance(answer, Image)]
+        self._memory.accepted_s.update((image.inspection_id, tx.now_s) for image in taken)
+        return answers
 
     def keep_rules(self, routes: Routes) -> None:
         self._in_force = routes.version

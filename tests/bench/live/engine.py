@@ -16,7 +16,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, device_of
-from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
+from daemon.records import BoardRef, ExpertSwitch, Image, JournalKey, Outcome
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer_each
@@ -113,19 +113,19 @@ class LiveEngine:
 
     def accept(self, first: int, end: int, began_wall_s: float) -> None:
         """Accept the trace's images from `first` up to, not including, `end`."""
-        deadline_s = self._work.deadline_s
+        deadline_s, board = self._work.deadline_s, BoardRef(BOARD_TYPE, "")
         images = [
-            Accepted(
+            Image(
                 inspection_id=number + 1,
                 source="bench",
                 image_id=str(number),
-                board_type=BOARD_TYPE,
+                board=board,
                 component=self._work.trace.images[number].classifier,
+                designator=str(number),
                 accepted_wall_s=began_wall_s + self._work.trace.images[number].arrives_s,
                 deadline_ms=None if deadline_s is None else round(deadline_s * 1000),
                 edition=1,
                 key=JournalKey(1, number, 0),
-                pixels=Pixels(),
             )
             for number in range(first, end)
         ]

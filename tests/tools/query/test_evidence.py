@@ -14,7 +14,7 @@ from daemon.storage.database.schema import boards
 from daemon.storage.database.upkeep import check_database
 from tests.contract.client import Line
 from tests.daemon.storage.database.store_parts import a_line as a_store
-from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_stage, an_image, an_outcome
 from tests.tools.run_commands import coserve
 from tools.query.evidence import Evidence, check_evidence
 
@@ -150,7 +150,7 @@ def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int
                 "serial": chance.choice("AB"),
             }
             named = chance.choice((None, None, None, 1, 2))
-            (image,) = store.accept(an_arrival(f"i{number}", *place, attempt=named, **board))
+            (image,) = store.accept(an_image(f"i{number}", *place, attempt=named, **board))
             waiting.append(image.inspection_id)
         elif step < 0.9 and waiting:
             image_id = waiting.pop(chance.randrange(len(waiting)))

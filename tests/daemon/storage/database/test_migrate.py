@@ -28,7 +28,7 @@ from daemon.storage.database.upkeep import copy_database
 from daemon.storage.decisions import Decision
 from tests import ROOT
 from tests.daemon.storage.database.migrate_again import NEXT
-from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_image, an_outcome
 from tests.faults.shim import ShimError, shim_environment, switch_faults
 
 pytestmark = pytest.mark.not_fast("starts processes")
@@ -73,7 +73,7 @@ def a_database(folder: Path) -> Path:
     """A closed database with boards open and closed, stages, boxes, a pending image, a decision and a text."""
     line = a_line(folder)
     line.inspect("R0402", "R1", type="tiny")
-    images = line.accept(an_arrival("boxes", "QFP64", "U1", lot="Los 7"), an_arrival("waits", source="cam:2"))
+    images = line.accept(an_image("boxes", "QFP64", "U1", lot="Los 7"), an_image("waits", source="cam:2"))
     stages = [a_stage(), a_stage("yolo", detections=(a_box(), a_box("void")), label=None)]
     line.judge(an_outcome(images[0].inspection_id, "fail", "D1", stages=stages))
     line.store.review(Decision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.exc import DatabaseError
 
-from tests.daemon.storage.database.store_parts import RULES, a_line, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import RULES, a_line, an_image, an_outcome, some_rules
 
 # mainboard-a of store_parts.RULES, once more and by hand.
 EXPECTED: dict[str, Any] = {"R0402": 2, "QFP64": ["U1", "U2"]}
@@ -128,13 +128,13 @@ class StoreMachine(RuleBasedStateMachine):
     def accept(self, serial: str, named: int | None, images: list[tuple[str, str]]) -> None:
         self.write()  # the writer closes what is due before it takes arrivals
         self.close_due()
-        arrivals = []
+        sent = []
         for component, designator in images:
             self.images += 1
-            arrivals.append(an_arrival(f"i{self.images}", component, designator, serial=serial, attempt=named))
-        for arrival, accepted in zip(arrivals, self.line.accept(*arrivals), strict=True):
-            number, late = self.place(serial, named, arrival.component, arrival.designator)
-            image = Image(accepted.inspection_id, arrival.component, arrival.designator, late)
+            sent.append(an_image(f"i{self.images}", component, designator, serial=serial, attempt=named))
+        for one, accepted in zip(sent, self.line.accept(*sent), strict=True):
+            number, late = self.place(serial, named, one.component, one.designator)
+            image = Image(accepted.inspection_id, one.component, one.designator, late)
             self.tries[serial, number].images.append(image)
 
     @rule(without=st.sampled_from([None, None, *WHOLE]), verdict=st.sampled_from(WORST))
