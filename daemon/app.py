@@ -49,9 +49,9 @@ from daemon.records import (
     ExpertVersion,
     Generation,
     Image,
-    Outcome,
     Published,
     QueueSample,
+    Verdict,
 )
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
@@ -440,7 +440,7 @@ class App:
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
             self._bad_images.put((image, reason))
-        self.finished([Outcome(image.inspection_id, "unknown", None, "bad_image", ()) for image, _ in self._poison])
+        self.finished([Verdict(image, "unknown", reason="bad_image") for image, _ in self._poison])
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -524,10 +524,9 @@ class App:
     def judged(self, answers: list[Judged]) -> None:
         self._shadows.offer(answers)
 
-    def finished(self, outcomes: list[Outcome]) -> None:
-        self._metrics.finished(outcomes)
-        for outcome in outcomes:
-            self._writer.store_verdict(outcome)
+    def finished(self, verdicts: list[Verdict]) -> None:
+        self._metrics.finished(verdicts)
+        self._writer.store_verdicts(verdicts)
 
     def bad_image(self, image: Image, reason: str) -> None:
         self._bad_images.put((image, reason))

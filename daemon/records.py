@@ -144,14 +144,14 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of one image: what is written, once, with its `seq`. `reason` is None for a judged image."""
+class Verdict:
+    """The end of one image, written once and published from this alone. `reason` is None for a judged image."""
 
-    inspection_id: int
+    image: Image
     verdict: VerdictName
-    defect: str | None
-    reason: str | None
-    stages: tuple[Stage, ...]
+    defect: str | None = None
+    reason: str | None = None
+    stages: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Outcome, Published
+from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Published, Verdict
 from daemon.wire.messages import Code
 from routing_rules.routes import VerdictName
 
@@ -113,8 +113,8 @@ class Metrics:
         if code is not None:
             self._rejects.labels(code).inc()
 
-    def finished(self, outcomes: Sequence[Outcome]) -> None:
-        for step, stage in (each for outcome in outcomes for each in enumerate(outcome.stages)):
+    def finished(self, verdicts: Sequence[Verdict]) -> None:
+        for step, stage in (each for verdict in verdicts for each in enumerate(verdict.stages)):
             where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
             self._queued_at(*where).observe(stage.queued_ms / 1000)
 

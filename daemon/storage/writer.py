@@ -24,8 +24,8 @@ from daemon.records import (
     Generation,
     Image,
     JournalKey,
-    Outcome,
     Published,
+    Verdict,
     WriteFailed,
 )
 from daemon.storage.database.changes import ChangeNotes
@@ -66,7 +66,7 @@ class _Task:
 TextReply = Callable[[Generation | Duplicate | WriteFailed], None]
 _Request = tuple[Generation, TextReply]
 #: None ends the thread, once everything before it in the queue is written.
-_Item = ImageGroup | _Request | Result | list[ImageCopy] | Routes | ChangeNotes | _Task | None
+_Item = ImageGroup | _Request | Result | list[ImageCopy] | list[Verdict] | Routes | ChangeNotes | _Task | None
 
 
 class WriterReports(Protocol):
@@ -83,7 +83,7 @@ class WriterReports(Protocol):
 
 
 class Writer:
-    """Writer of arrivals, outcomes, loads and tasks, which any thread may hand over."""
+    """Writer of images, verdicts, loads and tasks, which any thread may hand over."""
 
     _reports: WriterReports
 
@@ -128,8 +128,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - on a disk that takes nothing the line starts and says `busy`
             self._log.warning("log_not_written_again", error=_reason(error))
         self._cleanup.begin()
-        for image in self._store.copies_to_make():
-            self._archiver.archive(image)
+        self._archiver.archive(self._store.copies_to_make())
         return self._store.recover()
 
     def start(self, reports: WriterReports) -> None:
@@ -153,8 +152,8 @@ class Writer:
     def call_journal(self, callback: Callable[[], None]) -> None:
         self._journal_thread.call(callback)
 
-    def store_verdict(self, outcome: Outcome) -> None:
-        self._queue.put(outcome)
+    def store_verdicts(self, verdicts: list[Verdict]) -> None:
+        self._queue.put(verdicts)
 
     def store_generation(self, request: Generation, reply: TextReply) -> None:
         self._queue.put((request, reply))
@@ -327,8 +326,7 @@ class Writer:
             self._call(self._reports.done, written.done)
         if written.done_texts:
             self._call(self._reports.texts_done, written.done_texts)
-        for image in written.copies:
-            self._archiver.archive(image)
+        self._archiver.archive(written.to_copy)
         if written.freed_journal:
             self._cleanup.drop()
 
@@ -344,8 +342,8 @@ class Writer:
                 self._log.error("result_not_written", result=repr(result)[:1000], error=_reason(error))
                 # What the database refuses becomes `unknown`: it is never lost, and never a pass.
                 match result:
-                    case Outcome():
-                        instead = Outcome(result.inspection_id, "unknown", None, "internal_error", ())
+                    case Verdict():
+                        instead = Verdict(result.image, "unknown", reason="internal_error")
                     case Generation():
                         instead = replace(result, text=None, reason="internal_error")
                     case _:

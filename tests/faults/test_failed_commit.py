@@ -94,7 +94,7 @@ def test_a_commit_whose_sync_failed_may_come_true_after_a_kill_and_never_after_a
 LINE = """
 import os, sys, threading, time, types, structlog
 from pathlib import Path
-from tests.daemon.storage.database.store_parts import an_outcome, sent, some_rules
+from tests.daemon.storage.database.store_parts import a_verdict, sent, some_rules
 from daemon.storage.journal import Journal
 from tests.editions import a_serving
 from daemon.storage.database.store import Store
@@ -128,7 +128,7 @@ def wait_for(condition):
 #: The first image is judged, so that its segment is held by no row when the second comes into it.
 ONE_THAT_IS_JUDGED = """
 send('first')
-writer.store_verdict(an_outcome(accepted[0].inspection_id))
+writer.store_verdicts([a_verdict(accepted[0])])
 assert published.wait(90)
 """
 
@@ -199,7 +199,7 @@ def test_what_a_start_finds_after_a_commit_that_failed_no_power_cut_takes_back(t
     code = """
 send('first')
 faults('sync@inspection.db-wal$:eio')
-writer.store_verdict(an_outcome(accepted[0].inspection_id)); wait_for(lambda: writer.is_failing)
+writer.store_verdicts([a_verdict(accepted[0])]); wait_for(lambda: writer.is_failing)
 """
     line_does(tmp_path, code)
     (pending,) = line_does(tmp_path, "print(*(image.image_id for image in recovery.pending))")

@@ -24,7 +24,7 @@ from daemon.line.serving import Serving
 from daemon.policy.actions import Load
 from daemon.policy.presets import Tuning
 from daemon.policy.request import RAM, ExpertFacts
-from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, Outcome, QueueSample
+from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, QueueSample, Verdict
 from experts.catalog import Catalog
 from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
@@ -223,19 +223,19 @@ class Simulation:
             if judged.next is not None:
                 self._queue(image.inspection_id, judged.next.expert)
 
-    def finished(self, outcomes: list[Outcome]) -> None:
+    def finished(self, verdicts: list[Verdict]) -> None:
         course, now = self.outcome, self._clock.now()
         course.makespan_s = now
-        for outcome in outcomes:
-            number, stages = outcome.inspection_id, len(outcome.stages)
+        for verdict in verdicts:
+            number, stages = verdict.image.inspection_id, len(verdict.stages)
             chain, accepted, asked = self._images[number].chain, self._under_way.pop(number), self._asked.pop(number)
             self._left -= 1
-            if outcome.reason not in (None, "deadline"):
-                raise StuckError(f"image {number} ended with {outcome.reason}")
+            if verdict.reason not in (None, "deadline"):
+                raise StuckError(f"image {number} ended with {verdict.reason}")
             if stages == len(chain):
                 course.answered += 1
                 course.latencies_s.append(now - accepted.accepted_wall_s)
-                course.late += outcome.reason is not None
+                course.late += verdict.reason is not None
             else:
                 course.expired += 1
                 self._queued[chain[stages]] -= asked > stages

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Outcome, Pixels, Published
+from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Pixels, Published, Verdict
 from daemon.units import utc_text, wall_seconds
 from experts.editions.edition import Edition
 
@@ -27,16 +27,6 @@ _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), att
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRequest:
-    """An image that stays after its verdict: once it is copied, its bytes in the journal may go."""
-
-    inspection_id: int
-    key: JournalKey
-    pixels: Pixels
-    completed_at: str
-
-
-@dataclass(frozen=True, slots=True)
 class ImageCopy:
     """A durable copy; `image_path` is None if the journal could not give the bytes back."""
 
@@ -45,7 +35,7 @@ class ImageCopy:
 
 
 #: Written by one transaction, and tried again together.
-Result = Outcome | Generation | ExpertSwitch | ImageCopy
+Result = Verdict | Generation | ExpertSwitch | ImageCopy
 
 
 @dataclass(slots=True)
@@ -55,7 +45,8 @@ class WrittenResults:
     published: list[Published] = field(default_factory=list[Published])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     done_texts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    copies: list[CopyRequest] = field(default_factory=list[CopyRequest])
+    #: Images that stay, and when they got their verdict.
+    to_copy: list[tuple[Image, str]] = field(default_factory=list[tuple[Image, str]])
     freed_journal: bool = False
 
 
@@ -122,34 +113,29 @@ def pending_image(row: AnyRow) -> Image:
     )
 
 
-def copy_request(row: Row) -> CopyRequest:
-    """`row` has the columns of `pending` too."""
-    return CopyRequest(row["inspection_id"], _journal_key(row), _pixels(row), row["completed_at"])
-
-
-def stage_rows(outcome: Outcome) -> list[Row]:
+def stage_rows(verdict: Verdict) -> list[Row]:
     return [
         {
-            "inspection_id": outcome.inspection_id,
+            "inspection_id": verdict.image.inspection_id,
             "step": step,
             **dict(zip(_STAGE, _stage_of(stage), strict=True)),
             "confidence": finite(stage.confidence),
             **dict(zip(_TIMES, map(rounded, _times_of(stage)), strict=True)),
         }
-        for step, stage in enumerate(outcome.stages)
+        for step, stage in enumerate(verdict.stages)
     ]
 
 
-def detection_rows(outcome: Outcome) -> list[Row]:
+def detection_rows(verdict: Verdict) -> list[Row]:
     return [
         {
-            "inspection_id": outcome.inspection_id,
+            "inspection_id": verdict.image.inspection_id,
             "step": step,
             "label": detection.label,
             "confidence": float(detection.confidence),
             **{name: float(value) for name, value in zip(("x1", "y1", "x2", "y2"), detection.box, strict=True)},
         }
-        for step, stage in enumerate(outcome.stages)
+        for step, stage in enumerate(verdict.stages)
         for detection in stage.detections
     ]
 

@@ -15,14 +15,14 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Outcome, Published, Refused
+from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Published, Refused, Verdict
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
 from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.rows import CopyRequest, ImageCopy, Recovery, Result, WrittenResults
+from daemon.storage.database.rows import ImageCopy, Recovery, Result, WrittenResults
 from daemon.storage.database.transaction import (
     Clock,
     TimeLimit,
@@ -164,6 +164,8 @@ class Store:
         with self._transaction() as tx:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
+            unjudged = select(schema.pending.c.inspection_id).where(schema.pending.c.task == "judge")
+            self._memory.waiting.update(tx.connection.execute(unjudged).scalars())
             tx.due_added = _open_time_limits(tx)
             self._examples = GoodExamples(tx.connection, good_examples, sample)
             epoch, is_new = _settle_epoch(tx, self._record)
@@ -205,17 +207,17 @@ class Store:
                 last_batch_id=_last_batch_id(connection),
             )
 
-    def copies_to_make(self) -> list[CopyRequest]:
+    def copies_to_make(self) -> list[tuple[Image, str]]:
+        """Return images that stay, and when they got their verdict."""
         with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
-            return [rows.copy_request(dict(row)) for row in waiting]
+            return [(rows.pending_image(row), row["completed_at"]) for row in waiting]
 
     def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
             answers = inspections.accept_images(tx, group, serving)
-        taken = [answer for answer in answers if isinstance(answer, Image)]
-        self._memory.accepted_s.update((image.inspection_id, tx.now_s) for image in taken)
+        self._memory.waiting.update(answer.inspection_id for answer in answers if isinstance(answer, Image))
         return answers
 
     def keep_rules(self, routes: Routes) -> None:
@@ -226,7 +228,7 @@ class Store:
     def write(self, results: Sequence[Result] = ()) -> WrittenResults:
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
-            batch.judge([result for result in results if isinstance(result, Outcome)])
+            batch.judge([result for result in results if isinstance(result, Verdict)])
             batch.close_due()
             batch.note_copies([result for result in results if isinstance(result, ImageCopy)])
             batch.flush()

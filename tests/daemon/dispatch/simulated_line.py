@@ -18,7 +18,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Processor
-from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, Outcome, QueueSample
+from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, QueueSample, Verdict
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes
@@ -124,10 +124,10 @@ class Line:
     clock: SimulatedClock
     pools: dict[PoolId, SimulatedPool]
     serving: Serving
-    reported: list[Outcome] = field(default_factory=list)
+    reported: list[Verdict] = field(default_factory=list)
     switches: list[ExpertSwitch] = field(default_factory=list)
     bad_images: list[tuple[Image, str]] = field(default_factory=list)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, Verdict] = field(default_factory=dict)
     ended_s: dict[int, float] = field(default_factory=dict)
     until_s: float | None = None
     ended_editions: list[int] = field(default_factory=list)
@@ -137,9 +137,9 @@ class Line:
         for pool in self.pools.values():
             pool.memory.check()
         for outcome in self.reported:
-            assert outcome.inspection_id not in self.outcomes, "an image ended twice"
-            self.outcomes[outcome.inspection_id] = outcome
-            self.ended_s[outcome.inspection_id] = self.clock.now()
+            assert outcome.image.inspection_id not in self.outcomes, "an image ended twice"
+            self.outcomes[outcome.image.inspection_id] = outcome
+            self.ended_s[outcome.image.inspection_id] = self.clock.now()
         self.reported.clear()
 
     def run(self, until_s: float | None = None) -> None:
@@ -180,7 +180,7 @@ class Line:
 
     def judged(self, answers: list[Judged]) -> None: ...
 
-    def finished(self, outcomes: list[Outcome]) -> None:
+    def finished(self, outcomes: list[Verdict]) -> None:
         self.reported += outcomes
 
     def bad_image(self, image: Image, reason: str) -> None:

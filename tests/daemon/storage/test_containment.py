@@ -24,7 +24,7 @@ from experts.weights import file_sha256
 from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
 from tests.daemon.dispatch.simulated_line import an_image
 from tests.daemon.storage.database import store_parts
-from tests.daemon.storage.database.store_parts import a_line, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import a_line, a_verdict, some_rules
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 
@@ -248,7 +248,7 @@ def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tm
     (image,) = line.accept(store_parts.an_image("1", "R0402", "U1", type="b"))
     line.clock.pass_s(2.0)
     line.clock.set_s += jump_s
-    first = line.judge(an_outcome(image.inspection_id))
+    first = line.judge(a_verdict(image))
     assert [message.topic for message in first] == ["inspection/b/S1/"], "the board is still open"
     assert first[0].body["latency_ms"] == 2000.0
     line.clock.pass_s(57.0)
@@ -258,7 +258,7 @@ def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tm
     assert (closed.topic, closed.body["reason"]) == ("board/b/S1/", "time_limit")
     (late,) = line.accept(store_parts.an_image("2", "R0402", "U2", type="b"))
     line.clock.set_s -= jump_s
-    messages = [*first, closed, *line.judge(an_outcome(late.inspection_id))]
+    messages = [*first, closed, *line.judge(a_verdict(late))]
     assert [message.seq for message in messages] == [1, 2, 3]
     line.store.close()
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from daemon.records import Duplicate, Generation, Image, Outcome, Pixels, Published, WriteFailed
+from daemon.records import Duplicate, Generation, Image, Pixels, Published, Verdict, WriteFailed
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store
 from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Writer
 from routing_rules.routes import Routes
-from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_outcome, sent, some_rules
+from tests.daemon.storage.database.store_parts import a_journal, a_stage, a_verdict, sent, some_rules
 from tests.editions import a_serving, next_edition
 from tests.waiting import until
 
@@ -126,7 +126,7 @@ def test_threads_that_write_and_finish_at_once_end_with_one_result_for_each(runn
             images = [sent(f"i{m}", source=source, serial=f"S{m}") for m in range(n, n + 5)]
             for answer in running.send(*images, images[0]):
                 if isinstance(answer, Image):
-                    running.writer.store_verdict(an_outcome(answer.inspection_id))
+                    running.writer.store_verdicts([a_verdict(answer)])
 
     threads = [threading.Thread(target=publish, args=(f"cam{n}",)) for n in range(4)]
     for thread in threads:
@@ -157,7 +157,7 @@ def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_
     line = start(store_options={"busy_timeout_ms": 50})
     (image,) = line.send(sent("a"))
     with locked(line):
-        line.writer.store_verdict(an_outcome(image.inspection_id, "fail", "D1"))
+        line.writer.store_verdicts([a_verdict(image, "fail", "D1")])
         assert line.send(sent("b")) == [WriteFailed("database is locked")]
         assert line.published == []
         assert line.writer.last_error == "database is locked"
@@ -193,9 +193,8 @@ def test_an_image_that_no_row_can_hold_costs_nobody_else(running):
 
 def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(running):
     images = running.send(*(sent(f"i{n}") for n in range(3)))
-    poison = Outcome(images[1].inspection_id, "pass", None, None, (a_stage(label={"not": "text"}),))
-    for outcome in (an_outcome(images[0].inspection_id), poison, an_outcome(images[2].inspection_id)):
-        running.writer.store_verdict(outcome)
+    poison = Verdict(images[1], "pass", stages=(a_stage(label={"not": "text"}),))
+    running.writer.store_verdicts([a_verdict(images[0]), poison, a_verdict(images[2])])
     until(lambda: len(running.published) == 3)
     verdicts = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
     assert verdicts == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
@@ -228,7 +227,7 @@ def test_a_board_closes_by_itself_when_its_time_is_up(start):
     until(lambda: line.published)
     assert line.published[0].body["reason"] == "time_limit"
     assert line.published[0].body["missing"] == [{"component": "R0402", "count": 2}]
-    line.writer.store_verdict(an_outcome(image.inspection_id))
+    line.writer.store_verdicts([a_verdict(image)])
     until(lambda: len(line.published) == 2)
     assert line.published[1].body["late"] is True
 
@@ -238,7 +237,7 @@ def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
     raw = sent("raw", payload=b"123456", pixels=Pixels("raw", (2, 1, 3)))
     images = line.send(sent("f", payload=JPEG), sent("p", payload=PNG), sent("u", payload=PNG), raw)
     for image, verdict in zip(images, ("fail", "pass", "unknown", "fail"), strict=True):
-        line.writer.store_verdict(an_outcome(image.inspection_id, verdict))
+        line.writer.store_verdicts([a_verdict(image, verdict)])
     until(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(3,)])
     paths = dict(line.rows("SELECT image_id, image_path FROM inspections"))
     assert paths["p"] is None
@@ -259,7 +258,7 @@ def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch)
         patched.setattr(image_archive, "_GROUP_S", 600.0)
         line.restart()
         (image,) = line.send(sent("f", payload=JPEG))
-        line.writer.store_verdict(an_outcome(image.inspection_id, "fail"))
+        line.writer.store_verdicts([a_verdict(image, "fail")])
         line.restart()  # sooner than the archiver's next round
         assert line.rows("SELECT status, image_path FROM inspections") == [("done", None)]
     line.restart()
@@ -276,7 +275,7 @@ def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
     for n in range(2):
         line.writer.store_image(*sent(f"i{n}", payload=PNG * 10), answers.append)
         until(lambda n=n: line.journal.frontier == first.key.segment + 1 + n)
-    line.writer.store_verdict(an_outcome(first.inspection_id))
+    line.writer.store_verdicts([a_verdict(first)])
     going.set()
     until(lambda: len(answers) == 2 and line.published)
     assert [line.journal.read(answer.key) for answer in answers] == [PNG * 10] * 2
@@ -358,7 +357,7 @@ def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment
     (image,) = line.send(sent("f", payload=JPEG))
     segment = tmp_path / "journal" / "segment-00000001.journal"
     segment.write_bytes(segment.read_bytes()[:-1] + b"?")
-    line.writer.store_verdict(an_outcome(image.inspection_id, "fail"))
+    line.writer.store_verdicts([a_verdict(image, "fail")])
     until(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
 

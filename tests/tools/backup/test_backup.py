@@ -24,7 +24,7 @@ import yaml
 
 from coserve_client import Publisher
 from daemon.config.settings import load_config
-from daemon.records import BoardRef, Image, JournalKey, Outcome
+from daemon.records import BoardRef, Image, JournalKey, Verdict
 from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
 from experts.editions.folder import EditionFolder
@@ -81,7 +81,7 @@ class Writing:
         return [image for image in accepted if isinstance(image, Image)]
 
     def judge(self, images: list[Image]) -> None:
-        self.store.write([Outcome(image.inspection_id, "pass", None, None, ()) for image in images])
+        self.store.write([Verdict(image, "pass") for image in images])
         self.journal.drop_segments(self.store.segments_in_use)
 
     def close(self) -> None:

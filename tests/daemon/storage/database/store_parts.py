@@ -1,4 +1,4 @@
-"""Small lines for the tests of the store: rules, images, outcomes, a clock that a test moves."""
+"""Small lines for the tests of the store: rules, images, verdicts, a clock that a test moves."""
 
 import hashlib
 import sqlite3
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.serving import Serving
-from daemon.records import BoardRef, Image, JournalKey, Outcome, Pixels, Published, Stage
+from daemon.records import BoardRef, Image, JournalKey, Pixels, Published, Stage, Verdict
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
@@ -121,14 +121,14 @@ def a_box(label: str = "bridge", confidence: float = 0.8) -> Detection:
     return Detection(label, confidence, (1.0, 2.0, 30.5, 40.25))
 
 
-def an_outcome(
-    inspection_id: int,
+def a_verdict(
+    image: Image,
     verdict: VerdictName = "pass",
     defect: str | None = None,
     reason: str | None = None,
     stages: Sequence[Stage] | None = None,
-) -> Outcome:
-    return Outcome(inspection_id, verdict, defect, reason, tuple(stages if stages is not None else (a_stage(),)))
+) -> Verdict:
+    return Verdict(image, verdict, defect, reason, tuple(stages if stages is not None else (a_stage(),)))
 
 
 @dataclass
@@ -149,14 +149,14 @@ class Line:
         assert len(accepted) == len(answers), answers
         return accepted
 
-    def judge(self, *outcomes: Outcome) -> list[Published]:
-        return self.store.write(outcomes).published
+    def judge(self, *verdicts: Verdict) -> list[Published]:
+        return self.store.write(verdicts).published
 
     def inspect(self, component: str, designator: str, verdict: VerdictName = "pass", **fields: Any) -> list[Published]:
         """Accept one image and judge it."""
         self.images += 1
         (image,) = self.accept(an_image(f"image-{self.images}", component, designator, **fields))
-        return self.judge(an_outcome(image.inspection_id, verdict))
+        return self.judge(a_verdict(image, verdict))
 
     def reopen(self, down_s: float = 0.0) -> None:
         """Stop without saying goodbye, and start again `down_s` later."""

@@ -19,8 +19,8 @@ from tests.daemon.storage.database.store_parts import (
     a_box,
     a_line,
     a_stage,
+    a_verdict,
     an_image,
-    an_outcome,
     some_rules,
 )
 from tests.editions import next_edition
@@ -40,7 +40,7 @@ class Kit:
         image = an_image(f"image-{self.line.images}", "R0402", type=type_, serial=serial)
         (image,) = self.line.accept(image)
         stage = a_stage(detections=(a_box(), a_box("void")))
-        self.line.judge(an_outcome(image.inspection_id, verdict, stages=(stage,)))
+        self.line.judge(a_verdict(image, verdict, stages=(stage,)))
         if keep:
             self.copy(image.inspection_id)
         if review:

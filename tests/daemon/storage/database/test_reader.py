@@ -6,7 +6,7 @@ from sqlalchemy import insert
 from daemon.records import Published
 from daemon.storage.database.rows import topic
 from daemon.storage.database.schema import generations
-from tests.daemon.storage.database.store_parts import Line, an_image, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_verdict, an_image
 
 
 @pytest.fixture
@@ -92,5 +92,5 @@ def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(line, r
     assert reader.open_edition("tiny", "S", None) is None
     (image,) = line.accept(an_image("a", type="tiny", serial="S"))
     assert [reader.open_edition("tiny", "S", attempt) for attempt in (None, 1, 2)] == [1, 1, None]
-    line.judge(an_outcome(image.inspection_id))
+    line.judge(a_verdict(image))
     assert [reader.open_edition("tiny", "S", attempt) for attempt in (None, 1)] == [None, None]

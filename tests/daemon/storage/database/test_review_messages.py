@@ -10,7 +10,7 @@ from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.reviews import Review, ReviewRefusedError
 from daemon.storage.database.upkeep import check_database
 from daemon.storage.decisions import Decision
-from tests.daemon.storage.database.store_parts import Line, a_line, an_image, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
 
 HOSTILE = "'); DROP TABLE reviews; -- <script>alert(1)</script> \U0001f4a5"
 
@@ -96,7 +96,7 @@ def test_a_review_is_published_with_the_next_seq_and_repeated_identically_after_
 
 def test_a_review_of_an_open_attempt_has_no_verdict_of_its_board_and_a_repeated_request_no_second_message(kit):
     (image,) = kit.line.accept(an_image("i1", "R0402", "R1", type="mainboard-a", serial="S1"))
-    kit.line.judge(an_outcome(image.inspection_id, "review"))
+    kit.line.judge(a_verdict(image, "review"))
     for _ in range(2):
         kit.decide("pass", image=1)
     assert [message.body["board_verdict"] for message in kit.published] == [None]

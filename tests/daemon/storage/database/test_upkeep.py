@@ -7,7 +7,7 @@ import pytest
 
 from daemon.storage.database import upkeep
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
-from tests.daemon.storage.database.store_parts import an_image, an_outcome
+from tests.daemon.storage.database.store_parts import a_verdict, an_image
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def fill(line, images: int, prefix: str = "i") -> None:
     """Write until the log is longer than what is left to the writer."""
     for start in range(0, images, 100):
         images = [an_image(f"{prefix}{start + n}", type="loose", serial=f"S{start}") for n in range(100)]
-        line.judge(*(an_outcome(image.inspection_id) for image in line.accept(*images)))
+        line.judge(*(a_verdict(image) for image in line.accept(*images)))
 
 
 def add_junk(connection: sqlite3.Connection) -> None:
