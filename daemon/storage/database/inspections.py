@@ -285,6 +285,8 @@ class ResultsBatch:
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
         paths = {copy.inspection_id: copy.image_path for copy in copies}
+        if not paths:
+            return
         for inspection_id, segment in _COPIED(self._tx.sql, ids=json.dumps(list(paths))):
             self._drop(inspection_id, segment)
         copied = [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
