@@ -49,7 +49,7 @@ from daemon.records import (
     ExpertVersion,
     Generation,
     Image,
-    Published,
+    Message,
     QueueSample,
     Verdict,
 )
@@ -512,7 +512,7 @@ class App:
         self._metrics.accepted(images)
         self._drive.accept(images)
 
-    def published(self, messages: list[Published]) -> None:
+    def published(self, messages: list[Message]) -> None:
         self._metrics.published(messages)
         self._results.publish(messages)
         self._alarms.published(messages)

@@ -258,7 +258,7 @@ class ExpertVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Message:
     """One message of the results stream: its topic, its `seq` and its JSON body (with `seq` inside)."""
 
     seq: int

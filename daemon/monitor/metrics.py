@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Published, Verdict
+from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Message, Verdict
 from daemon.wire.messages import Code
 from routing_rules.routes import VerdictName
 
@@ -130,7 +130,7 @@ class Metrics:
         if switch.cause != "startup":
             self._switches.labels(switch.device, switch.tier, switch.cause).inc()
 
-    def published(self, messages: Sequence[Published]) -> None:
+    def published(self, messages: Sequence[Message]) -> None:
         for message in messages:
             kind, _, _ = message.topic.partition("/")
             if kind == "inspection":

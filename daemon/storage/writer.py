@@ -24,7 +24,7 @@ from daemon.records import (
     Generation,
     Image,
     JournalKey,
-    Published,
+    Message,
     Verdict,
     WriteFailed,
 )
@@ -73,7 +73,7 @@ class WriterReports(Protocol):
     """Receiver of the writer's commits, called in its thread."""
 
     def accepted(self, images: list[Image]) -> None: ...
-    def published(self, messages: list[Published]) -> None: ...
+    def published(self, messages: list[Message]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
         """Report durable verdicts: source and payload bytes of each image."""
 
@@ -198,7 +198,7 @@ class Writer:
         except (SQLAlchemyError, OSError) as error:
             raise ControlError("not_stored", not_stored(error)) from None
 
-    def publish(self, messages: list[Published]) -> None:
+    def publish(self, messages: list[Message]) -> None:
         """Publish messages that a task has just made durable; within that task, so that their order is kept."""
         self._call(self._reports.published, messages)
 

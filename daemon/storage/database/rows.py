@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Pixels, Published, Verdict
+from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Message, Pixels, Verdict
 from daemon.units import utc_text, wall_seconds
 from experts.editions.edition import Edition
 
@@ -42,7 +42,7 @@ Result = Verdict | Generation | ExpertSwitch | ImageCopy
 class WrittenResults:
     """The effects of one transaction: messages by `seq`, (source, bytes) of what finished, copies to make."""
 
-    published: list[Published] = field(default_factory=list[Published])
+    published: list[Message] = field(default_factory=list[Message])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     done_texts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     #: Images that stay, and when they got their verdict.
@@ -154,7 +154,7 @@ def topic(kind: str, *parts: str) -> str:
     return "/".join((kind, *encoded, ""))
 
 
-def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequence[AnyRow]) -> Published:
+def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequence[AnyRow]) -> Message:
     """Render a row of `inspections` that has the board's `board_type`, `serial` and `attempt` too."""
     body = {
         "seq": row["seq"],
@@ -170,10 +170,10 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
         "rules_version": row["rules_version"],
         "edition": row["edition"],
     }
-    return Published(row["seq"], topic("inspection", row["board_type"], row["serial"]), body)
+    return Message(row["seq"], topic("inspection", row["board_type"], row["serial"]), body)
 
 
-def board_message(row: AnyRow) -> Published:
+def board_message(row: AnyRow) -> Message:
     body = {
         "seq": row["seq"],
         "at": row["completed_at"],
@@ -182,22 +182,22 @@ def board_message(row: AnyRow) -> Published:
         **{name: json.loads(row[name] or "[]") for name in ("failed", "review", "unknown", "missing")},
         **{name: row[name] for name in ("reason", "rules_version", "edition")},
     }
-    return Published(row["seq"], topic("board", row["board_type"], row["serial"]), body)
+    return Message(row["seq"], topic("board", row["board_type"], row["serial"]), body)
 
 
-def review_message(row: AnyRow) -> Published:
+def review_message(row: AnyRow) -> Message:
     """Render a row of `reviews` that has the columns of its board, and `component` and `designator` of its image."""
     body: Row = {"seq": row["seq"], **{name: row[name] for name in ("at", "review_id", "inspection_id")}}
     body |= {"board": _board(row), **{name: row[name] for name in ("component", "designator", "verdict", "defect")}}
     body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict", "epoch")}
-    return Published(row["seq"], topic("review", row["board_type"], row["serial"]), body)
+    return Message(row["seq"], topic("review", row["board_type"], row["serial"]), body)
 
 
-def generation_message(row: AnyRow) -> Published:
+def generation_message(row: AnyRow) -> Message:
     same = ("source", "model", "mode", "task", "text", "prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "total_ms")
     body: Row = {"seq": row["seq"], "at": row["completed_at"], "id": row["request_id"]}
     body |= {name: row[name] for name in (*same, "status", "reason")}
-    return Published(row["seq"], topic("generation", row["source"]), body)
+    return Message(row["seq"], topic("generation", row["source"]), body)
 
 
 def _journal_key(pending: AnyRow) -> JournalKey:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Published, Refused, Verdict
+from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
@@ -243,7 +243,7 @@ class Store:
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 
-    def review(self, decision: Decision, publish: Callable[[list[Published]], None] = lambda _: None) -> reviews.Review:
+    def review(self, decision: Decision, publish: Callable[[list[Message]], None] = lambda _: None) -> reviews.Review:
         """Write a person's decision, or its undoing, and `publish` it once durable. Raises ReviewRefusedError."""
         with self._transaction() as tx:
             review, message = reviews.append(tx, decision)

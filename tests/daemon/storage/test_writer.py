@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from daemon.records import Duplicate, Generation, Image, Pixels, Published, Verdict, WriteFailed
+from daemon.records import Duplicate, Generation, Image, Message, Pixels, Verdict, WriteFailed
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store
 from daemon.storage.journal import GROUP_IMAGES, Journal
@@ -38,7 +38,7 @@ class Running:
     store_options: dict[str, Any] = field(default_factory=dict)
     segment_bytes: int = 2**20
     accepted: list[Image] = field(default_factory=list)
-    published: list[Published] = field(default_factory=list)
+    published: list[Message] = field(default_factory=list)
     done: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.serving import Serving
-from daemon.records import BoardRef, Image, JournalKey, Pixels, Published, Stage, Verdict
+from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Stage, Verdict
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
@@ -149,10 +149,10 @@ class Line:
         assert len(accepted) == len(answers), answers
         return accepted
 
-    def judge(self, *verdicts: Verdict) -> list[Published]:
+    def judge(self, *verdicts: Verdict) -> list[Message]:
         return self.store.write(verdicts).published
 
-    def inspect(self, component: str, designator: str, verdict: VerdictName = "pass", **fields: Any) -> list[Published]:
+    def inspect(self, component: str, designator: str, verdict: VerdictName = "pass", **fields: Any) -> list[Message]:
         """Accept one image and judge it."""
         self.images += 1
         (image,) = self.accept(an_image(f"image-{self.images}", component, designator, **fields))

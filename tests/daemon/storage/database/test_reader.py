@@ -3,16 +3,16 @@
 import pytest
 from sqlalchemy import insert
 
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.database.rows import topic
 from daemon.storage.database.schema import generations
 from tests.daemon.storage.database.store_parts import Line, a_verdict, an_image
 
 
 @pytest.fixture
-def published(line: Line) -> list[Published]:
+def published(line: Line) -> list[Message]:
     """Messages of five boards, four images each, that the line has published."""
-    messages: list[Published] = []
+    messages: list[Message] = []
     for serial in range(5):
         for n, verdict in enumerate(("pass", "review", "fail", "unknown")):
             component, designator = ("R0402", f"R{n}") if n < 2 else ("QFP64", f"U{n - 1}")

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.reviews import Review, ReviewRefusedError
@@ -20,7 +20,7 @@ class Reviewed:
 
     def __init__(self, line: Line) -> None:
         self.line = line
-        self.published: list[Published] = []
+        self.published: list[Message] = []
 
     def board(self, *verdicts: str, serial: str = "S1", **board: object) -> int:
         """Judge one image of each verdict of a `tiny` board, or of a `mainboard-a` that its time limit closes."""
