@@ -65,7 +65,7 @@ def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(
 def test_a_second_outcome_of_an_image_changes_nothing(line):
     (accepted,) = line.accept(an_image("a"))
     assert len(line.judge(a_verdict(accepted, "fail"))) == 1
-    assert line.judge(a_verdict(accepted, "pass"), a_verdict(12345, "pass")) == []
+    assert line.judge(a_verdict(accepted, "pass"), a_verdict(an_image("b"), "pass")) == []
     assert [row["verdict"] for row in rows(line, "SELECT verdict FROM inspections")] == ["fail"]
 
 
