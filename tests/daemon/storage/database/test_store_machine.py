@@ -201,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         driver.set_authorizer(refuse)
         with pytest.raises(DatabaseError, match="not authorized"):
-            self.line.judge(a_verdict(image, "fail"))
+            self.line.judge(a_verdict(image.accepted, "fail"))
         driver.set_authorizer(None)
 
     @invariant()
