@@ -231,7 +231,7 @@ def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes
         assert waiting_rows
         for segment, offset, length, name in waiting_rows:
             payload = journal.read(JournalKey(segment, offset, length))
-            assert payload.startswith(f"image {name[1:]} ".encode())
+            assert payload.startswith(f"image {name} ".encode())
         journal.close()
 
 
