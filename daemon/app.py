@@ -44,14 +44,14 @@ from daemon.operations import Operations
 from daemon.policy.paper.assign import partition
 from daemon.policy.presets import Tuning, preset
 from daemon.records import (
-    Accepted,
     BatchDone,
     ExpertSwitch,
     ExpertVersion,
     Generation,
-    Outcome,
-    Published,
+    Image,
+    Message,
     QueueSample,
+    Verdict,
 )
 from daemon.shadow.shadows import Shadows
 from daemon.storage.claims import claim
@@ -208,7 +208,7 @@ class App:
         self._serving = Serving(self._edition_in_force(config, served))
         self._quarantine = Quarantine(config.quarantine, file_bytes)
         # Copies accepted images that could not be decoded out of the journal, on a thread of its own.
-        self._bad_images: Worker[tuple[Accepted, str]] = Worker(
+        self._bad_images: Worker[tuple[Image, str]] = Worker(
             "quarantine", lambda bad: self._quarantine.copy(*bad, self._journal.read)
         )
         self._writer = Writer(self._store, self._journal, self._serving, config.images, disk_space=self._disk_space)
@@ -440,7 +440,7 @@ class App:
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
             self._bad_images.put((image, reason))
-        self.finished([Outcome(image.inspection_id, "unknown", None, "bad_image", ()) for image, _ in self._poison])
+        self.finished([Verdict(image, "unknown", reason="bad_image") for image, _ in self._poison])
 
     def stop(
         self, goes_on: Callable[[int], bool] = lambda _: True, tell: Callable[[str], None] = lambda _: None
@@ -508,11 +508,11 @@ class App:
 
     # Reports of the drivers, each on its own thread: first to the counters, then to the driver that acts
 
-    def accepted(self, images: list[Accepted]) -> None:
+    def accepted(self, images: list[Image]) -> None:
         self._metrics.accepted(images)
         self._drive.accept(images)
 
-    def published(self, messages: list[Published]) -> None:
+    def published(self, messages: list[Message]) -> None:
         self._metrics.published(messages)
         self._results.publish(messages)
         self._alarms.published(messages)
@@ -524,12 +524,11 @@ class App:
     def judged(self, answers: list[Judged]) -> None:
         self._shadows.offer(answers)
 
-    def finished(self, outcomes: list[Outcome]) -> None:
-        self._metrics.finished(outcomes)
-        for outcome in outcomes:
-            self._writer.store_verdict(outcome)
+    def finished(self, verdicts: list[Verdict]) -> None:
+        self._metrics.finished(verdicts)
+        self._writer.store_verdicts(verdicts)
 
-    def bad_image(self, image: Accepted, reason: str) -> None:
+    def bad_image(self, image: Image, reason: str) -> None:
         self._bad_images.put((image, reason))
 
     def batch_done(self, batch: BatchDone) -> None:

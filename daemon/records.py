@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experts.spec import Detection
-from routing_rules.routes import Verdict
+from routing_rules.routes import VerdictName
 
 #: The most attributes of an attempt, and their bytes as UTF-8 JSON without spaces.
 MAX_ATTRIBUTES = 32
@@ -44,26 +44,47 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class SentImage:
-    """The fields of a checked `inspect` message. `captured_at` is UTC text with milliseconds."""
+class JournalKey:
+    """The place of an accepted image's bytes: segment number, byte offset of the payload, its length in bytes."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+#: Of an image whose bytes are not in the journal.
+_NOWHERE = JournalKey(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One picture of one component: as sent, then with its number and place; from `accepted` to its verdict one object.
+
+    Its payload travels beside it, and only until the journal has the bytes.
+    """
 
     source: str
     image_id: str
     board: BoardRef
     component: str
     designator: str
-    captured_at: str | None
-    deadline_ms: int | None
-    pixels: Pixels
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival(SentImage):
-    """An image with its payload; `connection` is for the order of writing, and not stored."""
-
-    payload: bytes
-    payload_sha256: str
-    connection: bytes
+    #: UTC text with milliseconds.
+    captured_at: str | None = None
+    deadline_ms: int | None = None
+    pixels: Pixels = Pixels()
+    #: Lower-case hex: as its publisher named it ("" if not), which the payload's scan confirms or fills in.
+    sha256: str = ""
+    #: Of an accepted image, by the transaction that `accepted` waits for: the number of its board's attempt, the
+    #: edition in which that began, and True if it was closed before.
+    inspection_id: int = 0
+    board_id: int = 0
+    attempt: int = 0
+    edition: int = 0
+    late: bool = False
+    key: JournalKey = _NOWHERE
+    accepted_wall_s: float = 0.0
+    #: Monotonic seconds; None for an image that a restart found: only its wall clock time is known.
+    accepted_s: float | None = field(default=None, compare=False)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -92,36 +113,7 @@ class WriteFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class JournalKey:
-    """The place of an accepted image's bytes: segment number, byte offset of the payload, its length in bytes."""
-
-    segment: int
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A durable image that waits for its verdict; `edition` is the one in which its board's attempt began."""
-
-    inspection_id: int
-    source: str
-    image_id: str
-    board_type: str
-    component: str
-    accepted_wall_s: float
-    deadline_ms: int | None
-    edition: int
-    key: JournalKey
-    pixels: Pixels
-    #: Monotonic seconds; None for an image that a restart found: only its wall clock time is known.
-    accepted_s: float | None = field(default=None, compare=False)
-    #: The number of its board's attempt, for the publisher.
-    attempt: int = field(default=1, compare=False)
-
-
-def accepted_at_s(item: "Accepted | Generation", clock_s: float, wall_s: float) -> float:
+def accepted_at_s(item: "Image | Generation", clock_s: float, wall_s: float) -> float:
     """Return when an image or a request was accepted, on the clock that shows `clock_s` now.
 
     After a restart in between only the wall clock tells; if that was set back, the downtime is not counted.
@@ -152,14 +144,14 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of one image: what is written, once, with its `seq`. `reason` is None for a judged image."""
+class Verdict:
+    """The end of one image, written once and published from this alone. `reason` is None for a judged image."""
 
-    inspection_id: int
-    verdict: Verdict
-    defect: str | None
-    reason: str | None
-    stages: tuple[Stage, ...]
+    image: Image
+    verdict: VerdictName
+    defect: str | None = None
+    reason: str | None = None
+    stages: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +258,7 @@ class ExpertVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Message:
     """One message of the results stream: its topic, its `seq` and its JSON body (with `seq` inside)."""
 
     seq: int

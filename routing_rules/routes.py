@@ -162,13 +162,13 @@ def for_component(first: Step, component: str) -> Step:
     return filled[id(first)]
 
 
-Verdict = Literal["pass", "fail", "review", "unknown"]
+VerdictName = Literal["pass", "fail", "review", "unknown"]
 
 #: Worst first: a board, or a chain of stages, takes the worst verdict among its parts (PROTOCOL.md, Boards).
-SEVERITY: tuple[Verdict, ...] = ("fail", "unknown", "review", "pass")
+SEVERITY: tuple[VerdictName, ...] = ("fail", "unknown", "review", "pass")
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[VerdictName]) -> VerdictName:
     """Return the verdict that wins among `verdicts` (not empty): fail, then unknown, then review, then pass."""
     return min(verdicts, key=SEVERITY.index)
 
@@ -188,7 +188,7 @@ class Seen(Protocol):
 class Judgement:
     """The verdict of a chain so far, the defect it names, and the next step (None: the chain ends)."""
 
-    verdict: Verdict
+    verdict: VerdictName
     defect: str | None
     next: Step | None
 
@@ -289,7 +289,7 @@ def threshold(thresholds: tuple[tuple[str, float], ...], label: str) -> float | 
 
 def _required(
     requirement: Requirement, detections: Sequence[Seen], image_size: tuple[int, int] | None
-) -> tuple[Verdict, str]:
+) -> tuple[VerdictName, str]:
     """Compare the count with the requirement; return a verdict and the name of the defect.
 
     Boxes below the confidence may or may not be there, so the true count lies between the certain ones and all of them:
@@ -359,7 +359,7 @@ class AlarmRule:
     """A condition on finished images. `within` is a number, its unit (boards, images or seconds), and its text."""
 
     name: str
-    verdict: Verdict
+    verdict: VerdictName
     count: int
     same: tuple[str, ...]
     component: str | None

@@ -11,7 +11,7 @@ from daemon.dispatch.pool import Fault
 from daemon.line.serving import Serving
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
-from daemon.records import Accepted, Outcome, Stage, accepted_at_s
+from daemon.records import Image, Stage, Verdict, accepted_at_s
 from experts.spec import Answer, ExpertId, ExpertSpec, name_of, resident_in
 from routing_rules.routes import Judgement, Step, judge
 
@@ -24,14 +24,14 @@ MAX_LOSSES = 3
 
 
 #: An answer that counts: its image, the number of its stage and step, and the judgement before and after it.
-Judged = tuple[Accepted, int, Step, Judgement | None, Judgement]
+Judged = tuple[Image, int, Step, Judgement | None, Judgement]
 
 
 @dataclass(slots=True, eq=False)
 class Chain:
     """One image on its way: the expert it waits for, and the answers so far."""
 
-    image: Accepted
+    image: Image
     #: That of its edition.
     catalog: Mapping[ExpertId, ExpertSpec]
     step: Step
@@ -70,8 +70,8 @@ class Chains:
         self._scheduler, self._serving = scheduler, serving
         #: What the drive reports once a turn, and empties.
         self.judged: list[Judged] = []
-        self.bad_images: list[tuple[Accepted, str]] = []
-        self.outcomes: list[Outcome] = []
+        self.bad_images: list[tuple[Image, str]] = []
+        self.verdicts: list[Verdict] = []
         self._may_wait_s = _PARKED_FACTOR * hang_after_s
         self._clock, self._wall = clock, wall
         self._chains: dict[RequestId, Chain] = {}
@@ -137,12 +137,12 @@ class Chains:
 
     # From expert to expert
 
-    def admit(self, images: Iterable[Accepted]) -> None:
+    def admit(self, images: Iterable[Image]) -> None:
         for image in images:
             served = self._serving.get(image.edition)
-            step = None if served is None else served.routes.first_step(image.board_type, image.component)
+            step = None if served is None else served.routes.first_step(image.board.type, image.component)
             if served is None or step is None:
-                self._finish(Outcome(image.inspection_id, "unknown", None, "edition_gone", ()))
+                self._finish(Verdict(image, "unknown", reason="edition_gone"))
                 continue
             deadline_s = None
             if image.deadline_ms is not None:
@@ -168,7 +168,7 @@ class Chains:
             chain.step, chain.failures = judged.next, 0
             self._ask(chain)
         else:
-            self._finish(Outcome(chain.image.inspection_id, judged.verdict, judged.defect, None, tuple(chain.stages)))
+            self._finish(Verdict(chain.image, judged.verdict, judged.defect, stages=tuple(chain.stages)))
 
     def unanswered(self, request: Request, fault: Fault, *, is_device_error: bool, is_lost: bool) -> None:
         """End the image, or retry it if its device failed or its bytes could not be read this time."""
@@ -299,8 +299,8 @@ class Chains:
 
     def _end(self, chain: Chain, reason: str) -> None:
         """End an image that was not judged to its end: it is never a pass. The stages that ran are kept."""
-        self._finish(Outcome(chain.image.inspection_id, "unknown", None, reason, tuple(chain.stages)))
+        self._finish(Verdict(chain.image, "unknown", reason=reason, stages=tuple(chain.stages)))
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, verdict: Verdict) -> None:
         self.completed += 1
-        self.outcomes.append(outcome)
+        self.verdicts.append(verdict)

@@ -26,7 +26,7 @@ from daemon.policy.actions import Run, Wait
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.predict import expert_facts
 from daemon.policy.request import ExpertFacts, PoolId, device_of
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Outcome, QueueSample, Stage
+from daemon.records import BatchDone, ExpertSwitch, Image, QueueSample, Stage, Verdict
 from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, name_of, resident_in
 
@@ -49,7 +49,7 @@ class DriveCall(Generic[R]):
 
 
 #: None: stop.
-Event = tuple[Accepted, ...] | Batch | LoadEnd | DriveCall[Any] | None
+Event = tuple[Image, ...] | Batch | LoadEnd | DriveCall[Any] | None
 
 
 class Events:
@@ -85,8 +85,8 @@ class DriveReports(Protocol):
     """Called on the drive's thread; none may block. A turn's answers and outcomes come together."""
 
     def judged(self, answers: list[Judged]) -> None: ...
-    def finished(self, outcomes: list[Outcome]) -> None: ...
-    def bad_image(self, image: Accepted, reason: str) -> None: ...
+    def finished(self, verdicts: list[Verdict]) -> None: ...
+    def bad_image(self, image: Image, reason: str) -> None: ...
     def batch_done(self, batch: BatchDone) -> None: ...
     def switched(self, switch: ExpertSwitch) -> None: ...
     def sampled(self, sample: QueueSample) -> None: ...
@@ -165,7 +165,7 @@ class Drive:
         self._reports = reports
         self._work.start()
 
-    def accept(self, images: Sequence[Accepted]) -> None:
+    def accept(self, images: Sequence[Image]) -> None:
         self._events.put(tuple(images))
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,14 +277,14 @@ class Drive:
 
     def _report(self) -> None:
         chains = self._chains
-        judged, bad_images, outcomes = chains.judged, chains.bad_images, chains.outcomes
-        chains.judged, chains.bad_images, chains.outcomes = [], [], []
+        judged, bad_images, verdicts = chains.judged, chains.bad_images, chains.verdicts
+        chains.judged, chains.bad_images, chains.verdicts = [], [], []
         if judged:
             self._reports.judged(judged)
-        for image, reason in bad_images:  # before its outcome, after which the journal may delete its bytes
+        for image, reason in bad_images:  # before its verdict, after which the journal may delete its bytes
             self._reports.bad_image(image, reason)
-        if outcomes:
-            self._reports.finished(outcomes)
+        if verdicts:
+            self._reports.finished(verdicts)
 
     def _loop(self) -> None:
         until_s: float | None = self._clock()

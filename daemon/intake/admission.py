@@ -6,9 +6,9 @@ No sockets and no threads here: only the intake thread may call it, except for `
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,16 +16,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from daemon.config.settings import Limits
 from daemon.intake.backlog import Accounts, Backlog, Peer
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, BoardRef, Duplicate, Generation, Pixels, Refused, SentImage, WriteFailed
+from daemon.records import BoardRef, Duplicate, Generation, Image, Pixels, Refused, WriteFailed
 from daemon.storage.quarantine import Quarantine
-from daemon.wire.messages import VERSION, Answer, Code, Hello, Inspect, Message, MessageError, answer, parse
+from daemon.wire.messages import VERSION, Answer, Code, Hello, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision.structure import MAX_STEPS, check_structure
 from routing_rules.routes import Routes
 
 T = TypeVar("T")
 
-_SENT = tuple(field.name for field in fields(SentImage))
 #: A publisher retries soon after a failed write; its own back-off spaces further ones.
 _FAILED_RETRY_MS = 500
 #: Larger payloads, and those with more parts, are scanned in another thread: the intake's turns stay short.
@@ -34,7 +33,7 @@ _MANY_STEPS = 2000
 
 #: The writer's reply to an image: accepted, the earlier image with the same key, why its edition cannot route it, or
 #: the reason of a failure.
-Stored = Accepted | Duplicate | Refused | WriteFailed
+Stored = Image | Duplicate | Refused | WriteFailed
 
 
 class Reader(Protocol):
@@ -45,10 +44,10 @@ class Reader(Protocol):
     def last_seq(self) -> int: ...
 
 
-class ArrivalWriter(Protocol):
-    """Makes arrivals durable; `reply` is called once, from another thread."""
+class ImageWriter(Protocol):
+    """Makes images durable, fairly by source and `connection`; `reply` is called once, from another thread."""
 
-    def store_image(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None: ...
+    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Callable[[Stored], None]) -> None: ...
 
 
 TextStored = Generation | Duplicate | WriteFailed
@@ -94,21 +93,16 @@ def refusal(message: Message, code: Code, reason: str) -> MessageError:
     return MessageError(code, reason, message.image_id, message.source)
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The name of an image or of a request for text: one of each may have the same source and id."""
-
-    kind: Literal["image", "request"]
-    source: str
-    id: str
+#: The name of an image or of a request for text: one of each may have the same source and id.
+Key = tuple[type, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadScan:
-    """A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound."""
+def _key(message: Image | Generation) -> Key:
+    return type(message), message.source, message.image_id
 
-    sha256: str
-    flaw: ImageHeaderError | None
+
+#: A payload's sha256 (lower-case hex), and the flaw of its structure; None if it is sound.
+PayloadScan = tuple[str, ImageHeaderError | None]
 
 
 def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int = MAX_STEPS) -> PayloadScan:
@@ -118,19 +112,11 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
         check_structure(payload, max_pixels, max_steps, raw_shape=pixels.shape)
     except ImageHeaderError as error:
         flaw = error.with_traceback(None)  # it outlives this call, and must not keep the payload alive
-    return PayloadScan(hashlib.sha256(payload).hexdigest(), flaw)
+    return hashlib.sha256(payload).hexdigest(), flaw
 
 
-@dataclass(slots=True)
-class _InFlight:
-    """A message at the writer, and its repetitions: with the `content` of each, as `Duplicate` has it."""
-
-    peer: Peer
-    content: object
-    size_bytes: int
-    since_s: float = field(default_factory=time.monotonic)
-    repeated: list[tuple[Peer, object]] = field(default_factory=list)
-
+#: A message at the writer, then its repetitions: with the `content` of each, as `Duplicate` has it.
+_InFlight = list[tuple[Peer, object]]
 
 #: Answers that a reply of another thread makes possible, worked out in the intake thread.
 Reply = Callable[[], list[tuple[Peer, Answer]]]
@@ -149,7 +135,7 @@ class Admission(Accounts):
         limits: Limits,
         serving: Serving,
         reader: Reader,
-        writer: ArrivalWriter,
+        writer: ImageWriter,
         backlog: Backlog,
         quarantine: Quarantine,
         server: str = "coserve",
@@ -183,12 +169,12 @@ class Admission(Accounts):
             return self._rejected(error)
         return message, payload or b""
 
-    def take(self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> Answer | None:
+    def take(self, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> Answer | None:
         """Return the answer; None if a reply of another thread will give it."""
         return self._answer(message, lambda: self._handle(peer, message, payload))
 
     def _scanned(
-        self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None
+        self, peer: Peer, message: Image, payload: bytes, scan: PayloadScan | None
     ) -> list[tuple[Peer, Answer]]:
         """Continue with an image whose payload another thread has scanned; `scan` is None if that failed."""
         self.memory.leave(message.source, len(payload))
@@ -225,9 +211,9 @@ class Admission(Accounts):
         self._is_unread = reason is not None
         return None if reason is None else self.busy(message, reason, _FAILED_RETRY_MS)
 
-    def _handle(self, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> Answer | None:
+    def _handle(self, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> Answer | None:
         match message:
-            case Inspect():
+            case Image():
                 if _LARGE_BYTES < len(payload) <= self.limits.max_payload_bytes:
                     return self._scan_elsewhere(peer, message, payload)
                 try:
@@ -239,36 +225,39 @@ class Admission(Accounts):
             case Hello():
                 return self._welcome(message)
 
-    def _settle(self, key: Key, result: Stored | TextStored) -> list[tuple[Peer, Answer]]:
-        flight = self._in_flight.pop(key, None)
-        if flight is None:
-            self._log.error("reply_without_message", source=key.source, id=key.id)
+    def _settle(
+        self, message: Image | Generation, size_bytes: int, since_s: float, result: Stored | TextStored
+    ) -> list[tuple[Peer, Answer]]:
+        """Answer a message and its repetitions, which waited for the writer since `since_s`."""
+        key, source = message.image_id, message.source
+        everyone = self._in_flight.pop(_key(message), [])
+        if not everyone:
+            self._log.error("reply_without_message", source=source, id=key)
             return []
-        everyone = [(flight.peer, flight.content), *flight.repeated]
-        self.memory.leave(key.source, flight.size_bytes)
+        self.memory.leave(source, size_bytes)
         for peer, _ in everyone:
             self.answered(peer)
-        credit = self.credit(key.source)
-        if isinstance(result, Accepted | Generation):
+        credit = self.credit(source)
+        (sender, first), *others = everyone
+        if isinstance(result, Image | Generation):
             fields = {}
-            if isinstance(result, Accepted):
-                self._on_stored(time.monotonic() - flight.since_s)
+            if isinstance(result, Image):
+                self._on_stored(time.monotonic() - since_s)
                 fields = {"attempt": result.attempt, "edition": result.edition}
-            answers = [(flight.peer, answer("accepted", key.id, key.source, credit, **fields))]
-            first, others = flight.content, flight.repeated
+            answers = [(sender, answer("accepted", key, source, credit, **fields))]
         else:
-            self.backlog.leave(key.source, flight.size_bytes)
+            self.backlog.leave(source, size_bytes)
             if isinstance(result, WriteFailed):
-                reason = f"the {key.kind} could not be stored: {result.reason}"
-                again = answer("busy", key.id, key.source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
+                kind = "image" if isinstance(message, Image) else "request"
+                reason = f"the {kind} could not be stored: {result.reason}"
+                again = answer("busy", key, source, credit, retry_after_ms=_FAILED_RETRY_MS, reason=reason)
                 return [(peer, again) for peer, _ in everyone]
             if isinstance(result, Refused):
-                no = answer("rejected", key.id, key.source, credit, code=result.code, reason=result.reason)
+                no = answer("rejected", key, source, credit, code=result.code, reason=result.reason)
                 return [(peer, no) for peer, _ in everyone]
-            answers, others = [], everyone
-            first = result.content
+            answers, first, others = [], result.content, everyone
         for peer, content in others:
-            answers.append((peer, answer("duplicate", key.id, key.source, credit, differs=content != first)))
+            answers.append((peer, answer("duplicate", key, source, credit, differs=content != first)))
         return answers
 
     def _rejected(self, error: MessageError) -> Answer:
@@ -290,10 +279,10 @@ class Admission(Accounts):
             **self._identity,
         )
 
-    def _scan_elsewhere(self, peer: Peer, message: Inspect, payload: bytes) -> Answer | None:
+    def _scan_elsewhere(self, peer: Peer, message: Image, payload: bytes) -> Answer | None:
         """Check all but the payload, then ask for its scan; the payload waits in memory, as other images do."""
-        key = Key("image", message.source, message.image_id)
-        if key not in self._in_flight and self._reader.find(key.source, key.id) is None:
+        is_new = _key(message) not in self._in_flight
+        if is_new and self._reader.find(message.source, message.image_id) is None:
             self._check_rules(message)
             busy = self.refuse_for_now(peer, message)
             if busy is not None:
@@ -314,72 +303,70 @@ class Admission(Accounts):
         self.scan_elsewhere(scan)
         return None
 
-    def _inspect(self, peer: Peer, message: Inspect, payload: bytes, scan: PayloadScan | None) -> Answer | None:
+    def _inspect(self, peer: Peer, message: Image, payload: bytes, scan: PayloadScan | None) -> Answer | None:
         """Accept an image; `scan` is its payload's, if there is one. LongWalkError if a scan takes too long here."""
-        key = Key("image", message.source, message.image_id)
-        flight = self._in_flight.get(key)
-        if flight is not None:
-            return self._repeat(peer, message, (scan or self._scan(message, payload)).sha256, flight)
-        known = self._reader.find(key.source, key.id)
-        if known is not None:
-            differs = known != (scan or self._scan(message, payload)).sha256
-            return self._duplicate(message, differs=differs)
+        if (flight := self._in_flight.get(_key(message))) is not None:
+            sha256, _ = scan or self._scan(message, payload)
+            return self._repeat(peer, message, sha256, flight)
+        if (known := self._reader.find(message.source, message.image_id)) is not None:
+            sha256, _ = scan or self._scan(message, payload)
+            return self._duplicate(message, differs=known != sha256)
         self._check_rules(message)
         sha256 = self._check_payload(message, payload, scan)
-        sent = {name: getattr(message, name) for name in _SENT}
-        arrival = Arrival(**sent, payload=payload, payload_sha256=sha256, connection=peer.identity)
-        flight = _InFlight(peer, arrival.payload_sha256, len(payload))
-        return self._store(message, key, flight, partial(self._writer.store_image, arrival))
+        image = message if message.sha256 else replace(message, sha256=sha256)
+        write = partial(self._writer.store_image, image, payload, peer.identity)
+        return self._store(peer, message, sha256, len(payload), write)
 
     def _generate(self, peer: Peer, request: Generation) -> Answer | None:
         texts = self._texts
         if texts is None:
             raise refusal(request, "unknown_model", "the configuration names no model")
-        key = Key("request", request.source, request.request_id)
-        if (flight := self._in_flight.get(key)) is not None:
+        if (flight := self._in_flight.get(_key(request))) is not None:
             return self._repeat(peer, request, request.content, flight)
-        if (known := texts.reader.find_text(key.source, key.id)) is not None:
+        if (known := texts.reader.find_text(request.source, request.request_id)) is not None:
             return self._duplicate(request, differs=known.content != request.content)
         texts.check(request, self._serving.current.routes)
-        flight = _InFlight(peer, request.content, request.size_bytes)
-        return self._store(request, key, flight, partial(texts.writer.store_generation, request))
+        write = partial(texts.writer.store_generation, request)
+        return self._store(peer, request, request.content, request.size_bytes, write)
 
     def _store(
         self,
-        message: Inspect | Generation,
-        key: Key,
-        flight: _InFlight,
+        peer: Peer,
+        message: Image | Generation,
+        content: object,
+        size_bytes: int,
         write: Callable[[Callable[[Stored | TextStored], None]], None],
     ) -> Answer | None:
-        busy = self.enter(flight.peer, message, flight.size_bytes)
+        busy = self.enter(peer, message, size_bytes)
         if busy is not None:
             return busy
-        self._in_flight[key] = flight
-        self.count_unanswered(flight.peer)
+        self._in_flight[_key(message)] = [(peer, content)]
+        self.count_unanswered(peer)
+        settle = partial(self._settle, message, size_bytes, time.monotonic())
         try:
-            write(lambda result: self.post(lambda: self._settle(key, result)))
+            write(lambda result: self.post(lambda: settle(result)))
         except Exception as error:  # noqa: BLE001 - this message is not durable
             self._log.exception("writer_refused", source=message.source, id=message.image_id)
-            return self._settle(key, WriteFailed(str(error)))[0][1]
+            return settle(WriteFailed(str(error)))[0][1]
         return None
 
-    def _duplicate(self, message: Inspect | Generation, *, differs: bool) -> Answer:
+    def _duplicate(self, message: Image | Generation, *, differs: bool) -> Answer:
         return answer("duplicate", message.image_id, message.source, self.credit(message.source), differs=differs)
 
-    def _scan(self, message: Inspect, payload: bytes) -> PayloadScan:
+    def _scan(self, message: Image, payload: bytes) -> PayloadScan:
         if len(payload) > self.limits.max_payload_bytes:
-            return PayloadScan("", None)  # no stored image is as large
+            return "", None  # no stored image is as large
         return scan_payload(payload, message.pixels, self.limits.max_pixels, _MANY_STEPS)
 
-    def _repeat(self, peer: Peer, message: Inspect | Generation, content: object, flight: _InFlight) -> Answer | None:
+    def _repeat(self, peer: Peer, message: Image | Generation, content: object, flight: _InFlight) -> Answer | None:
         """Answer a second copy of a message together with the first, which may still fail to reach the disk."""
         if self.is_over_credit(peer):
             return self.over_credit(message)
-        flight.repeated.append((peer, content))
+        flight.append((peer, content))
         self.count_unanswered(peer)
         return None
 
-    def _check_rules(self, message: Inspect) -> None:
+    def _check_rules(self, message: Image) -> None:
         """Refuse early what the board's edition cannot route; the transaction that takes the image decides."""
         problem = self._routes_of(message.board).refusal(message.board.type, message.component, message.designator)
         if problem is not None:
@@ -392,19 +379,19 @@ class Admission(Accounts):
         served = None if edition is None else self._serving.get(edition)
         return (served or self._serving.current).routes
 
-    def _check_payload(self, message: Inspect, payload: bytes, scan: PayloadScan | None) -> str:
+    def _check_payload(self, message: Image, payload: bytes, scan: PayloadScan | None) -> str:
         if not payload:
             raise refusal(message, "bad_image", "the payload is missing or empty")
         if len(payload) > self.limits.max_payload_bytes:
             reason = f"the payload has {len(payload)} bytes, at most {self.limits.max_payload_bytes} are taken"
             raise refusal(message, "too_large", reason)
-        scan = scan or self._scan(message, payload)
-        if scan.flaw is not None:
-            if scan.flaw.code == "bad_image":
-                self._quarantine.keep(message.source, message.image_id, payload, scan.flaw.reason)
-            raise refusal(message, scan.flaw.code, scan.flaw.reason)
-        if message.sha256 is not None and message.sha256 != scan.sha256:
-            reason = f"the payload's sha256 is {scan.sha256}, not the one in the header"
+        sha256, flaw = scan or self._scan(message, payload)
+        if flaw is not None:
+            if flaw.code == "bad_image":
+                self._quarantine.keep(message.source, message.image_id, payload, flaw.reason)
+            raise refusal(message, flaw.code, flaw.reason)
+        if message.sha256 not in ("", sha256):
+            reason = f"the payload's sha256 is {sha256}, not the one in the header"
             self._quarantine.keep(message.source, message.image_id, payload, reason)
             raise refusal(message, "bad_image", reason)
-        return scan.sha256
+        return sha256

@@ -7,13 +7,13 @@ a method says "any thread".
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from daemon.config.settings import Limits
-from daemon.records import Generation
-from daemon.wire.messages import Answer, Inspect, Message, answer
+from daemon.records import Generation, Image
+from daemon.wire.messages import Answer, Message, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Backlog:
         self._limits = limits
         self._all = _Load()
         self._sources: dict[str, _Source] = {}
-        self._connections: dict[Hashable, _Load] = {}
+        self._connections: defaultdict[Hashable, _Load] = defaultdict(_Load)
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
 
@@ -146,16 +146,16 @@ class Backlog:
                 assert theirs.bytes == sum(load.bytes for load in sent), "bytes of a connection differ"
 
     def _add(self, source: str, size_bytes: int, connection: Hashable) -> None:
-        mine = self._sources.setdefault(source, _Source(connection=connection))
+        mine = self._sources.get(source) or self._sources.setdefault(source, _Source(connection=connection))
         mine.add(size_bytes)
-        self._connections.setdefault(mine.connection, _Load()).add(size_bytes)
+        self._connections[mine.connection].add(size_bytes)
         self._all.add(size_bytes)
 
     def _full(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
         limits = self._limits
-        mine = self._sources.get(source, _Source(connection=connection))
         if self._all.images == 0:
             return None
+        mine = self._sources.get(source) or _Source(connection=connection)
         if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
             over = mine.images - limits.source_images
             reason = f"source {source} has {mine.images} images and {mine.bytes} bytes waiting for {self._waits_for}"
@@ -172,7 +172,7 @@ class Backlog:
 
         A flood over many connections counts once, and so does a connection that invents sources.
         """
-        limits, theirs = self._limits, self._connections.get(mine.connection, _Load())
+        limits, theirs = self._limits, self._connections.get(mine.connection) or _Load()
         sources = len(self._sources) + (mine.images == 0)
         sharers = min(sources, len(self._connections) + (theirs.images == 0))
         if theirs.images > mine.images:  # several sources, so no quota bounds it: leave room for another connection
@@ -282,7 +282,7 @@ class Accounts:
 
     # Room
 
-    def enter(self, peer: Peer, message: Inspect | Generation, size_bytes: int) -> Answer | None:
+    def enter(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
         """Count a message into memory and backlog and return None, or return its `busy`."""
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
@@ -298,13 +298,13 @@ class Accounts:
         self.backlog.add(*image)
         return None
 
-    def refuse_for_now(self, peer: Peer, message: Inspect | Generation) -> Answer | None:
+    def refuse_for_now(self, peer: Peer, message: Image | Generation) -> Answer | None:
         """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
 
-    def enter_memory(self, peer: Peer, message: Inspect | Generation, size_bytes: int) -> Answer | None:
+    def enter_memory(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
         full = self.memory.enter(message.source, size_bytes, peer.identity)
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)

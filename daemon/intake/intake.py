@@ -6,7 +6,6 @@ What takes long (catching up, scans of large payloads) is done by other threads,
 import termios
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -16,10 +15,10 @@ from daemon.host.worker import Worker
 from daemon.intake.admission import Admission, Reply
 from daemon.intake.backlog import Peer
 from daemon.intake.catch_up import CatchUps, Page, ResultsReader
-from daemon.records import Generation
+from daemon.records import Generation, Image
 from daemon.wire.connection_guard import ConnectionLimits, waiting_bytes
 from daemon.wire.fair_queue import FairQueue
-from daemon.wire.messages import MAGIC, Answer, Hello, Inspect, ResultsSince, results_answer, split_envelope
+from daemon.wire.messages import MAGIC, Answer, Hello, ResultsSince, results_answer, split_envelope
 from daemon.wire.socket_thread import Binding, Mailbox, Socket, SocketThread
 from daemon.wire.sockets import ServerKeys
 
@@ -60,19 +59,14 @@ _MESSAGES_PER_PEER = 2
 _MIN_UNFINISHED_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A message, or the rejection of a malformed one. Without `payload` there was no memory: answer `busy`."""
+#: A message, or the rejection of a malformed one. Without payload there was no memory: answer `busy`.
+_Waiting = tuple[Peer, Image | Generation | Hello | Answer, bytes | None]
 
-    peer: Peer
-    message: Inspect | Generation | Hello | Answer
-    payload: bytes | None
 
-    @property
-    def names(self) -> Sequence[Hashable]:
-        """The names that share fairly: connection and source."""
-        source = None if isinstance(self.message, Answer) else self.message.source
-        return (self.peer.identity,) if source is None else (self.peer.identity, source)
+def _sharers(peer: Peer, message: Image | Generation | Hello | Answer) -> Sequence[Hashable]:
+    """Return the names that share fairly: connection and source."""
+    source = None if isinstance(message, Answer) else message.source
+    return (peer.identity,) if source is None else (peer.identity, source)
 
 
 class Intake:
@@ -163,7 +157,8 @@ class Intake:
                 self._log.exception("intake_turn_failed")
                 time.sleep(_FAILED_TURN_S)
         while len(self._waiting):
-            self._refuse(router, self._waiting.take(), _STOPS, _STOPPED_RETRY_MS)
+            peer, message, _ = self._waiting.take()
+            self._refuse(router, peer, message, _STOPS, _STOPPED_RETRY_MS)
         poller.unregister(router)
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
@@ -214,26 +209,26 @@ class Intake:
         if isinstance(message, ResultsSince):
             self._catch_up(router, peer, message, fd)
             return
-        waiting = _Waiting(peer, message, payload)
-        self._waiting.add(waiting.names, waiting, len(payload))
+        self._waiting.add(_sharers(peer, message), (peer, message, payload), len(payload))
         while self._waiting.bytes > max(len(payload), self._admission.limits.in_memory // 2):
-            self._waiting.drop_payload(lambda waiting: replace(waiting, payload=None))
+            self._waiting.drop_payload(lambda waiting: (*waiting[:2], None))
         if len(self._waiting) > _WAITING_MESSAGES:
-            self._refuse(router, self._waiting.shed(), _CROWDED, _CROWDED_RETRY_MS)
+            peer, message, _ = self._waiting.shed()
+            self._refuse(router, peer, message, _CROWDED, _CROWDED_RETRY_MS)
 
     def _carry_out(self, router: Socket) -> None:
         until_s = time.monotonic() + _TURN_S
         while len(self._waiting) and self._earn_refusals():
-            waiting = self._waiting.take()
-            if waiting.payload is None or isinstance(waiting.message, Answer):
+            peer, message, payload = self._waiting.take()
+            if payload is None or isinstance(message, Answer):
                 self._may_refuse -= 1
-                self._refuse(router, waiting, _CROWDED, _CROWDED_RETRY_MS)
+                self._refuse(router, peer, message, _CROWDED, _CROWDED_RETRY_MS)
             else:
-                self._admit(router, waiting.peer, waiting.message, waiting.payload)
+                self._admit(router, peer, message, payload)
             if time.monotonic() > until_s:
                 return
 
-    def _admit(self, router: Socket, peer: Peer, message: Inspect | Generation | Hello, payload: bytes) -> None:
+    def _admit(self, router: Socket, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> None:
         answer = self._admission.take(peer, message, payload)
         if answer is not None:
             self._may_refuse -= 1
@@ -246,10 +241,16 @@ class Intake:
         self._may_refuse = min(_REFUSALS_AT_ONCE, self._may_refuse + earned)
         return self._may_refuse >= 1
 
-    def _refuse(self, router: Socket, waiting: _Waiting, reason: str, retry_after_ms: int) -> None:
-        message = waiting.message
+    def _refuse(
+        self,
+        router: Socket,
+        peer: Peer,
+        message: Image | Generation | Hello | Answer,
+        reason: str,
+        retry_after_ms: int,
+    ) -> None:
         busy = message if isinstance(message, Answer) else self._admission.busy(message, reason, retry_after_ms)
-        self._send(router, waiting.peer, busy)
+        self._send(router, peer, busy)
 
     def _send_replies(self, router: Socket) -> None:
         for reply in self._mailbox.take_all():

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from daemon.line.serving import Serving
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.database.reader import ResultsReader
 from daemon.units import count_text, utc_text, wall_seconds
 from daemon.wire.messages import encode
@@ -126,7 +126,7 @@ class Alarms:
         self._every_10_s, self._called_s = every_10_s, time.monotonic()
         self._seq, self._written = 0, b""
         self._watches: dict[AlarmRule, AlarmWatch] = {}
-        self._messages: deque[Published] = deque(maxlen=_WAITING)
+        self._messages: deque[Message] = deque(maxlen=_WAITING)
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
         self._thread = threading.Thread(target=self._run, name="alarms")
@@ -144,7 +144,7 @@ class Alarms:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def published(self, messages: Sequence[Published]) -> None:
+    def published(self, messages: Sequence[Message]) -> None:
         """Take durable messages, in the order of `seq`. Any thread."""
         self._messages.extend(messages)
 

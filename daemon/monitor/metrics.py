@@ -20,9 +20,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import Accepted, BatchDone, ExpertSwitch, Generation, Outcome, Published
+from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Message, Verdict
 from daemon.wire.messages import Code
-from routing_rules.routes import Verdict
+from routing_rules.routes import VerdictName
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -79,7 +79,7 @@ class Metrics:
             self._verdicts.labels(verdict, "")
         for reason in _REASONS:
             self._verdicts.labels("unknown", reason)
-        for verdict in get_args(Verdict):
+        for verdict in get_args(VerdictName):
             self._boards.labels(verdict, "complete")
             self._boards.labels(verdict, "time_limit")
             self._reviews.labels(verdict)
@@ -104,7 +104,7 @@ class Metrics:
 
     # Images
 
-    def accepted(self, images: Sequence[Accepted]) -> None:
+    def accepted(self, images: Sequence[Image]) -> None:
         self.accepted_count += len(images)
         self._accepted.inc(len(images))
 
@@ -113,8 +113,8 @@ class Metrics:
         if code is not None:
             self._rejects.labels(code).inc()
 
-    def finished(self, outcomes: Sequence[Outcome]) -> None:
-        for step, stage in (each for outcome in outcomes for each in enumerate(outcome.stages)):
+    def finished(self, verdicts: Sequence[Verdict]) -> None:
+        for step, stage in (each for verdict in verdicts for each in enumerate(verdict.stages)):
             where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
             self._queued_at(*where).observe(stage.queued_ms / 1000)
 
@@ -130,7 +130,7 @@ class Metrics:
         if switch.cause != "startup":
             self._switches.labels(switch.device, switch.tier, switch.cause).inc()
 
-    def published(self, messages: Sequence[Published]) -> None:
+    def published(self, messages: Sequence[Message]) -> None:
         for message in messages:
             kind, _, _ = message.topic.partition("/")
             if kind == "inspection":

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from daemon.host.children import Children, ChildSpec
-from daemon.records import Accepted
+from daemon.records import Image
 from daemon.shadow.comparison import add_answers, outcome_text
 from daemon.storage.writer import Writer
 from experts.editions.edition import EditionError
@@ -43,7 +43,7 @@ _HUNG_AFTER_S = 600.0
 class ShadowImage(NamedTuple):
     """An image that an expert answered at a step, with the judgement before and after; `version` is in shadow."""
 
-    image: Accepted
+    image: Image
     version: str
     number: int
     step: Step
@@ -85,7 +85,7 @@ class Shadows:
         self._problems: dict[str, str] = {}
         self._log: Any = structlog.get_logger("shadow")
 
-    def offer(self, answers: Iterable[tuple[Accepted, int, Step, Judgement | None, Judgement]]) -> None:
+    def offer(self, answers: Iterable[tuple[Image, int, Step, Judgement | None, Judgement]]) -> None:
         for image, number, step, before, judged in answers:
             version = self._versions.get(step.expert)
             if version is not None and len(self._waiting) < _MAX_WAITING:

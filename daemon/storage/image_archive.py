@@ -17,12 +17,14 @@ from pathlib import Path, PurePosixPath
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.records import JournalKey, Pixels
-from daemon.storage.database.rows import CopyRequest, ImageCopy
+from daemon.records import Image, JournalKey, Pixels
+from daemon.storage.database.rows import ImageCopy
 from daemon.storage.journal import JournalError
 
 FILE_MODE = 0o640
 Shape = tuple[int, int, int]
+#: An image that stays after its verdict, and when it got that: once it is copied, its bytes in the journal may go.
+ToCopy = tuple[Image, str]
 
 _GREY, _COLOUR = (b"P5", ".pgm"), (b"P6", ".ppm")
 _SIGNATURES = (
@@ -113,7 +115,7 @@ class ImageArchiver:
         self._may_copy = may_copy
         self.waiting_bytes = 0
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[CopyRequest] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ToCopy] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._log = structlog.get_logger("images")
         self._thread = threading.Thread(target=self._run, name="archiver")
@@ -125,13 +127,14 @@ class ImageArchiver:
         self._stopping.set()
         self._thread.join()
 
-    def archive(self, image: CopyRequest) -> None:
+    def archive(self, images: Sequence[ToCopy]) -> None:
         with self._lock:
-            self.waiting_bytes += image.key.length
-        self._queue.put(image)
+            self.waiting_bytes += sum(image.key.length for image, _ in images)
+        for each in images:
+            self._queue.put(each)
 
     def _run(self) -> None:
-        group: list[CopyRequest] = []
+        group: list[ToCopy] = []
         while not self._stopping.wait(_GROUP_S):
             while True:
                 while len(group) < _GROUP_IMAGES and not self._queue.empty():
@@ -145,17 +148,17 @@ class ImageArchiver:
                     break
                 self._on_copied(copies)
                 with self._lock:
-                    self.waiting_bytes -= sum(image.key.length for image in fitting)
+                    self.waiting_bytes -= sum(image.key.length for image, _ in fitting)
                 del group[: len(fitting)]
 
-    def _that_fit(self, group: Sequence[CopyRequest]) -> Sequence[CopyRequest]:
-        sizes_bytes = accumulate(image.key.length for image in group)
+    def _that_fit(self, group: Sequence[ToCopy]) -> Sequence[ToCopy]:
+        sizes_bytes = accumulate(image.key.length for image, _ in group)
         return group[: sum(1 for _ in takewhile(self._may_copy, sizes_bytes))]
 
-    def _copy(self, images: Sequence[CopyRequest]) -> list[ImageCopy]:
+    def _copy(self, images: Sequence[ToCopy]) -> list[ImageCopy]:
         """Make durable copies together, or none: then it is tried again later."""
         try:
-            copies = [ImageCopy(image.inspection_id, self._copy_one(image)) for image in images]
+            copies = [ImageCopy(image.inspection_id, self._copy_one(image, at)) for image, at in images]
             if any(copy.image_path for copy in copies):
                 _sync_filesystem(self._folder)
         except OSError as error:
@@ -166,10 +169,10 @@ class ImageArchiver:
             return copies
         return []
 
-    def _copy_one(self, image: CopyRequest) -> str | None:
+    def _copy_one(self, image: Image, completed_at: str) -> str | None:
         """Return the path of an image's copy, None if the journal lost its bytes."""
         try:
-            return self._write(image, self._read(image.key))
+            return self._write(image, completed_at, self._read(image.key))
         except JournalError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno not in {errno.ENOENT, errno.EIO}:
@@ -177,9 +180,9 @@ class ImageArchiver:
             self._log.error("image_lost", inspection_id=image.inspection_id, error=str(error))
             return None
 
-    def _write(self, image: CopyRequest, payload: bytes) -> str:
+    def _write(self, image: Image, completed_at: str, payload: bytes) -> str:
         header, suffix = _format(payload, image.pixels)
-        folder = self._folder / image.completed_at[:10] / f"{image.inspection_id // 1000:06d}"
+        folder = self._folder / completed_at[:10] / f"{image.inspection_id // 1000:06d}"
         make_folder(folder)
         path = folder / f"{image.inspection_id}{suffix}"
         try:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.records import Accepted, Arrival, Duplicate, JournalKey, Refused, WriteFailed
+from daemon.records import Duplicate, Image, JournalKey, Refused, WriteFailed
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.wire.fair_queue import FairQueue
 from experts.durable import sync
@@ -282,16 +282,16 @@ def _write_all(fd: int, buffers: Sequence[bytes], offset: int) -> None:
             left[0] = left[0][written:]
 
 
-Reply = Callable[[Accepted | Duplicate | Refused | WriteFailed], None]
-#: An image on its way to the disk, and the function that takes the answer.
-Waiting = tuple[Arrival, Reply]
+Reply = Callable[[Image | Duplicate | Refused | WriteFailed], None]
+#: An image on its way to the disk, its payload, its connection, and the function that takes the answer.
+Waiting = tuple[Image, bytes, bytes, Reply]
 
 
 @dataclass(frozen=True, slots=True)
-class ArrivalGroup:
+class ImageGroup:
     """Images written together, or none because of `error`; segments below `frontier` hold nothing of later groups."""
 
-    images: list[Waiting]
+    images: list[tuple[Image, Reply]]
     keys: list[JournalKey]
     frontier: int
     error: Exception | None = None
@@ -300,7 +300,7 @@ class ArrivalGroup:
 class JournalThread:
     """Forms groups of images from any thread and passes each to `hand_on`; call `settled` once for each group."""
 
-    def __init__(self, journal: Journal, disk_space: DiskSpace, hand_on: Callable[[ArrivalGroup], None]) -> None:
+    def __init__(self, journal: Journal, disk_space: DiskSpace, hand_on: Callable[[ImageGroup], None]) -> None:
         self._journal = journal
         self._disk_space = disk_space
         self._hand_on = hand_on
@@ -325,8 +325,8 @@ class JournalThread:
         self._queue.put(None)
         self._thread.join()
 
-    def store_image(self, arrival: Arrival, reply: Reply) -> None:
-        self._queue.put((arrival, reply))
+    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Reply) -> None:
+        self._queue.put((image, payload, connection, reply))
 
     def call(self, callback: Callable[[], None]) -> None:
         """Call `callback`, which must not raise, between two groups: a proof that this thread runs."""
@@ -343,9 +343,8 @@ class JournalThread:
                 self._wait_for_more()
                 self._ahead.acquire()
                 self._drain()
-                images = self._turns.take_group(GROUP_IMAGES, GROUP_BYTES)
                 self._begun_s = time.monotonic()
-                self._hand_on(self._append(images))
+                self._hand_on(self._append(self._turns.take_group(GROUP_IMAGES, GROUP_BYTES)))
                 self._drain()
 
     def _wait_for_more(self) -> None:
@@ -360,15 +359,15 @@ class JournalThread:
 
     def _sort(self, item: Waiting | Callable[[], None] | None) -> None:
         if isinstance(item, tuple):
-            arrival, _ = item
-            self._turns.add((arrival.source, arrival.connection), item, len(arrival.payload))
+            image, payload, connection, _ = item
+            self._turns.add((image.source, connection), item, len(payload))
         elif item is None:
             self._stopping = True
         else:
             item()
 
-    def _append(self, images: list[Waiting]) -> ArrivalGroup:
-        payloads = [arrival.payload for arrival, _ in images]
+    def _append(self, images: list[Waiting]) -> ImageGroup:
+        payloads = [payload for _, payload, _, _ in images]
         keys: list[JournalKey] = []
         failure: Exception | None = None
         try:
@@ -379,7 +378,8 @@ class JournalThread:
                 keys = self._journal.append(payloads)
         except Exception as error:  # noqa: BLE001 - the writer answers these images, and the line goes on
             failure = error
-        return ArrivalGroup(images, keys, self._journal.frontier, failure)
+        without_bytes = [(image, reply) for image, _, _, reply in images]
+        return ImageGroup(without_bytes, keys, self._journal.frontier, failure)
 
 
 class SegmentCleanup:

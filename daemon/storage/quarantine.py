@@ -11,7 +11,7 @@ from urllib.parse import quote
 import structlog
 
 from daemon.host.folders import make_folder
-from daemon.records import Accepted, JournalKey
+from daemon.records import Image, JournalKey
 from daemon.storage.journal import JournalError
 
 _MAX_FILES = 1000
@@ -63,7 +63,7 @@ class Quarantine:
         self._log.warning("image_quarantined", **about)
         return path
 
-    def copy(self, image: Accepted, reason: str, read: Callable[[JournalKey], bytes]) -> None:
+    def copy(self, image: Image, reason: str, read: Callable[[JournalKey], bytes]) -> None:
         """Keep an accepted image that decoding found bad; `read` takes its bytes from the journal."""
         try:
             payload = read(image.key)

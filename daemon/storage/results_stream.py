@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 import zmq
 
-from daemon.records import Generation, Published
+from daemon.records import Generation, Message
 from daemon.storage.database.rows import topic
 from daemon.units import utc_text
 from daemon.wire.connection_guard import ConnectionLimits
@@ -53,7 +53,7 @@ class ResultsStream:
         self._identity = identity or {}
         #: The newest `seq` that was sent, or that was in the database at the start.
         self.last_seq = last_seq
-        self._mailbox: Mailbox[Published | Callable[[Socket], object]] = Mailbox()
+        self._mailbox: Mailbox[Message | Callable[[Socket], object]] = Mailbox()
         self._stopping = False
         self._started_at_s = time.monotonic()
         self._log = structlog.get_logger("publish")
@@ -68,7 +68,7 @@ class ResultsStream:
         self._heartbeat = heartbeat
         return self._thread.start()[0]
 
-    def publish(self, messages: Sequence[Published]) -> None:
+    def publish(self, messages: Sequence[Message]) -> None:
         """Send durable `messages` in the order of their `seq` and of the calls. Any thread."""
         for message in messages:
             self._mailbox.put(message)

@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from daemon.host.children import signal_name
-from daemon.records import Accepted, JournalKey, Pixels
+from daemon.records import Image, JournalKey, Pixels
 from daemon.storage.journal import FILE_MODE, JournalError
 
 _MAGIC = b"CSMARKS1"
@@ -121,14 +121,14 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def examine(
-    suspects: Suspects, images: Sequence[Accepted], read: Callable[[JournalKey], bytes], limit_s: float, max_pixels: int
-) -> list[tuple[Accepted, str]]:
+    suspects: Suspects, images: Sequence[Image], read: Callable[[JournalKey], bytes], limit_s: float, max_pixels: int
+) -> list[tuple[Image, str]]:
     """Return the `images` that the daemon must not decode again, each with the reason."""
     by_key = {image.key: image for image in images}
     marked = [(by_key[key], deaths) for key, deaths in suspects.items() if key in by_key]
     log = structlog.get_logger("marks")
 
-    def try_decoding(image: Accepted, deaths: int) -> tuple[Accepted, str] | None:
+    def try_decoding(image: Image, deaths: int) -> tuple[Image, str] | None:
         if deaths >= MAX_DEATHS:
             reason: str | None = f"the daemon died {deaths} times while it was decoded"
         else:

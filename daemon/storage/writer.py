@@ -19,14 +19,13 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError, SQLA
 
 from daemon.line.serving import Serving
 from daemon.records import (
-    Accepted,
-    Arrival,
     Duplicate,
     ExpertSwitch,
     Generation,
+    Image,
     JournalKey,
-    Outcome,
-    Published,
+    Message,
+    Verdict,
     WriteFailed,
 )
 from daemon.storage.database.changes import ChangeNotes
@@ -39,15 +38,7 @@ from daemon.storage.database.upkeep import write_log_again
 from daemon.storage.decisions import Decision, not_stored
 from daemon.storage.disk_space import DiskSpace, LowSpaceError
 from daemon.storage.image_archive import ImageArchiver
-from daemon.storage.journal import (
-    ArrivalGroup,
-    Journal,
-    JournalError,
-    JournalThread,
-    Reply,
-    SegmentCleanup,
-    Waiting,
-)
+from daemon.storage.journal import ImageGroup, Journal, JournalError, JournalThread, Reply, SegmentCleanup
 from daemon.wire.control import ControlError
 from routing_rules.routes import Routes
 
@@ -75,14 +66,14 @@ class _Task:
 TextReply = Callable[[Generation | Duplicate | WriteFailed], None]
 _Request = tuple[Generation, TextReply]
 #: None ends the thread, once everything before it in the queue is written.
-_Item = ArrivalGroup | _Request | Result | list[ImageCopy] | Routes | ChangeNotes | _Task | None
+_Item = ImageGroup | _Request | Result | list[ImageCopy] | list[Verdict] | Routes | ChangeNotes | _Task | None
 
 
 class WriterReports(Protocol):
     """Receiver of the writer's commits, called in its thread."""
 
-    def accepted(self, images: list[Accepted]) -> None: ...
-    def published(self, messages: list[Published]) -> None: ...
+    def accepted(self, images: list[Image]) -> None: ...
+    def published(self, messages: list[Message]) -> None: ...
     def done(self, images: list[tuple[str, int]]) -> None:
         """Report durable verdicts: source and payload bytes of each image."""
 
@@ -92,7 +83,7 @@ class WriterReports(Protocol):
 
 
 class Writer:
-    """Writer of arrivals, outcomes, loads and tasks, which any thread may hand over."""
+    """Writer of images, verdicts, loads and tasks, which any thread may hand over."""
 
     _reports: WriterReports
 
@@ -102,7 +93,7 @@ class Writer:
         self._store = store
         self._serving = serving
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._groups: deque[ArrivalGroup] = deque()
+        self._groups: deque[ImageGroup] = deque()
         self._results: deque[Result] = deque()
         self._requests: deque[_Request] = deque()
         self._changes: deque[Routes | ChangeNotes] = deque()
@@ -137,8 +128,7 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - on a disk that takes nothing the line starts and says `busy`
             self._log.warning("log_not_written_again", error=_reason(error))
         self._cleanup.begin()
-        for image in self._store.copies_to_make():
-            self._archiver.archive(image)
+        self._archiver.archive(self._store.copies_to_make())
         return self._store.recover()
 
     def start(self, reports: WriterReports) -> None:
@@ -156,14 +146,14 @@ class Writer:
         self._thread.join()
         self._archiver.stop()
 
-    def store_image(self, arrival: Arrival, reply: Reply) -> None:
-        self._journal_thread.store_image(arrival, reply)
+    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Reply) -> None:
+        self._journal_thread.store_image(image, payload, connection, reply)
 
     def call_journal(self, callback: Callable[[], None]) -> None:
         self._journal_thread.call(callback)
 
-    def store_verdict(self, outcome: Outcome) -> None:
-        self._queue.put(outcome)
+    def store_verdicts(self, verdicts: list[Verdict]) -> None:
+        self._queue.put(verdicts)
 
     def store_generation(self, request: Generation, reply: TextReply) -> None:
         self._queue.put((request, reply))
@@ -208,7 +198,7 @@ class Writer:
         except (SQLAlchemyError, OSError) as error:
             raise ControlError("not_stored", not_stored(error)) from None
 
-    def publish(self, messages: list[Published]) -> None:
+    def publish(self, messages: list[Message]) -> None:
         """Publish messages that a task has just made durable; within that task, so that their order is kept."""
         self._call(self._reports.published, messages)
 
@@ -254,7 +244,7 @@ class Writer:
 
     def _sort(self, item: _Item) -> None:
         match item:
-            case ArrivalGroup():
+            case ImageGroup():
                 self._groups.append(item)
             case tuple():
                 self._requests.append(item)
@@ -336,8 +326,7 @@ class Writer:
             self._call(self._reports.done, written.done)
         if written.done_texts:
             self._call(self._reports.texts_done, written.done_texts)
-        for image in written.copies:
-            self._archiver.archive(image)
+        self._archiver.archive(written.to_copy)
         if written.freed_journal:
             self._cleanup.drop()
 
@@ -353,8 +342,8 @@ class Writer:
                 self._log.error("result_not_written", result=repr(result)[:1000], error=_reason(error))
                 # What the database refuses becomes `unknown`: it is never lost, and never a pass.
                 match result:
-                    case Outcome():
-                        instead = Outcome(result.inspection_id, "unknown", None, "internal_error", ())
+                    case Verdict():
+                        instead = Verdict(result.image, "unknown", reason="internal_error")
                     case Generation():
                         instead = replace(result, text=None, reason="internal_error")
                     case _:
@@ -381,7 +370,7 @@ class Writer:
                 self._journal_thread.settled()
             self._cleanup.answered(group.frontier)
 
-    def _write_group(self, group: ArrivalGroup) -> None:
+    def _write_group(self, group: ImageGroup) -> None:
         replies = [reply for _, reply in group.images]
         if group.error is not None:
             self._refuse(replies, group.error)
@@ -394,7 +383,7 @@ class Writer:
                 return
             # One image made the whole group fail: the others are written without it.
             for image, key in zip(group.images, group.keys, strict=True):
-                self._write_group(ArrivalGroup([image], [key], group.frontier))
+                self._write_group(ImageGroup([image], [key], group.frontier))
 
     def _refuse(self, replies: Sequence[Callable[[WriteFailed], None]], error: Exception) -> None:
         """Answer that images or requests are not stored: each publisher keeps its own and sends it again."""
@@ -405,29 +394,29 @@ class Writer:
             self._call(reply, WriteFailed(_reason(error)))
         self._log.warning("arrivals_failed", messages=len(replies), error=_reason(error))
 
-    def _write_images(self, images: list[Waiting], keys: list[JournalKey]) -> None:
+    def _write_images(self, images: list[tuple[Image, Reply]], keys: list[JournalKey]) -> None:
         """Commit the rows of new images and answer all. The bytes of a repeated image stay unused."""
-        new: dict[tuple[str, str], tuple[Arrival, Reply, JournalKey]] = {}
-        repeats: list[Waiting] = []
+        new: dict[tuple[str, str], tuple[Image, Reply, JournalKey]] = {}
+        repeats: list[tuple[Image, Reply]] = []
         known: dict[tuple[str, str], str] = {}
-        for (arrival, reply), key in zip(images, keys, strict=True):
-            name = arrival.source, arrival.image_id
+        for (image, reply), key in zip(images, keys, strict=True):
+            name = image.source, image.image_id
             if name in new:
-                repeats.append((arrival, reply))
+                repeats.append((image, reply))
             else:
-                new[name] = arrival, reply, key
+                new[name] = image, reply, key
         try:
             self._accept(new.values())
         except IntegrityError:
             # Intake has checked before: a repeated image is so rare here that the database may find it.
-            known = self._store.known([arrival for arrival, _, _ in new.values()])
+            known = self._store.known([image for image, _, _ in new.values()])
             if not known:
                 raise
             repeats += [new.pop(name)[:2] for name in known]
             self._accept(new.values())
-        for arrival, reply in repeats:
-            name = arrival.source, arrival.image_id
-            self._call(reply, Duplicate(known.get(name) or new[name][0].payload_sha256))
+        for image, reply in repeats:
+            name = image.source, image.image_id
+            self._call(reply, Duplicate(known.get(name) or new[name][0].sha256))
 
     def _write_requests(self) -> None:
         """Commit requests for text and answer them."""
@@ -444,17 +433,17 @@ class Writer:
         for (_, reply), answer in zip(group, answers, strict=True):
             self._call(reply, answer)
 
-    def _accept(self, new: Collection[tuple[Arrival, Reply, JournalKey]]) -> None:
+    def _accept(self, new: Collection[tuple[Image, Reply, JournalKey]]) -> None:
         if not new:
             return
-        pairs = [(arrival, key) for arrival, _, key in new]
+        pairs = [(image, key) for image, _, key in new]
         self._write_changes()
         self._cleanup.is_in_doubt = True
         with self._serving.opening:
             answers = self._store.accept(pairs, self._serving)
         self._cleanup.is_in_doubt = False
         self.is_failing = False
-        self._call(self._reports.accepted, [answer for answer in answers if isinstance(answer, Accepted)])
+        self._call(self._reports.accepted, [answer for answer in answers if isinstance(answer, Image)])
         for (_, reply, _), answer in zip(new, answers, strict=True):
             self._call(reply, answer)
 

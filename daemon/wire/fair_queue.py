@@ -5,6 +5,7 @@ goes first either way. No clock, no threads.
 """
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -39,7 +40,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._places: list[_Place[T]] = []
-        self._flows: dict[Hashable, _Flow] = {}
+        self._flows: defaultdict[Hashable, _Flow] = defaultdict(_Flow)
         self.bytes = 0
         self._number = 0
         self._now = 0.0
@@ -48,7 +49,7 @@ class FairQueue(Generic[T]):
         return len(self._places)
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        flows = [self._flows.setdefault(name, _Flow()) for name in names]
+        flows = [self._flows[name] for name in names]
         tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
         for flow in flows:
             flow.tag = tag

@@ -18,8 +18,8 @@ from daemon.records import (
     MAX_ATTRIBUTES_BYTES,
     BoardRef,
     Generation,
+    Image,
     Pixels,
-    SentImage,
     attributes_fit,
     attributes_text,
 )
@@ -195,13 +195,6 @@ _RFC3339_EXPECTED = "an RFC 3339 time such as 2026-11-21T09:28:11.123Z"
 
 
 @dataclass(frozen=True, slots=True)
-class Inspect(SentImage):
-    """One component image to be judged; `sha256` is lower-case hex."""
-
-    sha256: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Hello:
     """A publisher asks for its credit and the limits. Its `id` and `source`, if any, are only sent back."""
 
@@ -219,7 +212,7 @@ class ResultsSince:
     limit: int
 
 
-Message = Inspect | Generation | Hello | ResultsSince
+Message = Image | Generation | Hello | ResultsSince
 
 
 # --- fields ------------------------------------------------------------------------------------------------------
@@ -360,10 +353,10 @@ def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
     return message, frames[2] if len(frames) == 3 else None
 
 
-def _inspect(header: Header) -> Inspect:
+def _inspect(header: Header) -> Image:
     fields = _Fields(header.fields)
     image_id = fields.key("id")
-    return Inspect(
+    return Image(
         image_id=image_id,
         source=fields.key("source"),
         board=_board(fields),
@@ -390,9 +383,11 @@ def _board(fields: _Fields) -> BoardRef:
     )
 
 
-def _sha256(fields: _Fields) -> str | None:
-    value = fields.string("sha256", _SHA256, "64 hex digits")
-    return value.lower() if value else None
+def _sha256(fields: _Fields) -> str:
+    return (fields.string("sha256", _SHA256, "64 hex digits") or "").lower()
+
+
+_ENCODED = Pixels()
 
 
 def _pixels(fields: _Fields) -> Pixels:
@@ -400,7 +395,7 @@ def _pixels(fields: _Fields) -> Pixels:
     shape = fields.shape("shape")
     dtype = fields.one_of("dtype", "uint8")
     if encoding != "raw":
-        return Pixels()
+        return _ENCODED
     if shape is None:
         raise _FieldError("shape", "[height, width, channels]", None)
     if dtype is None:

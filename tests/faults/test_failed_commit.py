@@ -94,7 +94,7 @@ def test_a_commit_whose_sync_failed_may_come_true_after_a_kill_and_never_after_a
 LINE = """
 import os, sys, threading, time, types, structlog
 from pathlib import Path
-from tests.daemon.storage.database.store_parts import an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import a_verdict, sent, some_rules
 from daemon.storage.journal import Journal
 from tests.editions import a_serving
 from daemon.storage.database.store import Store
@@ -116,7 +116,7 @@ def send(name, then=lambda: None):
     answered, answers = threading.Event(), []
     def reply(answer):  # in the writer's thread: it does nothing more before `then`
         answers.append(answer), then(), answered.set()
-    writer.store_image(an_arrival(name, payload=name.encode()), reply)
+    writer.store_image(*sent(name, payload=name.encode()), reply)
     assert answered.wait(90)
     print(name, type(answers[0]).__name__, flush=True)
 def turn():
@@ -128,7 +128,7 @@ def wait_for(condition):
 #: The first image is judged, so that its segment is held by no row when the second comes into it.
 ONE_THAT_IS_JUDGED = """
 send('first')
-writer.store_verdict(an_outcome(accepted[0].inspection_id))
+writer.store_verdicts([a_verdict(accepted[0])])
 assert published.wait(90)
 """
 
@@ -165,7 +165,7 @@ send('second', then=lambda: faults('write@inspection.db-wal$:eio', 'sync@.journa
 send('third'); turn()
 """
     output = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
-    assert output == ["first Accepted", "second WriteFailed", "third WriteFailed"]
+    assert output == ["first Image", "second WriteFailed", "third WriteFailed"]
     assert waiting_in(tmp_path / "disk") == {"second": b"second"}
     assert line_does(tmp_path, "send('second')") == ["second Duplicate"]
 
@@ -177,7 +177,7 @@ send('second', then=lambda: faults('write@inspection.db-wal$:eio', 'sync@.journa
 send('third'); send('first'); turn()
 """
     output = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
-    assert output == ["first Accepted", "second WriteFailed", "third WriteFailed", "first Duplicate"]
+    assert output == ["first Image", "second WriteFailed", "third WriteFailed", "first Duplicate"]
     assert waiting_in(tmp_path / "disk") == {"second": b"second"}
 
 
@@ -189,7 +189,7 @@ send('third'); turn()
 print(*journal.segments)
 """
     output = line_does(tmp_path, ONE_THAT_IS_JUDGED + code)
-    assert output == ["first Accepted", "second WriteFailed", "third WriteFailed", ""]
+    assert output == ["first Image", "second WriteFailed", "third WriteFailed", ""]
     assert waiting_in(tmp_path / "disk") == {}
 
 
@@ -199,7 +199,7 @@ def test_what_a_start_finds_after_a_commit_that_failed_no_power_cut_takes_back(t
     code = """
 send('first')
 faults('sync@inspection.db-wal$:eio')
-writer.store_verdict(an_outcome(accepted[0].inspection_id)); wait_for(lambda: writer.is_failing)
+writer.store_verdicts([a_verdict(accepted[0])]); wait_for(lambda: writer.is_failing)
 """
     line_does(tmp_path, code)
     (pending,) = line_does(tmp_path, "print(*(image.image_id for image in recovery.pending))")

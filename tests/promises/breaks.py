@@ -103,15 +103,15 @@ BREAKS = (
     Break(
         "A repeated image is a `duplicate`",
         "daemon/intake/admission.py",
-        "        if known is not None:\n            differs",
-        "        if False:\n            differs",
+        "        if (known := self._reader.find(message.source, message.image_id)) is not None:",
+        "        if (known := None) is not None:",
         (f"{_INTAKE}::test_a_known_image_is_a_duplicate_before_anything_else_is_looked_at",),
     ),
     Break(
         "A repeated image is a `duplicate`",
         "daemon/intake/admission.py",
-        "        flight = self._in_flight.get(key)\n        if flight is not None:",
-        "        flight = None\n        if flight is not None:",
+        "        if (flight := self._in_flight.get(_key(message))) is not None:",
+        "        if (flight := None) is not None:",
         (f"{_INTAKE}::test_a_repetition_of_an_image_in_flight_waits_for_the_disk",),
     ),
     Break(
@@ -583,8 +583,8 @@ BREAKS = (
     Break(
         "A hundred connections of one source count",
         "daemon/storage/journal.py",
-        "(arrival.source, arrival.connection)",
-        "(arrival.source,)",
+        "(image.source, connection)",
+        "(image.source,)",
         ("daemon/storage/test_journal_thread.py",),
     ),
     Break(

@@ -11,7 +11,7 @@ from routing_rules.routes import (
     DetectorStep,
     Judgement,
     Step,
-    Verdict,
+    VerdictName,
     judge,
     next_steps,
     taught_label,
@@ -61,7 +61,7 @@ def a_detector(require: str) -> DetectorStep:
     return step
 
 
-def outcome(judgement: Judgement) -> tuple[Verdict, str | None, str | None]:
+def outcome(judgement: Judgement) -> tuple[VerdictName, str | None, str | None]:
     return judgement.verdict, judgement.defect, judgement.next and judgement.next.name
 
 
@@ -224,7 +224,7 @@ def test_the_surest_box_with_a_named_label_picks_the_branch() -> None:
     ],
 )
 def test_the_worst_verdict_of_a_chain_wins(
-    before: tuple[Verdict, str | None], after: list[Seen], expected: tuple[str, str | None]
+    before: tuple[VerdictName, str | None], after: list[Seen], expected: tuple[str, str | None]
 ) -> None:
     judgement = judge(SOLDER, None, None, after, Judgement(before[0], before[1], SOLDER))
     assert (judgement.verdict, judgement.defect) == expected
@@ -264,7 +264,7 @@ def test_nothing_goes_on_from_a_failure() -> None:
 
 
 def test_the_order_of_verdicts_is_that_of_boards() -> None:
-    order: list[Verdict] = ["pass", "review", "unknown", "fail"]
+    order: list[VerdictName] = ["pass", "review", "unknown", "fail"]
     assert [worst(order[: number + 1]) for number in range(4)] == order
 
 

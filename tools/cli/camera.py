@@ -26,7 +26,7 @@ from coserve_client import (
 from daemon.errors import ConfigError
 from daemon.units import count_text
 from tools.cli.demo import must_be_a_checkout
-from tools.cli.results import Texts, VerdictName
+from tools.cli.results import Texts, VerdictOption
 from tools.dataset import Format
 from tools.terminal.console import (
     DEFAULT_CONFIG,
@@ -434,7 +434,7 @@ def export_dataset(
     form: Annotated[Format, typer.Option("--format", help="folders: as coserve train reads them.", show_default=False)],
     config: ConfigOption = DEFAULT_CONFIG,
     reviewed: Annotated[bool, typer.Option("--reviewed", help="Only what a person has decided.")] = False,
-    verdict: Annotated[VerdictName | None, typer.Option(help="Only with this final verdict.")] = None,
+    verdict: Annotated[VerdictOption | None, typer.Option(help="Only with this final verdict.")] = None,
     low_confidence: Annotated[bool, typer.Option("--low-confidence", help="Only where an expert was unsure.")] = False,
     below: Annotated[float | None, typer.Option(min=0, max=1, help="For --low-confidence; default: 0.8.")] = None,
     lot: Annotated[Texts, typer.Option(metavar="LOT", help="Of this lot; repeat for several.")] = None,

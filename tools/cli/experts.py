@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from daemon.config.plant_time import PlantTime
 from daemon.units import count_text, size_text
-from tools.cli.results import VerdictName
+from tools.cli.results import VerdictOption
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -447,7 +447,7 @@ def rejudge(
     until: Until = None,
     shift: ShiftOption = None,
     component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
-    verdict: Annotated[VerdictName | None, typer.Option(help="Only images that got this verdict.")] = None,
+    verdict: Annotated[VerdictOption | None, typer.Option(help="Only images that got this verdict.")] = None,
     sample: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="N images chosen at random; default: all.", show_default=False),

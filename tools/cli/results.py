@@ -33,7 +33,7 @@ _PANEL = "Filters: repeat one for several values"
 _SHOWN = 50
 
 
-class VerdictName(StrEnum):
+class VerdictOption(StrEnum):
     PASS = "pass"  # noqa: S105 - no password
     FAIL = "fail"
     REVIEW = "review"
@@ -59,10 +59,10 @@ def results(
     component: Annotated[Texts, _filter("--component", "Component type.")] = None,
     designator: Annotated[Texts, _filter("--designator", "Designator.")] = None,
     verdict: Annotated[
-        list[VerdictName] | None, _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS)
+        list[VerdictOption] | None, _filter("--verdict", "Final verdict: the newest review wins.", metavar=_VERDICTS)
     ] = None,
     daemon_verdict: Annotated[
-        list[VerdictName] | None, _filter("--daemon-verdict", "The daemon's own verdict.", metavar=_VERDICTS)
+        list[VerdictOption] | None, _filter("--daemon-verdict", "The daemon's own verdict.", metavar=_VERDICTS)
     ] = None,
     defect: Annotated[Texts, _filter("--defect", "Final defect.")] = None,
     reason: Annotated[Texts, _filter("--reason", "Why an image is unknown, or a board closed.")] = None,

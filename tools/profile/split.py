@@ -13,7 +13,7 @@ from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ExpertId
 from tools.simulate.engine import StuckError, simulate
-from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
+from tools.simulate.world import SimulatedMachine, Task, TaskImage, TransferChannel
 
 #: Images simulated for each throughput.
 SAMPLE_IMAGES = 1500
@@ -118,7 +118,7 @@ def _ranked(speeds: dict[int, float]) -> list[int]:
     return sorted(speeds, key=lambda number: (-speeds[number], number))
 
 
-def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image]) -> float:
+def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[TaskImage]) -> float:
     """Return the images/s with `expert_bytes` for experts, the rest for batches; 0 if the policy cannot serve so."""
     each_bytes = (plan.memory_bytes - expert_bytes) // plan.executors
     largest = max(row.max_batch for row in plan.rows)
@@ -147,7 +147,7 @@ def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[Image
     return outcome.answered / outcome.makespan_s if outcome.makespan_s else 0.0
 
 
-def sample_images(plan: Plan, count: int) -> list[Image]:
+def sample_images(plan: Plan, count: int) -> list[TaskImage]:
     """Draw images by usage, their chains by the shares that go on, arriving as fast as the device computes them.
 
     If every image arrived at once, extra expert memory would never pay off.
@@ -162,11 +162,11 @@ def sample_images(plan: Plan, count: int) -> list[Image]:
         roots = [1.0] * len(plan.experts)
     by_name = {facts.expert: facts for facts in plan.experts}
     seconds = {row.architecture: row.k_s + row.b_s / row.max_batch for row in plan.rows}
-    images: list[Image] = []
+    images: list[TaskImage] = []
     at_s = 0.0
     for facts in random.choices(plan.experts, roots, k=count):
         chain = _chain(facts, by_name, random)
-        images.append(Image(at_s, tuple(chain)))
+        images.append(TaskImage(at_s, tuple(chain)))
         at_s += sum(seconds[by_name[expert].architecture] for expert in chain) / plan.executors
     return images
 

@@ -12,7 +12,7 @@ from experts.vision.structure import check_structure
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, read_yaml_text
 from routing_rules.reasons import JudgedAnswer, StoredAnswer, judge_chain
-from routing_rules.routes import DetectorStep, Routes, Step, Verdict, chain
+from routing_rules.routes import DetectorStep, Routes, Step, VerdictName, chain
 from tools.query.reading import InspectionRecord, JudgedImage, Row
 
 #: Width and height in pixels.
@@ -27,7 +27,7 @@ class RetracedVerdict:
     `judged` are the stored answers with their judgements, `next` is the step behind them.
     """
 
-    verdict: Verdict | None = None
+    verdict: VerdictName | None = None
     defect: str | None = None
     gap: str | None = None
     contradiction: str | None = None
@@ -110,7 +110,7 @@ def _compared(record: JudgedImage, judged: Sequence[JudgedAnswer], *, is_size_kn
     if inspection["status"] != "done":
         return RetracedVerdict()
     stored = (inspection["verdict"], inspection["defect"])
-    verdict: Verdict = "unknown"
+    verdict: VerdictName = "unknown"
     defect, unfinished = None, None
     if inspection["reason"] is None:  # else the chain was cut short: unknown, with any answers
         if not judged:

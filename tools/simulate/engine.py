@@ -24,17 +24,17 @@ from daemon.line.serving import Serving
 from daemon.policy.actions import Load
 from daemon.policy.presets import Tuning
 from daemon.policy.request import RAM, ExpertFacts
-from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
+from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, QueueSample, Verdict
 from experts.catalog import Catalog
 from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
 from routing_rules.routes import DetectorStep, Routes, Step
-from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
+from tools.simulate.world import SimulatedMachine, Task, TaskImage, TransferChannel
 
 #: Nothing hangs here.
 _NEVER_S = 1e12
 _ANSWER = Answer(None, None)
-_BOARD = "task"
+_BOARD = BoardRef("task", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Simulation:
         #: The component of each chain of experts: the rules of the task know no other.
         self._components = {image.chain: str(number) for number, image in enumerate(task.images)}
         self._left = len(task.images)
-        self._under_way: dict[int, Accepted] = {}
+        self._under_way: dict[int, Image] = {}
         #: Requests by expert that have not begun, and how many experts each image has been queued for.
         self._queued: Counter[ExpertId] = Counter()
         self._asked: Counter[int] = Counter()
@@ -174,7 +174,7 @@ class Simulation:
             limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if takes else None) if at_s is not None]
             if not clock.step(min(limits, default=None)):
                 raise StuckError(f"{self._left} images wait for ever: {dict(+self._queued)}")
-            due: list[Accepted] = []
+            due: list[Image] = []
             places = self._backlog - len(self._under_way)
             while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
                 due.append(self._accepted(*arrivals.popleft()))
@@ -194,20 +194,20 @@ class Simulation:
             until_s = self._drive.turn()
         return until_s
 
-    def _accepted(self, number: int, image: Image) -> Accepted:
+    def _accepted(self, number: int, image: TaskImage) -> Image:
         self._queue(number, image.chain[0])
         deadline_ms = None if image.deadline_s is None else round((image.deadline_s - image.arrived_s) * 1000)
-        accepted = self._under_way[number] = Accepted(
+        accepted = self._under_way[number] = Image(
             inspection_id=number,
             source="task",
             image_id=str(number),
-            board_type=_BOARD,
+            board=_BOARD,
             component=self._components[image.chain],
+            designator=str(number),
             accepted_wall_s=self._clock.now(),
             deadline_ms=deadline_ms,
             edition=1,
             key=JournalKey(0, number, 0),
-            pixels=Pixels(),
             accepted_s=image.arrived_s,
         )
         return accepted
@@ -223,19 +223,19 @@ class Simulation:
             if judged.next is not None:
                 self._queue(image.inspection_id, judged.next.expert)
 
-    def finished(self, outcomes: list[Outcome]) -> None:
+    def finished(self, verdicts: list[Verdict]) -> None:
         course, now = self.outcome, self._clock.now()
         course.makespan_s = now
-        for outcome in outcomes:
-            number, stages = outcome.inspection_id, len(outcome.stages)
+        for verdict in verdicts:
+            number, stages = verdict.image.inspection_id, len(verdict.stages)
             chain, accepted, asked = self._images[number].chain, self._under_way.pop(number), self._asked.pop(number)
             self._left -= 1
-            if outcome.reason not in (None, "deadline"):
-                raise StuckError(f"image {number} ended with {outcome.reason}")
+            if verdict.reason not in (None, "deadline"):
+                raise StuckError(f"image {number} ended with {verdict.reason}")
             if stages == len(chain):
                 course.answered += 1
                 course.latencies_s.append(now - accepted.accepted_wall_s)
-                course.late += outcome.reason is not None
+                course.late += verdict.reason is not None
             else:
                 course.expired += 1
                 self._queued[chain[stages]] -= asked > stages
@@ -251,7 +251,7 @@ class Simulation:
 
     def editions_ended(self, numbers: list[int]) -> None: ...
 
-    def bad_image(self, image: Accepted, reason: str) -> None: ...
+    def bad_image(self, image: Image, reason: str) -> None: ...
 
     # The devices'
 
@@ -321,7 +321,7 @@ def _served(task: Task, components: Mapping[tuple[ExpertId, ...], str]) -> Serve
         if step is not None:
             steps[component] = step
     edition = Edition(number=1, created_at=datetime.fromtimestamp(0, UTC), who="", why="reload", rules="", experts={})
-    routes = Routes("", "", {}, {_BOARD: steps}, (), None, (), {}, {})
+    routes = Routes("", "", {}, {_BOARD.type: steps}, (), None, (), {}, {})
     return Served(edition, routes, Catalog({facts.expert: _spec_of(facts) for facts in task.experts}, {}))
 
 

@@ -16,7 +16,7 @@ from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from experts.spec import ArchitectureId
 from tools.simulate.fit import fit_line
-from tools.simulate.world import Image, SimulatedMachine, Task, TransferChannel
+from tools.simulate.world import SimulatedMachine, Task, TaskImage, TransferChannel
 
 #: A channel whose speed is in the loads' own measured seconds.
 _AS_MEASURED = 1e15
@@ -176,7 +176,7 @@ def read_recorded(path: Path) -> Recorded:
         raise TraceError(f"{path}: no image was answered in this run: there is nothing to predict from")
     first_s = reading.first_s
     images = tuple(
-        Image(arrived_s - first_s, tuple(chain), None if deadline_s is None else deadline_s - first_s)
+        TaskImage(arrived_s - first_s, tuple(chain), None if deadline_s is None else deadline_s - first_s)
         for arrived_s, deadline_s, chain in reading.images
     )
     return Recorded(

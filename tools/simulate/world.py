@@ -55,7 +55,7 @@ class SimulatedMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class TaskImage:
     """One image: its chain of experts, which only the simulated networks know."""
 
     arrived_s: float
@@ -67,7 +67,7 @@ class Image:
 class Task:
     name: str
     experts: tuple[ExpertFacts, ...]
-    images: tuple[Image, ...]
+    images: tuple[TaskImage, ...]
 
 
 def task_of(file: TaskFile) -> Task:
@@ -88,7 +88,7 @@ def task_of(file: TaskFile) -> Task:
         for expert in file.experts
     )
     images = tuple(
-        Image(arrived_s, (ExpertId(first),) if then is None else (ExpertId(first), ExpertId(then)))
+        TaskImage(arrived_s, (ExpertId(first),) if then is None else (ExpertId(first), ExpertId(then)))
         for arrived_s, first, then in file.requests
     )
     return Task(file.name, experts, images)

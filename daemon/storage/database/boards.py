@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, bindparam, func, select
 from daemon.storage.database.connections import Prepared
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
-from routing_rules.routes import Position, Recipe, Verdict, worst
+from routing_rules.routes import Position, Recipe, VerdictName, worst
 
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
@@ -48,7 +48,7 @@ _THAT_MATTER = Prepared(
     .order_by(inspections.c.inspection_id)
 )
 #: The lists of a closed attempt, the worst first: a position is in one of them.
-_LISTS: tuple[Verdict, ...] = ("fail", "unknown", "review")
+_LISTS: tuple[VerdictName, ...] = ("fail", "unknown", "review")
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
@@ -102,7 +102,7 @@ class Attempt:
     recipe: Recipe
     closed: bool = False
     pending: int = 0
-    worst: Verdict = "pass"
+    worst: VerdictName = "pass"
     surplus: int = 0
     has_ignored_attributes: bool = False
     findings: dict[tuple[str, str], tuple[int, int, str | None, str | None]] = field(
@@ -123,7 +123,7 @@ class Attempt:
         inspection_id: int,
         component: str,
         designator: str,
-        verdict: Verdict,
+        verdict: VerdictName,
         defect: str | None,
         reason: str | None = None,
     ) -> bool:
@@ -174,7 +174,7 @@ class Attempt:
                 entry: Row = {"component": component, "count": place.quantity - len(judged)}
                 yield entry | ({"designators": listed} if place.designators else {})
 
-    def _list(self, verdict: Verdict) -> list[tuple[dict[str, Any], str | None, str | None]]:
+    def _list(self, verdict: VerdictName) -> list[tuple[dict[str, Any], str | None, str | None]]:
         findings = [
             (*finding, place) for place, finding in self.findings.items() if finding[0] == _LISTS.index(verdict)
         ]

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,12 +12,13 @@ from sqlalchemy import Connection, Select, delete, exists, select, update
 from daemon.line.served import Served
 from daemon.line.serving import Serving
 from daemon.records import (
-    Arrival,
     ExpertVersion,
+    Image,
     JournalKey,
-    Outcome,
     Refused,
     Stage,
+    Verdict,
+    accepted_at_s,
     attributes_fit,
     attributes_text,
 )
@@ -40,7 +41,7 @@ from daemon.storage.database.schema import (
 )
 from daemon.storage.database.transaction import Transaction
 from daemon.units import wall_seconds
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Routes, VerdictName
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
@@ -57,28 +58,38 @@ _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "run_id", *
 
 
 def accept_images(
-    tx: Transaction, group: Sequence[tuple[Arrival, JournalKey]], serving: Serving
-) -> list[tuple[Row, Row, str, int] | Refused]:
-    """Add rows for durable images; return both rows, the board type and the attempt of each, which may open.
+    tx: Transaction, group: Sequence[tuple[Image, JournalKey]], serving: Serving
+) -> list[Image | Refused]:
+    """Add rows for images whose bytes are durable; return each as accepted. Attempts may open with them.
 
     The edition in which its attempt began may refuse an image.
     """
-    taken: list[tuple[Row, Row, str, int] | Refused] = []
+    answers: list[Image | Refused] = []
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
     described: dict[int, Row] = {}
-    for arrival, key in group:
-        assigned = _assign(tx, arrival, serving, new_boards, described)
+    accepted_wall_s = wall_seconds(tx.at)  # as a restart finds it
+    for sent, key in group:
+        assigned = _assign(tx, sent, serving, new_boards, described)
         if isinstance(assigned, Refused):
-            taken.append(assigned)
+            answers.append(assigned)
             continue
-        board_row, late = assigned
-        image = rows.inspection_row(arrival, tx.next_inspection_id(), board_row, late=late, at=tx.at)
-        waiting = rows.pending_row(image["inspection_id"], key, arrival.pixels)
-        new_images.append(image)
-        new_pending.append(waiting)
-        taken.append((image, waiting, arrival.board.type, board_row["attempt"]))
+        board, late = assigned
+        image = replace(
+            sent,
+            inspection_id=tx.next_inspection_id(),
+            board_id=board["board_id"],
+            attempt=board["attempt"],
+            edition=board["edition"],
+            late=late,
+            key=key,
+            accepted_wall_s=accepted_wall_s,
+            accepted_s=tx.now_s,
+        )
+        answers.append(image)
+        new_images.append(rows.inspection_row(image, board["rules_version"], tx.at))
+        new_pending.append(rows.pending_row(image))
         tx.segments[key.segment] += 1
     tx.add(boards, new_boards)
     for row in new_boards:
@@ -86,36 +97,36 @@ def accept_images(
     update_rows(tx.sql, boards, ("attributes",), list(described.values()))
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
-    return taken
+    return answers
 
 
 def _assign(
-    tx: Transaction, arrival: Arrival, serving: Serving, new_boards: list[Row], described: dict[int, Row]
+    tx: Transaction, image: Image, serving: Serving, new_boards: list[Row], described: dict[int, Row]
 ) -> tuple[Row, bool] | Refused:
-    board = tx.board(arrival.board.type, arrival.board.serial)
-    choice = board.choose(tx.sql, arrival.board.attempt, arrival.component, arrival.designator)
+    board = tx.board(image.board.type, image.board.serial)
+    choice = board.choose(tx.sql, image.board.attempt, image.component, image.designator)
     served: Served | None = serving.current
     if not choice.opens:
-        _, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
+        _, row = tx.attempt(image.board.type, image.board.serial, choice.number)
         served = serving.get(row["edition"])
-    if served is not None and (problem := served.routes.refusal(arrival.board.type, *arrival.place)):
+    if served is not None and (problem := served.routes.refusal(image.board.type, *image.place)):
         return Refused(*problem)
     if choice.opens:
-        new_boards.append(_open(tx, board, arrival, serving.current, choice.number))
-        if arrival.board.attempt is None and choice.number == _attempts_told(arrival.board.serial):
-            tx.suspect_serials.append((arrival.board.serial, choice.number, arrival.source))
-    attempt, row = tx.attempt(arrival.board.type, arrival.board.serial, choice.number)
-    attempt.take(arrival.component, arrival.designator)
-    if arrival.board.attributes and not choice.late and _describe(attempt, row, arrival):
+        new_boards.append(_open(tx, board, image, serving.current, choice.number))
+        if image.board.attempt is None and choice.number == _attempts_told(image.board.serial):
+            tx.suspect_serials.append((image.board.serial, choice.number, image.source))
+    attempt, row = tx.attempt(image.board.type, image.board.serial, choice.number)
+    attempt.take(image.component, image.designator)
+    if image.board.attributes and not choice.late and _describe(attempt, row, image):
         described[row["board_id"]] = row
     return row, choice.late
 
 
-def _describe(attempt: Attempt, row: Row, arrival: Arrival) -> bool:
+def _describe(attempt: Attempt, row: Row, image: Image) -> bool:
     """Add new attributes within the bounds to an open attempt: an image is worth more than its labels."""
     known: dict[str, str] = json.loads(row["attributes"] or "{}")
     before, ignored = len(known), list[str]()
-    for name, text in arrival.board.attributes:
+    for name, text in image.board.attributes:
         if name in known:
             continue
         if attributes_fit({**known, name: text}):
@@ -138,20 +149,20 @@ def _attempts_told(serial: str) -> int:
     return 20 if is_default else 1000
 
 
-def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, served: Served, number: int) -> Row:
-    routes, recipe = served.routes, served.routes.recipes[arrival.board.type]
+def _open(tx: Transaction, board: BoardAttempts, image: Image, served: Served, number: int) -> Row:
+    routes, recipe = served.routes, served.routes.recipes[image.board.type]
     keep_rules(tx, routes)
     tx.add_once(editions, {"edition": served.number}, lambda: rows.edition_row(served.edition))
-    key = {"rules_version": routes.version, "board_type": arrival.board.type}
+    key = {"rules_version": routes.version, "board_type": image.board.type}
     values = {"time_limit_s": recipe.time_limit_s, "positions": positions_text(recipe)}
     tx.add_once(recipes, key, lambda: key | values)
     row: Row = {
         "board_id": tx.next_board_id(),
-        "board_type": arrival.board.type,
-        "serial": arrival.board.serial,
+        "board_type": image.board.type,
+        "serial": image.board.serial,
         "attempt": number,
-        "lot": arrival.board.lot,
-        "station": arrival.board.station,
+        "lot": image.board.lot,
+        "station": image.board.station,
         "first_seen_at": tx.at,
         "expected": recipe.expected,
         "inspected": 0,
@@ -161,7 +172,7 @@ def _open(tx: Transaction, board: BoardAttempts, arrival: Arrival, served: Serve
     }
     board.add(row, recipe)
     if recipe.time_limit_s is not None:
-        tx.due_added.append((tx.now_s + recipe.time_limit_s, arrival.board.type, arrival.board.serial, number))
+        tx.due_added.append((tx.now_s + recipe.time_limit_s, image.board.type, image.board.serial, number))
     return row
 
 
@@ -240,7 +251,7 @@ class ResultsBatch:
     def __init__(
         self,
         tx: Transaction,
-        keep: frozenset[Verdict],
+        keep: frozenset[VerdictName],
         examples: GoodExamples,
         version_of: VersionOf,
         run_id: int | None = None,
@@ -258,13 +269,12 @@ class ResultsBatch:
         self._to_drop: list[int] = []
         self.written = WrittenResults()
 
-    def judge(self, outcomes: Sequence[Outcome]) -> None:
+    def judge(self, verdicts: Sequence[Verdict]) -> None:
         """Finish images, each once: one that is finished already, or unknown, stays as it is."""
-        waiting = {row["inspection_id"]: row for row in self._rows(_WAITING, [one.inspection_id for one in outcomes])}
-        for outcome in outcomes:
-            row = waiting.pop(outcome.inspection_id, None)
-            if row is not None:
-                self._finish(row, outcome)
+        for verdict in verdicts:
+            inspection_id = verdict.image.inspection_id
+            if inspection_id in self._tx.memory.waiting and inspection_id not in self._tx.finished:
+                self._finish(verdict)
 
     def close_due(self) -> None:
         for board_type, serial, number in self._tx.take_due():
@@ -275,8 +285,10 @@ class ResultsBatch:
     def note_copies(self, copies: Iterable[ImageCopy]) -> None:
         """Note durable copies in `images/`: the journal's bytes may go."""
         paths = {copy.inspection_id: copy.image_path for copy in copies}
-        for row in self._rows(_COPIED, list(paths)):
-            self._drop(row)
+        if not paths:
+            return
+        for inspection_id, segment in _COPIED(self._tx.sql, ids=json.dumps(list(paths))):
+            self._drop(inspection_id, segment)
         copied = [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
         update_rows(self._tx.sql, inspections, ("image_path",), copied)
 
@@ -292,61 +304,55 @@ class ResultsBatch:
             if ids:
                 statement(tx.sql, ids=json.dumps(ids))
 
-    def _rows(self, query: Prepared, ids: Sequence[int]) -> Iterator[Row]:
-        if ids:
-            found = query(self._tx.sql, ids=json.dumps(ids))
-            names = [name for name, *_ in found.description]
-            yield from (dict(zip(names, row, strict=True)) for row in found)
-
-    def _finish(self, row: Row, outcome: Outcome) -> None:
-        tx = self._tx
-        attempt, board_row = tx.attempt(row["board_type"], row["serial"], row["attempt"])
-        latency_ms = self._latency_ms(row)
-        if outcome.reason is None and row["deadline_ms"] is not None and latency_ms > row["deadline_ms"]:
+    def _finish(self, verdict: Verdict) -> None:
+        tx, image = self._tx, verdict.image
+        attempt, board_row = tx.attempt(image.board.type, image.board.serial, image.attempt)
+        latency_ms = round((tx.now_s - accepted_at_s(image, tx.now_s, tx.now_wall_s)) * 1000, 3)
+        if verdict.reason is None and image.deadline_ms is not None and latency_ms > image.deadline_ms:
             # Judged in time, but durable too late, and so published too late.
-            outcome = replace(outcome, verdict="unknown", defect=None, reason="deadline")
-        place = row["component"], row["designator"]
-        matters = attempt.judge(outcome.inspection_id, *place, outcome.verdict, outcome.defect, outcome.reason)
+            verdict = replace(verdict, verdict="unknown", defect=None, reason="deadline")
+        matters = attempt.judge(image.inspection_id, *image.place, verdict.verdict, verdict.defect, verdict.reason)
         if not matters and attempt.surplus == _MUCH_SURPLUS:
-            tx.suspect_serials.append((row["serial"], attempt.surplus, row["source"]))
+            tx.suspect_serials.append((image.board.serial, attempt.surplus, image.source))
+        row = board_row | rows.inspection_row(image, board_row["rules_version"], tx.at)
         row |= {
             "status": "done",
             "completed_at": tx.at,
-            "verdict": outcome.verdict,
-            "defect": outcome.defect,
-            "reason": outcome.reason,
+            "verdict": verdict.verdict,
+            "defect": verdict.defect,
+            "reason": verdict.reason,
             # Judged after its board's closing, even if accepted before: the board's verdict does not contain it.
-            "late": int(bool(row["late"]) or attempt.closed),
+            "late": int(image.late or attempt.closed),
             "latency_ms": latency_ms,
             "seq": tx.next_seq(),
             "surplus": None if matters else 1,
             "run_id": self._run_id,
         }
-        stage_rows, box_rows = rows.stage_rows(outcome), rows.detection_rows(outcome)
+        stage_rows, box_rows = rows.stage_rows(verdict), rows.detection_rows(verdict)
         self._inspections.append(row)
         self._stages += stage_rows
         self._detections += box_rows
         self.written.published.append(rows.inspection_message(row, stage_rows, box_rows))
-        self.written.done.append((row["source"], row["image_bytes"]))
-        tx.finished.append(outcome.inspection_id)
-        for stage in outcome.stages:
+        self.written.done.append((image.source, image.key.length))
+        tx.finished.add(image.inspection_id)
+        for stage in verdict.stages:
             self._note_expert(stage)
-        is_example = outcome.verdict == "pass" and self._examples.choose(
-            row["component"], row["inspection_id"], row["image_sha256"], tx.now_s
+        is_example = verdict.verdict == "pass" and self._examples.choose(
+            image.component, image.inspection_id, image.sha256, tx.now_s
         )
-        if is_example or outcome.verdict in self._keep:  # the bytes stay in the journal until they are copied
-            self._to_keep.append(row["inspection_id"])
-            self.written.copies.append(rows.copy_request(row))
+        if is_example or verdict.verdict in self._keep:  # the bytes stay in the journal until they are copied
+            self._to_keep.append(image.inspection_id)
+            self.written.to_copy.append((image, tx.at))
         else:
-            self._drop(row)
+            self._drop(image.inspection_id, image.key.segment)
         if not attempt.closed:
             self._boards[attempt.board_id] = (attempt, board_row)
             if attempt.is_complete:
                 self._close(attempt, board_row, "complete")
 
-    def _drop(self, waiting: Row) -> None:
-        self._to_drop.append(waiting["inspection_id"])
-        self._tx.segments[waiting["segment"]] -= 1
+    def _drop(self, inspection_id: int, segment: int) -> None:
+        self._to_drop.append(inspection_id)
+        self._tx.segments[segment] -= 1
         self.written.freed_journal = True
 
     def _close(self, attempt: Attempt, row: Row, reason: ClosingReason) -> None:
@@ -356,13 +362,6 @@ class ResultsBatch:
         row |= {"completed_at": self._tx.at, "seq": self._tx.next_seq(), "run_id": self._run_id, **closing}
         self._boards[attempt.board_id] = (attempt, row)
         self.written.published.append(rows.board_message(row))
-
-    def _latency_ms(self, row: Row) -> float:
-        """Return the time from acceptance to verdict; by the wall clock only where a restart lies between."""
-        accepted_s = self._tx.memory.accepted_s.get(row["inspection_id"])
-        if accepted_s is not None:
-            return round((self._tx.now_s - accepted_s) * 1000, 3)
-        return round(max(0.0, self._tx.now_wall_s - wall_seconds(row["accepted_at"])) * 1000, 3)
 
     def _note_expert(self, stage: Stage) -> None:
         def row() -> Row | None:
@@ -407,7 +406,6 @@ def end_editions(tx: Transaction, numbers: Collection[int]) -> None:
     tx.connection.execute(update(editions).where(editions.c.edition.in_(numbers)).values(ended_at=tx.at))
 
 
-_WAITING = Prepared(pending_images("judge").where(among(inspections.c.inspection_id)))
-_COPIED = Prepared(select(pending).where(among(pending.c.inspection_id)))
+_COPIED = Prepared(select(pending.c.inspection_id, pending.c.segment).where(among(pending.c.inspection_id)))
 _KEEP = Prepared(update(pending).where(among(pending.c.inspection_id)).values(task="keep"))
 _DROP = Prepared(delete(pending).where(among(pending.c.inspection_id)))

@@ -29,7 +29,7 @@ from daemon.storage.database.schema import (
     stream_position,
 )
 from daemon.storage.database.transaction import Transaction
-from routing_rules.routes import Verdict
+from routing_rules.routes import VerdictName
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
@@ -48,7 +48,7 @@ class KeptImage:
     inspection_id: int
     path: str
     size_bytes: int
-    verdict: Verdict
+    verdict: VerdictName
     is_reviewed: bool
     is_example: bool = False
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import PoolProxiedConnection
 
-from daemon.records import Generation, Published
+from daemon.records import Generation, Message
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
 from daemon.storage.database.reviews import messages_after
@@ -157,7 +157,7 @@ def _rows_after(connection: Connection, query: Any, table: Table, seq: int, limi
     return connection.execute(query.where(table.c.seq > seq).order_by(table.c.seq).limit(limit)).mappings().all()
 
 
-def _inspections(connection: Connection, seq: int, limit: int) -> list[Published]:
+def _inspections(connection: Connection, seq: int, limit: int) -> list[Message]:
     query = select(inspections, boards.c.board_type, boards.c.serial, boards.c.attempt)
     query = query.join(boards, boards.c.board_id == inspections.c.board_id)
     rows = _rows_after(connection, query, inspections, seq, limit)

@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.database.rows import review_message
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
@@ -124,7 +124,7 @@ class ReviewRefusedError(ControlError):
     """A decision that was not written."""
 
 
-def append(tx: Transaction, wanted: Decision) -> tuple[Review, Published | None]:
+def append(tx: Transaction, wanted: Decision) -> tuple[Review, Message | None]:
     """Write the decision and return its row with its message, or the row of an attempt whose answer was lost."""
     subject = _subject(tx.connection, wanted)
     past = history(tx.connection, wanted.inspection_id, wanted.board_id)
@@ -153,7 +153,7 @@ def append(tx: Transaction, wanted: Decision) -> tuple[Review, Published | None]
     return Review(**row), review_message({**subject, "undo_of": None, **row})
 
 
-def messages_after(connection: Connection, seq: int, limit: int) -> list[Published]:
+def messages_after(connection: Connection, seq: int, limit: int) -> list[Message]:
     on_board = boards.c.board_id == func.coalesce(reviews.c.board_id, inspections.c.board_id)
     query = (
         select(reviews, inspections.c.component, inspections.c.designator, *_OF_BOARD)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 from urllib.parse import quote
 
-from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Pixels, Published
+from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Message, Pixels, Verdict
 from daemon.units import utc_text, wall_seconds
 from experts.editions.edition import Edition
 
@@ -27,16 +27,6 @@ _sent_of, _stage_of, _times_of = attrgetter(*_AS_SENT), attrgetter(*_STAGE), att
 
 
 @dataclass(frozen=True, slots=True)
-class CopyRequest:
-    """An image that stays after its verdict: once it is copied, its bytes in the journal may go."""
-
-    inspection_id: int
-    key: JournalKey
-    pixels: Pixels
-    completed_at: str
-
-
-@dataclass(frozen=True, slots=True)
 class ImageCopy:
     """A durable copy; `image_path` is None if the journal could not give the bytes back."""
 
@@ -45,17 +35,18 @@ class ImageCopy:
 
 
 #: Written by one transaction, and tried again together.
-Result = Outcome | Generation | ExpertSwitch | ImageCopy
+Result = Verdict | Generation | ExpertSwitch | ImageCopy
 
 
 @dataclass(slots=True)
 class WrittenResults:
     """The effects of one transaction: messages by `seq`, (source, bytes) of what finished, copies to make."""
 
-    published: list[Published] = field(default_factory=list[Published])
+    published: list[Message] = field(default_factory=list[Message])
     done: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     done_texts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    copies: list[CopyRequest] = field(default_factory=list[CopyRequest])
+    #: Images that stay, and when they got their verdict.
+    to_copy: list[tuple[Image, str]] = field(default_factory=list[tuple[Image, str]])
     freed_journal: bool = False
 
 
@@ -63,27 +54,27 @@ class WrittenResults:
 class Recovery:
     """The state that a restart resumes; `editions` are those of pending images and open attempts that did not end."""
 
-    pending: list[Accepted]
+    pending: list[Image]
     editions: dict[int, str]
     last_seq: int
     last_batch_id: int
 
 
-def inspection_row(arrival: Arrival, inspection_id: int, board: Row, *, late: bool, at: str) -> Row:
+def inspection_row(image: Image, rules_version: str, at: str) -> Row:
     """Return the row of an accepted image; the columns of its verdict stay null."""
     return {
-        "inspection_id": inspection_id,
-        **dict(zip(_AS_SENT, _sent_of(arrival), strict=True)),
-        "board_id": board["board_id"],
-        "rules_version": board["rules_version"],
-        "edition": board["edition"],
+        **dict(zip(_AS_SENT, _sent_of(image), strict=True)),
+        "inspection_id": image.inspection_id,
+        "board_id": image.board_id,
+        "rules_version": rules_version,
+        "edition": image.edition,
         "accepted_at": at,
-        "image_bytes": len(arrival.payload),
+        "image_bytes": image.key.length,
         "status": "accepted",
-        "late": int(late),
-        "image_sha256": arrival.payload_sha256,
-        "lot": arrival.board.lot,
-        "station": arrival.board.station,
+        "late": int(image.late),
+        "image_sha256": image.sha256,
+        "lot": image.board.lot,
+        "station": image.board.station,
     }
 
 
@@ -93,62 +84,58 @@ def edition_row(edition: Edition) -> Row:
     return row | {"edition": edition.number, "created_at": utc_text(edition.created_at.timestamp()), "ended_at": None}
 
 
-def pending_row(inspection_id: int, key: JournalKey, pixels: Pixels) -> Row:
-    height, width, channels = pixels.shape or (None, None, None)
+def pending_row(image: Image) -> Row:
+    height, width, channels = image.pixels.shape or (None, None, None)
     return {
-        "inspection_id": inspection_id,
+        "inspection_id": image.inspection_id,
         "task": "judge",
-        "segment": key.segment,
-        "offset": key.offset,
-        "length": key.length,
-        "encoding": pixels.encoding,
+        "segment": image.key.segment,
+        "offset": image.key.offset,
+        "length": image.key.length,
+        "encoding": image.pixels.encoding,
         "height": height,
         "width": width,
         "channels": channels,
     }
 
 
-def accepted_image(row: Row, pending: Row, board_type: str, attempt: int, accepted_s: float | None = None) -> Accepted:
-    same = ("inspection_id", "source", "image_id", "component", "deadline_ms", "edition")
-    return Accepted(
+def pending_image(row: AnyRow) -> Image:
+    """Return the image of a row of `pending_images`, as a restart finds it."""
+    same = (*_AS_SENT, "inspection_id", "board_id", "attempt", "edition")
+    return Image(
         **{name: row[name] for name in same},
-        board_type=board_type,
+        board=BoardRef(row["board_type"], row["serial"], row["lot"], row["station"]),
+        sha256=row["image_sha256"],
+        late=bool(row["late"]),
+        key=_journal_key(row),
+        pixels=_pixels(row),
         accepted_wall_s=wall_seconds(row["accepted_at"]),
-        key=_journal_key(pending),
-        pixels=_pixels(pending),
-        accepted_s=accepted_s,
-        attempt=attempt,
     )
 
 
-def copy_request(row: Row) -> CopyRequest:
-    """`row` has the columns of `pending` too."""
-    return CopyRequest(row["inspection_id"], _journal_key(row), _pixels(row), row["completed_at"])
-
-
-def stage_rows(outcome: Outcome) -> list[Row]:
+def stage_rows(verdict: Verdict) -> list[Row]:
     return [
         {
-            "inspection_id": outcome.inspection_id,
+            "inspection_id": verdict.image.inspection_id,
             "step": step,
             **dict(zip(_STAGE, _stage_of(stage), strict=True)),
             "confidence": finite(stage.confidence),
             **dict(zip(_TIMES, map(rounded, _times_of(stage)), strict=True)),
         }
-        for step, stage in enumerate(outcome.stages)
+        for step, stage in enumerate(verdict.stages)
     ]
 
 
-def detection_rows(outcome: Outcome) -> list[Row]:
+def detection_rows(verdict: Verdict) -> list[Row]:
     return [
         {
-            "inspection_id": outcome.inspection_id,
+            "inspection_id": verdict.image.inspection_id,
             "step": step,
             "label": detection.label,
             "confidence": float(detection.confidence),
             **{name: float(value) for name, value in zip(("x1", "y1", "x2", "y2"), detection.box, strict=True)},
         }
-        for step, stage in enumerate(outcome.stages)
+        for step, stage in enumerate(verdict.stages)
         for detection in stage.detections
     ]
 
@@ -167,7 +154,7 @@ def topic(kind: str, *parts: str) -> str:
     return "/".join((kind, *encoded, ""))
 
 
-def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequence[AnyRow]) -> Published:
+def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequence[AnyRow]) -> Message:
     """Render a row of `inspections` that has the board's `board_type`, `serial` and `attempt` too."""
     body = {
         "seq": row["seq"],
@@ -183,10 +170,10 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
         "rules_version": row["rules_version"],
         "edition": row["edition"],
     }
-    return Published(row["seq"], topic("inspection", row["board_type"], row["serial"]), body)
+    return Message(row["seq"], topic("inspection", row["board_type"], row["serial"]), body)
 
 
-def board_message(row: AnyRow) -> Published:
+def board_message(row: AnyRow) -> Message:
     body = {
         "seq": row["seq"],
         "at": row["completed_at"],
@@ -195,29 +182,29 @@ def board_message(row: AnyRow) -> Published:
         **{name: json.loads(row[name] or "[]") for name in ("failed", "review", "unknown", "missing")},
         **{name: row[name] for name in ("reason", "rules_version", "edition")},
     }
-    return Published(row["seq"], topic("board", row["board_type"], row["serial"]), body)
+    return Message(row["seq"], topic("board", row["board_type"], row["serial"]), body)
 
 
-def review_message(row: AnyRow) -> Published:
+def review_message(row: AnyRow) -> Message:
     """Render a row of `reviews` that has the columns of its board, and `component` and `designator` of its image."""
     body: Row = {"seq": row["seq"], **{name: row[name] for name in ("at", "review_id", "inspection_id")}}
     body |= {"board": _board(row), **{name: row[name] for name in ("component", "designator", "verdict", "defect")}}
     body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict", "epoch")}
-    return Published(row["seq"], topic("review", row["board_type"], row["serial"]), body)
+    return Message(row["seq"], topic("review", row["board_type"], row["serial"]), body)
 
 
-def generation_message(row: AnyRow) -> Published:
+def generation_message(row: AnyRow) -> Message:
     same = ("source", "model", "mode", "task", "text", "prompt_tokens", "new_tokens", "ttft_ms", "tpot_ms", "total_ms")
     body: Row = {"seq": row["seq"], "at": row["completed_at"], "id": row["request_id"]}
     body |= {name: row[name] for name in (*same, "status", "reason")}
-    return Published(row["seq"], topic("generation", row["source"]), body)
+    return Message(row["seq"], topic("generation", row["source"]), body)
 
 
-def _journal_key(pending: Row) -> JournalKey:
+def _journal_key(pending: AnyRow) -> JournalKey:
     return JournalKey(pending["segment"], pending["offset"], pending["length"])
 
 
-def _pixels(pending: Row) -> Pixels:
+def _pixels(pending: AnyRow) -> Pixels:
     if pending["encoding"] == "image":
         return Pixels()
     return Pixels("raw", (pending["height"], pending["width"], pending["channels"]))

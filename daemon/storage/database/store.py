@@ -15,14 +15,14 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, ExpertSwitch, Generation, JournalKey, Outcome, Published, Refused
+from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
 from daemon.storage.database.boards import BoardCache
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
 from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
 from daemon.storage.database.migrate import migrate
-from daemon.storage.database.rows import CopyRequest, ImageCopy, Recovery, Result, WrittenResults
+from daemon.storage.database.rows import ImageCopy, Recovery, Result, WrittenResults
 from daemon.storage.database.transaction import (
     Clock,
     TimeLimit,
@@ -35,13 +35,13 @@ from daemon.storage.decisions import Decision
 from daemon.units import utc_text, wall_seconds
 from experts.durable import replace_durably
 from experts.people import current_user
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Routes, VerdictName
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Images that stay after their verdict unless the configuration says otherwise.
-KEEP: tuple[Verdict, ...] = ("fail", "review", "unknown")
+KEEP: tuple[VerdictName, ...] = ("fail", "review", "unknown")
 _RECORD_MODE = 0o640
 _RECORD_BYTES = 120
 
@@ -117,7 +117,7 @@ class Store:
         self,
         url: str,
         *,
-        keep: Collection[Verdict] = KEEP,
+        keep: Collection[VerdictName] = KEEP,
         good_examples: int = 0,
         sample: float = 0.0,
         expert_version: VersionOf = lambda _expert, _version: None,
@@ -164,6 +164,8 @@ class Store:
         with self._transaction() as tx:
             for number, images in tx.connection.execute(select(segment, func.count()).group_by(segment)):
                 tx.segments[number] = images
+            unjudged = select(schema.pending.c.inspection_id).where(schema.pending.c.task == "judge")
+            self._memory.waiting.update(tx.connection.execute(unjudged).scalars())
             tx.due_added = _open_time_limits(tx)
             self._examples = GoodExamples(tx.connection, good_examples, sample)
             epoch, is_new = _settle_epoch(tx, self._record)
@@ -184,44 +186,39 @@ class Store:
         if self._record is not None:
             self._record.close()
 
-    def known(self, arrivals: Sequence[Arrival]) -> dict[tuple[str, str], str]:
+    def known(self, images: Sequence[Image]) -> dict[tuple[str, str], str]:
         """Return the sha256 of those that are stored, by source and id."""
         table = schema.inspections.c
         known: dict[tuple[str, str], str] = {}
         with self.engine.connect() as connection:
-            for arrival in arrivals:
-                is_it = (table.source == arrival.source) & (table.image_id == arrival.image_id)
+            for image in images:
+                is_it = (table.source == image.source) & (table.image_id == image.image_id)
                 if sha256 := connection.execute(select(table.image_sha256).where(is_it)).scalar():
-                    known[arrival.source, arrival.image_id] = sha256
+                    known[image.source, image.image_id] = sha256
         return known
 
     def recover(self) -> Recovery:
         with self.engine.connect() as connection:
-            waiting = [
-                rows.accepted_image(row, row, row["board_type"], row["attempt"])
-                for row in map(dict, connection.execute(inspections.pending_images("judge")).mappings())
-            ]
+            waiting = connection.execute(inspections.pending_images("judge")).mappings()
             return Recovery(
-                pending=waiting,
+                pending=[rows.pending_image(row) for row in waiting],
                 editions=inspections.editions_in_use(connection),
                 last_seq=read_numbers(self._sql).seq,
                 last_batch_id=_last_batch_id(connection),
             )
 
-    def copies_to_make(self) -> list[CopyRequest]:
+    def copies_to_make(self) -> list[tuple[Image, str]]:
+        """Return images that stay, and when they got their verdict."""
         with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
-            return [rows.copy_request(dict(row)) for row in waiting]
+            return [(rows.pending_image(row), row["completed_at"]) for row in waiting]
 
-    def accept(self, group: Sequence[tuple[Arrival, JournalKey]], serving: Serving) -> list[Accepted | Refused]:
+    def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
-            new = inspections.accept_images(tx, group, serving)
-        now_s = self._clock.monotonic_s()
-        accepted = [image if isinstance(image, Refused) else rows.accepted_image(*image, now_s) for image in new]
-        taken = [image for image in accepted if isinstance(image, Accepted)]
-        self._memory.accepted_s.update((image.inspection_id, now_s) for image in taken)
-        return accepted
+            answers = inspections.accept_images(tx, group, serving)
+        self._memory.waiting.update(answer.inspection_id for answer in answers if isinstance(answer, Image))
+        return answers
 
     def keep_rules(self, routes: Routes) -> None:
         self._in_force = routes.version
@@ -231,7 +228,7 @@ class Store:
     def write(self, results: Sequence[Result] = ()) -> WrittenResults:
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
-            batch.judge([result for result in results if isinstance(result, Outcome)])
+            batch.judge([result for result in results if isinstance(result, Verdict)])
             batch.close_due()
             batch.note_copies([result for result in results if isinstance(result, ImageCopy)])
             batch.flush()
@@ -246,7 +243,7 @@ class Store:
         with self._transaction() as tx:
             return change(tx, *arguments, **named)
 
-    def review(self, decision: Decision, publish: Callable[[list[Published]], None] = lambda _: None) -> reviews.Review:
+    def review(self, decision: Decision, publish: Callable[[list[Message]], None] = lambda _: None) -> reviews.Review:
         """Write a person's decision, or its undoing, and `publish` it once durable. Raises ReviewRefusedError."""
         with self._transaction() as tx:
             review, message = reviews.append(tx, decision)

@@ -45,7 +45,8 @@ class WriterMemory:
 
     numbers: "LastNumbers | None" = None
     due: list[TimeLimit] = field(default_factory=list[TimeLimit])
-    accepted_s: dict[int, float] = field(default_factory=dict[int, float])
+    #: Accepted images without a verdict, by `inspection_id`.
+    waiting: set[int] = field(default_factory=set[int])
     segments: Counter[int] = field(default_factory=Counter[int])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
 
@@ -75,7 +76,7 @@ class Transaction:
     due_added: list[TimeLimit] = field(default_factory=list[TimeLimit])
     due_taken: list[TimeLimit] = field(default_factory=list[TimeLimit])
     segments: Counter[int] = field(default_factory=Counter[int])
-    finished: list[int] = field(default_factory=list[int])
+    finished: set[int] = field(default_factory=set[int])
     checked_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     written_once: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     #: Serial, number of its attempts or images, source of the last image.
@@ -148,8 +149,7 @@ class Transaction:
             memory.segments[segment] += change
             if memory.segments[segment] <= 0:
                 del memory.segments[segment]
-        for inspection_id in self.finished:
-            memory.accepted_s.pop(inspection_id, None)
+        memory.waiting -= self.finished
         self.boards.trim(self.touched)
         for serial, times, source in self.suspect_serials:
             advice = "its scanner may report this text when it reads nothing: configure it to send no image then"

@@ -16,7 +16,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId, device_of
-from daemon.records import Accepted, ExpertSwitch, JournalKey, Outcome, Pixels
+from daemon.records import BoardRef, ExpertSwitch, Image, JournalKey, Verdict
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer_each
@@ -37,15 +37,15 @@ _PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class _FinishedImage:
-    outcome: Outcome
+    verdict: Verdict
     at_s: float
 
 
 class LiveEngine:
-    """One side's drive with its executors and pools, and the reports of the drive: `outcomes`, `switches`."""
+    """One side's drive with its executors and pools, and the reports of the drive: `verdicts`, `switches`."""
 
     def __init__(self, work: SideInput) -> None:
-        self.outcomes: queue.SimpleQueue[_FinishedImage] = queue.SimpleQueue()
+        self.verdicts: queue.SimpleQueue[_FinishedImage] = queue.SimpleQueue()
         self.switches: list[tuple[float, ExpertSwitch]] = []
         self._work = work
         self._routes = compile_rules(work.trace.rules(), "bench")
@@ -93,9 +93,9 @@ class LiveEngine:
             record=work.record,
         )
 
-    def finished(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            self.outcomes.put(_FinishedImage(outcome, time.monotonic()))
+    def finished(self, verdicts: list[Verdict]) -> None:
+        for verdict in verdicts:
+            self.verdicts.put(_FinishedImage(verdict, time.monotonic()))
 
     def switched(self, switch: ExpertSwitch) -> None:
         self.switches.append((time.monotonic(), switch))
@@ -113,19 +113,19 @@ class LiveEngine:
 
     def accept(self, first: int, end: int, began_wall_s: float) -> None:
         """Accept the trace's images from `first` up to, not including, `end`."""
-        deadline_s = self._work.deadline_s
+        deadline_s, board = self._work.deadline_s, BoardRef(BOARD_TYPE, "")
         images = [
-            Accepted(
+            Image(
                 inspection_id=number + 1,
                 source="bench",
                 image_id=str(number),
-                board_type=BOARD_TYPE,
+                board=board,
                 component=self._work.trace.images[number].classifier,
+                designator=str(number),
                 accepted_wall_s=began_wall_s + self._work.trace.images[number].arrives_s,
                 deadline_ms=None if deadline_s is None else round(deadline_s * 1000),
                 edition=1,
                 key=JournalKey(1, number, 0),
-                pixels=Pixels(),
             )
             for number in range(first, end)
         ]
@@ -167,7 +167,7 @@ def run_engine(work: SideInput) -> SideResult:
             accepted = due
         next_s = left_s if accepted == len(images) else began_s + images[accepted].arrives_s - time.monotonic()
         try:
-            finished.append(engine.outcomes.get(timeout=max(0.0, min(left_s, next_s))))
+            finished.append(engine.verdicts.get(timeout=max(0.0, min(left_s, next_s))))
         except queue.Empty:
             continue
     stopped = len(finished) < len(images)
@@ -188,8 +188,8 @@ def run_engine(work: SideInput) -> SideResult:
 def _result(
     work: SideInput, finished: list[_FinishedImage], loads: list[ExpertSwitch], began_s: float, ended_s: float
 ) -> SideResult:
-    outcomes = [image.outcome for image in finished]
-    failures = [outcome.reason for outcome in outcomes if outcome.reason not in (None, "deadline")]
+    verdicts = [one.verdict for one in finished]
+    failures = [verdict.reason for verdict in verdicts if verdict.reason not in (None, "deadline")]
     return SideResult(
         side=work.side,
         images=len(finished),
@@ -197,11 +197,11 @@ def _result(
         stopped=len(finished) < len(work.trace.images),
         loads=len(loads),
         loaded_bytes=sum(switch.bytes for switch in loads),
-        waits_s=tuple(outcome.stages[0].queued_ms / 1e3 for outcome in outcomes if outcome.stages),
+        waits_s=tuple(verdict.stages[0].queued_ms / 1e3 for verdict in verdicts if verdict.stages),
         latencies_s=tuple(
-            image.at_s - began_s - work.trace.images[image.outcome.inspection_id - 1].arrives_s for image in finished
+            one.at_s - began_s - work.trace.images[one.verdict.image.inspection_id - 1].arrives_s for one in finished
         ),
-        unknown=sum(outcome.verdict == "unknown" for outcome in outcomes),
+        unknown=sum(verdict.verdict == "unknown" for verdict in verdicts),
         failure=f"{len(failures)} images failed: {failures[0]}" if failures else "",
         peak_bytes=peak_bytes(),
     )

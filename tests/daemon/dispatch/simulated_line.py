@@ -18,7 +18,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Processor
-from daemon.records import Accepted, BatchDone, ExpertSwitch, JournalKey, Outcome, Pixels, QueueSample
+from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, QueueSample, Verdict
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes
@@ -81,22 +81,22 @@ def an_image(
     deadline_ms: int | None = None,
     accepted_wall_s: float = 1000.0,
     edition: int = 1,
-) -> Accepted:
-    return Accepted(
+) -> Image:
+    return Image(
         inspection_id=number,
         source="cam",
         image_id=str(number),
-        board_type="main",
+        board=BoardRef("main", "S1"),
         component=component,
+        designator=str(number),
         accepted_wall_s=accepted_wall_s,
         deadline_ms=deadline_ms,
         edition=edition,
         key=JournalKey(1, number, 10),
-        pixels=Pixels(),
     )
 
 
-def a_mix(count: int, first: int = 0, **fields: Any) -> list[Accepted]:
+def a_mix(count: int, first: int = 0, **fields: Any) -> list[Image]:
     """Return images of four component types in turn, numbered from `first`."""
     return [an_image(number, ["A1", "A2", "B", "C"][number % 4], **fields) for number in range(first, first + count)]
 
@@ -124,10 +124,10 @@ class Line:
     clock: SimulatedClock
     pools: dict[PoolId, SimulatedPool]
     serving: Serving
-    reported: list[Outcome] = field(default_factory=list)
+    reported: list[Verdict] = field(default_factory=list)
     switches: list[ExpertSwitch] = field(default_factory=list)
-    bad_images: list[tuple[Accepted, str]] = field(default_factory=list)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    bad_images: list[tuple[Image, str]] = field(default_factory=list)
+    outcomes: dict[int, Verdict] = field(default_factory=dict)
     ended_s: dict[int, float] = field(default_factory=dict)
     until_s: float | None = None
     ended_editions: list[int] = field(default_factory=list)
@@ -137,9 +137,9 @@ class Line:
         for pool in self.pools.values():
             pool.memory.check()
         for outcome in self.reported:
-            assert outcome.inspection_id not in self.outcomes, "an image ended twice"
-            self.outcomes[outcome.inspection_id] = outcome
-            self.ended_s[outcome.inspection_id] = self.clock.now()
+            assert outcome.image.inspection_id not in self.outcomes, "an image ended twice"
+            self.outcomes[outcome.image.inspection_id] = outcome
+            self.ended_s[outcome.image.inspection_id] = self.clock.now()
         self.reported.clear()
 
     def run(self, until_s: float | None = None) -> None:
@@ -153,7 +153,7 @@ class Line:
                 return
             self.turn()
 
-    def accept(self, *images: Accepted) -> None:
+    def accept(self, *images: Image) -> None:
         self.drive.accept(images)
 
     def put_in_force(self, catalog: Mapping[ExpertId, ExpertSpec], rules: Routes | None = None) -> int:
@@ -180,10 +180,10 @@ class Line:
 
     def judged(self, answers: list[Judged]) -> None: ...
 
-    def finished(self, outcomes: list[Outcome]) -> None:
+    def finished(self, outcomes: list[Verdict]) -> None:
         self.reported += outcomes
 
-    def bad_image(self, image: Accepted, reason: str) -> None:
+    def bad_image(self, image: Image, reason: str) -> None:
         self.bad_images.append((image, reason))
 
     def switched(self, switch: ExpertSwitch) -> None:

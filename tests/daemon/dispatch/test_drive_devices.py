@@ -12,7 +12,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
-from daemon.records import Accepted, ExpertSwitch, Outcome, Pixels
+from daemon.records import BoardRef, ExpertSwitch, Image, Verdict
 from daemon.storage.journal import Journal
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.infer import infer_each
@@ -55,7 +55,7 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     facts, executors = partition([PoolFacts(CPU, "cpu", budget_bytes, 4)], streams, preset(policy))
     slots = {share.pool: SlotPool("cpu", share.budget_bytes) for share in facts}
     journal, routes = Journal(tmp_path / "journal"), compile_rules(RULES)
-    reports: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[Verdict] = queue.SimpleQueue()
     switches: list[ExpertSwitch] = []
     serving = a_serving(routes, specs)
     drive = Drive(
@@ -66,11 +66,14 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     )
     drive.start(reports_to(finished=lambda outcomes: [*map(reports.put, outcomes)], switched=switches.append))
     keys = journal.append([encoded(a_picture(seed=seed % 4)) for seed in range(12)])
-    drive.accept(
-        [Accepted(n, "cam", str(n), "main", "ABC"[n % 3], 0.0, None, 1, key, Pixels()) for n, key in enumerate(keys, 1)]
-    )
+    board = BoardRef("main", "S1")
+    images = [
+        Image("cam", str(n), board, "ABC"[n % 3], str(n), inspection_id=n, edition=1, key=key)
+        for n, key in enumerate(keys, 1)
+    ]
+    drive.accept(images)
     outcomes = [reports.get(timeout=60.0) for _ in keys]
-    assert {outcome.inspection_id for outcome in outcomes} == set(range(1, 13))
+    assert {outcome.image.inspection_id for outcome in outcomes} == set(range(1, 13))
     assert all(outcome.verdict in ("pass", "review") for outcome in outcomes)
     assert all([stage.expert for stage in outcome.stages][1:] == ["yolo"] for outcome in outcomes)
     assert all(memory.used_bytes <= memory.budget_bytes for memory in slots.values())

@@ -21,7 +21,7 @@ from daemon.dispatch.watch import Watch
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
-from daemon.records import JournalKey, Outcome
+from daemon.records import JournalKey, Verdict
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
@@ -275,7 +275,7 @@ classifiers: {{B: {{expert: {spec.expert}, pass: [{spec.classes[0]}], review_bel
             new_mark=lambda: self.marks.append,
             clock=self.now_s,
         )
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Verdict] = []
         self.drive = Drive(
             Makeup(
                 expert_facts([spec], routes(rules), {}),

@@ -55,7 +55,7 @@ def test_a_repetition_of_an_image_in_flight_waits_for_the_disk(tmp_path: Path) -
         assert first.take()["type"] == "accepted"
         answers = [second.take(), second.take()]
         assert [(a["type"], a["differs"]) for a in answers] == [("duplicate", False), ("duplicate", True)]
-        assert len(line.writer.arrivals) == 1
+        assert len(line.writer.images) == 1
 
 
 def test_a_failed_write_is_busy_for_all_and_the_backlog_is_empty_again(tmp_path: Path) -> None:

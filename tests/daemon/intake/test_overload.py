@@ -48,7 +48,7 @@ def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_
         line.writer.going.set()
         kinds = [peer.take()["type"] for peer in peers for _ in range(10)]
         assert kinds.count("accepted") + kinds.count("busy") == 300
-        assert 20 <= kinds.count("accepted") == len(line.writer.arrivals) < 60
+        assert 20 <= kinds.count("accepted") == len(line.writer.images) < 60
         assert all(peer.silent(0.0) for peer in peers)
         until(lambda: line.admission.bytes_in_memory == 0)
         assert peers[0].ask(an_inspect("again"), payload)["type"] == "accepted"

@@ -10,7 +10,7 @@ from daemon.shadow.comparison import add_answers, outcome_text, shadow_report
 from experts.editions.candidates import Shadow
 from experts.spec import digest_of
 from routing_rules.routes import ClassifierStep, Judgement
-from tests.daemon.storage.database.store_parts import SETTINGS, Line, a_line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import SETTINGS, Line, a_line, a_stage, a_verdict, an_image
 
 IN_FORCE = ("0123456789ab", digest_of(SETTINGS))
 SHADOW = Shadow(version="feedfeedfeed", images=4, agreement=0.3)
@@ -26,9 +26,9 @@ def judged(line: Line, *verdicts: str, version: str = IN_FORCE[0]) -> list[int]:
     ids: list[int] = []
     for verdict in verdicts:
         line.images += 1
-        (image,) = line.accept(an_arrival(f"i{line.images}", type="loose", serial="L"))
+        (image,) = line.accept(an_image(f"i{line.images}", type="loose", serial="L"))
         stages = (a_stage(expert_version=version), a_stage("yolo", label=None))
-        line.judge(an_outcome(image.inspection_id, verdict, stages=stages))  # pyright: ignore[reportArgumentType]
+        line.judge(a_verdict(image, verdict, stages=stages))  # pyright: ignore[reportArgumentType]
         ids.append(image.inspection_id)
     return ids
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from daemon.records import Accepted, JournalKey, Pixels
+from daemon.records import BoardRef, Image, JournalKey
 from daemon.shadow.shadows import ShadowImage
 from daemon.storage.journal import Journal
 from routing_rules.routes import ClassifierStep, Judgement
@@ -54,8 +54,8 @@ def ask(ours: socket.socket, *parts: Any) -> dict[str, Any]:
     return image.row(answer) if "label" in answer else answer
 
 
-def an_image(key: JournalKey) -> Accepted:
-    return Accepted(7, "cam", "i7", "free", "P", 0.0, None, "v", key, Pixels())
+def an_image(key: JournalKey) -> Image:
+    return Image("cam", "i7", BoardRef("free", "S1"), "P", "P1", inspection_id=7, key=key)
 
 
 def test_a_head_answers_on_its_backbone_and_images_without_bytes_are_left_out(

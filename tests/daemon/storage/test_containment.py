@@ -23,7 +23,8 @@ from experts.vision.structure import check_structure
 from experts.weights import file_sha256
 from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
 from tests.daemon.dispatch.simulated_line import an_image
-from tests.daemon.storage.database.store_parts import a_line, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database import store_parts
+from tests.daemon.storage.database.store_parts import a_line, a_verdict, some_rules
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 
@@ -244,10 +245,10 @@ def test_weights_that_changed_since_they_were_checked_are_refused_and_the_right_
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, 3650 * DAY_S])
 def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tmp_path: Path, jump_s: float) -> None:
     line = a_line(tmp_path, some_rules(ONE_MINUTE))
-    (image,) = line.accept(an_arrival("1", "R0402", "U1", type="b"))
+    (image,) = line.accept(store_parts.an_image("1", "R0402", "U1", type="b"))
     line.clock.pass_s(2.0)
     line.clock.set_s += jump_s
-    first = line.judge(an_outcome(image.inspection_id))
+    first = line.judge(a_verdict(image))
     assert [message.topic for message in first] == ["inspection/b/S1/"], "the board is still open"
     assert first[0].body["latency_ms"] == 2000.0
     line.clock.pass_s(57.0)
@@ -255,9 +256,9 @@ def test_a_wall_clock_that_is_set_closes_no_board_early_and_spoils_no_latency(tm
     line.clock.pass_s(1.5)
     (closed,) = line.judge()
     assert (closed.topic, closed.body["reason"]) == ("board/b/S1/", "time_limit")
-    (late,) = line.accept(an_arrival("2", "R0402", "U2", type="b"))
+    (late,) = line.accept(store_parts.an_image("2", "R0402", "U2", type="b"))
     line.clock.set_s -= jump_s
-    messages = [*first, closed, *line.judge(an_outcome(late.inspection_id))]
+    messages = [*first, closed, *line.judge(a_verdict(late))]
     assert [message.seq for message in messages] == [1, 2, 3]
     line.store.close()
 

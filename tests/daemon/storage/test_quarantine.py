@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.records import Accepted, JournalKey, Pixels
+from daemon.records import BoardRef, Image, JournalKey
 from daemon.storage.journal import Journal, JournalError
 from daemon.storage.quarantine import Quarantine
 
@@ -55,8 +55,8 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path, capsys: pytest.C
     assert "quarantine_failed" in capsys.readouterr().out
 
 
-def an_image(key: JournalKey) -> Accepted:
-    return Accepted(1, "cam", "i1", "main", "R0402", 0.0, None, "0" * 12, key, Pixels())
+def an_image(key: JournalKey) -> Image:
+    return Image("cam", "i1", BoardRef("main", "S1"), "R0402", "R1", inspection_id=1, key=key)
 
 
 def test_bad_images_are_copied_out_of_the_journal_and_what_cannot_be_stops_nobody(

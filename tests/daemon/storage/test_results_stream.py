@@ -12,7 +12,7 @@ import psutil
 import pytest
 import zmq
 
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.results_stream import ResultsStream
 from daemon.wire.sockets import end_context
 from tests.stress.raw import RawPeer, frame
@@ -21,8 +21,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.not_fast("waits for sockets")
 
 
-def a_message(seq: int, serial: str = "S1", **body: Any) -> Published:
-    return Published(seq, f"inspection/mainboard-a/{serial}/", {"seq": seq, **body})
+def a_message(seq: int, serial: str = "S1", **body: Any) -> Message:
+    return Message(seq, f"inspection/mainboard-a/{serial}/", {"seq": seq, **body})
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from daemon.records import Accepted, Duplicate, Generation, Outcome, Pixels, Published, WriteFailed
+from daemon.records import Duplicate, Generation, Image, Message, Pixels, Verdict, WriteFailed
 from daemon.storage import image_archive
 from daemon.storage.database.store import Store
 from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Writer
 from routing_rules.routes import Routes
-from tests.daemon.storage.database.store_parts import a_journal, a_stage, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import a_journal, a_stage, a_verdict, sent, some_rules
 from tests.editions import a_serving, next_edition
 from tests.waiting import until
 
@@ -37,8 +37,8 @@ class Running:
     options: dict[str, Any] = field(default_factory=dict)
     store_options: dict[str, Any] = field(default_factory=dict)
     segment_bytes: int = 2**20
-    accepted: list[Accepted] = field(default_factory=list)
-    published: list[Published] = field(default_factory=list)
+    accepted: list[Image] = field(default_factory=list)
+    published: list[Message] = field(default_factory=list)
     done: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -51,13 +51,13 @@ class Running:
         of_texts = {"texts_accepted": lambda _: None, "texts_done": self.done.extend}
         self.writer.start(SimpleNamespace(**of_images, **of_texts))
 
-    def send(self, *arrivals) -> list[Any]:
+    def send(self, *images) -> list[Any]:
         """Write all at once and wait for every answer."""
-        answers: list[Any] = [None] * len(arrivals)
+        answers: list[Any] = [None] * len(images)
         answered = threading.Semaphore(0)
-        for n, arrival in enumerate(arrivals):
-            self.writer.store_image(arrival, lambda answer, n=n: (answers.__setitem__(n, answer), answered.release()))
-        for _ in arrivals:
+        for n, one in enumerate(images):
+            self.writer.store_image(*one, lambda answer, n=n: (answers.__setitem__(n, answer), answered.release()))
+        for _ in images:
             assert answered.acquire(timeout=60)
         return answers
 
@@ -103,30 +103,30 @@ def test_an_accepted_image_is_in_the_journal_and_in_its_row_when_the_reply_comes
     def reply(answer):
         replies.append((running.journal.read(answer.key), running.rows("SELECT image_id, status FROM inspections")))
 
-    running.writer.store_image(an_arrival("a", payload=JPEG), reply)
+    running.writer.store_image(*sent("a", payload=JPEG), reply)
     until(lambda: replies)
     assert replies == [(JPEG, [("a", "accepted")])]
     assert [image.image_id for image in running.accepted] == ["a"]
 
 
 def test_the_same_image_many_times_in_flight_becomes_one_row(running):
-    copies = [an_arrival("a", payload=JPEG if n % 2 else PNG) for n in range(50)]
+    copies = [sent("a", payload=JPEG if n % 2 else PNG) for n in range(50)]
     answers = running.send(*copies)
-    assert [type(answer) for answer in answers] == [Accepted, *[Duplicate] * 49]
-    assert {answer.content for answer in answers[1:]} == {copies[0].payload_sha256}
-    assert running.rows("SELECT image_id, image_sha256 FROM inspections") == [("a", copies[0].payload_sha256)]
-    assert running.send(an_arrival("a")) == [Duplicate(copies[0].payload_sha256)]
+    assert [type(answer) for answer in answers] == [Image, *[Duplicate] * 49]
+    assert {answer.content for answer in answers[1:]} == {copies[0][0].sha256}
+    assert running.rows("SELECT image_id, image_sha256 FROM inspections") == [("a", copies[0][0].sha256)]
+    assert running.send(sent("a")) == [Duplicate(copies[0][0].sha256)]
     running.restart()
-    assert running.send(an_arrival("a")) == [Duplicate(copies[0].payload_sha256)]
+    assert running.send(sent("a")) == [Duplicate(copies[0][0].sha256)]
 
 
 def test_threads_that_write_and_finish_at_once_end_with_one_result_for_each(running):
     def publish(source: str) -> None:
         for n in range(0, 60, 5):
-            images = [an_arrival(f"i{m}", source=source, serial=f"S{m}") for m in range(n, n + 5)]
+            images = [sent(f"i{m}", source=source, serial=f"S{m}") for m in range(n, n + 5)]
             for answer in running.send(*images, images[0]):
-                if isinstance(answer, Accepted):
-                    running.writer.store_verdict(an_outcome(answer.inspection_id))
+                if isinstance(answer, Image):
+                    running.writer.store_verdicts([a_verdict(answer)])
 
     threads = [threading.Thread(target=publish, args=(f"cam{n}",)) for n in range(4)]
     for thread in threads:
@@ -155,47 +155,46 @@ def locked(line: Running) -> Iterator[None]:
 @pytest.mark.promise("Containment", "A lock held on the database by another program delays results and loses none")
 def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_none(start):
     line = start(store_options={"busy_timeout_ms": 50})
-    (image,) = line.send(an_arrival("a"))
+    (image,) = line.send(sent("a"))
     with locked(line):
-        line.writer.store_verdict(an_outcome(image.inspection_id, "fail", "D1"))
-        assert line.send(an_arrival("b")) == [WriteFailed("database is locked")]
+        line.writer.store_verdicts([a_verdict(image, "fail", "D1")])
+        assert line.send(sent("b")) == [WriteFailed("database is locked")]
         assert line.published == []
         assert line.writer.last_error == "database is locked"
         assert line.writer.is_failing
     until(lambda: line.published)
     assert not line.writer.is_failing
     assert line.published[0].body["verdict"] == "fail"
-    assert isinstance(line.send(an_arrival("b"))[0], Accepted)
+    assert isinstance(line.send(sent("b"))[0], Image)
 
 
 def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segment(running, monkeypatch):
-    running.send(an_arrival("before"))
+    running.send(sent("before"))
     real = os.fdatasync
 
     def failing(fd: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("os.fdatasync", failing)
-    (answer,) = running.send(an_arrival("a"))
+    (answer,) = running.send(sent("a"))
     assert isinstance(answer, WriteFailed)
     assert "Input/output error" in answer.reason
     monkeypatch.setattr("os.fdatasync", real)
-    (answer,) = running.send(an_arrival("a"))
+    (answer,) = running.send(sent("a"))
     assert answer.key.segment == 2
     assert running.rows("SELECT image_id FROM inspections ORDER BY 1") == [("a",), ("before",)]
 
 
-def test_an_arrival_that_no_row_can_hold_costs_nobody_else(running):
-    poison = an_arrival("\ud800")
-    answers = running.send(an_arrival("a"), poison, an_arrival("b"))
-    assert [type(answer) for answer in answers] == [Accepted, WriteFailed, Accepted]
+def test_an_image_that_no_row_can_hold_costs_nobody_else(running):
+    poison = sent("\ud800")
+    answers = running.send(sent("a"), poison, sent("b"))
+    assert [type(answer) for answer in answers] == [Image, WriteFailed, Image]
 
 
 def test_an_outcome_that_no_row_can_hold_becomes_unknown_and_costs_nobody_else(running):
-    images = running.send(*(an_arrival(f"i{n}") for n in range(3)))
-    poison = Outcome(images[1].inspection_id, "pass", None, None, (a_stage(label={"not": "text"}),))
-    for outcome in (an_outcome(images[0].inspection_id), poison, an_outcome(images[2].inspection_id)):
-        running.writer.store_verdict(outcome)
+    images = running.send(*(sent(f"i{n}") for n in range(3)))
+    poison = Verdict(images[1], "pass", stages=(a_stage(label={"not": "text"}),))
+    running.writer.store_verdicts([a_verdict(images[0]), poison, a_verdict(images[2])])
     until(lambda: len(running.published) == 3)
     verdicts = {message.body["id"]: (message.body["verdict"], message.body["reason"]) for message in running.published}
     assert verdicts == {"i0": ("pass", None), "i1": ("unknown", "internal_error"), "i2": ("pass", None)}
@@ -224,21 +223,21 @@ def quick_rules(time_limit: str) -> Routes:
 def test_a_board_closes_by_itself_when_its_time_is_up(start):
     line = start()
     next_edition(line.serving, quick_rules("150ms"))
-    (image,) = line.send(an_arrival("a", type="quick"))
+    (image,) = line.send(sent("a", type="quick"))
     until(lambda: line.published)
     assert line.published[0].body["reason"] == "time_limit"
     assert line.published[0].body["missing"] == [{"component": "R0402", "count": 2}]
-    line.writer.store_verdict(an_outcome(image.inspection_id))
+    line.writer.store_verdicts([a_verdict(image)])
     until(lambda: len(line.published) == 2)
     assert line.published[1].body["late"] is True
 
 
 def test_images_that_stay_are_copied_and_their_segments_go(tmp_path, start):
     line = start(store_options={"keep": ("fail", "unknown")})
-    raw = an_arrival("raw", payload=b"123456", pixels=Pixels("raw", (2, 1, 3)))
-    images = line.send(an_arrival("f", payload=JPEG), an_arrival("p", payload=PNG), an_arrival("u", payload=PNG), raw)
+    raw = sent("raw", payload=b"123456", pixels=Pixels("raw", (2, 1, 3)))
+    images = line.send(sent("f", payload=JPEG), sent("p", payload=PNG), sent("u", payload=PNG), raw)
     for image, verdict in zip(images, ("fail", "pass", "unknown", "fail"), strict=True):
-        line.writer.store_verdict(an_outcome(image.inspection_id, verdict))
+        line.writer.store_verdicts([a_verdict(image, verdict)])
     until(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(3,)])
     paths = dict(line.rows("SELECT image_id, image_path FROM inspections"))
     assert paths["p"] is None
@@ -258,8 +257,8 @@ def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(image_archive, "_GROUP_S", 600.0)
         line.restart()
-        (image,) = line.send(an_arrival("f", payload=JPEG))
-        line.writer.store_verdict(an_outcome(image.inspection_id, "fail"))
+        (image,) = line.send(sent("f", payload=JPEG))
+        line.writer.store_verdicts([a_verdict(image, "fail")])
         line.restart()  # sooner than the archiver's next round
         assert line.rows("SELECT status, image_path FROM inspections") == [("done", None)]
     line.restart()
@@ -269,27 +268,27 @@ def test_copies_that_a_restart_interrupted_are_made_after_it(start, monkeypatch)
 def test_a_segment_whose_rows_are_still_to_come_stays_when_others_go(start):
     """Bytes are ahead of their rows by up to two groups: a verdict between must not take their segment for unneeded."""
     line = start(store_options={"keep": ()}, segment_bytes=64)
-    (first,) = line.send(an_arrival("first", payload=JPEG * 10))
+    (first,) = line.send(sent("first", payload=JPEG * 10))
     going = threading.Event()
     line.writer.run(lambda _store: going.wait(60))
     answers: list[Any] = []
     for n in range(2):
-        line.writer.store_image(an_arrival(f"i{n}", payload=PNG * 10), answers.append)
+        line.writer.store_image(*sent(f"i{n}", payload=PNG * 10), answers.append)
         until(lambda n=n: line.journal.frontier == first.key.segment + 1 + n)
-    line.writer.store_verdict(an_outcome(first.inspection_id))
+    line.writer.store_verdicts([a_verdict(first)])
     going.set()
     until(lambda: len(answers) == 2 and line.published)
     assert [line.journal.read(answer.key) for answer in answers] == [PNG * 10] * 2
     until(lambda: first.key.segment not in line.journal.segments)
 
 
-def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threading.Event, list[Any]]:
-    """Write each of `arrivals` in a group of its own; the writer waits for the event, two groups at most are ahead.
+def in_groups(line: Running, monkeypatch, *images, fails=()) -> tuple[threading.Event, list[Any]]:
+    """Write each of `images` in a group of its own; the writer waits for the event, two groups at most are ahead.
 
     The syncs of those whose number is in `fails` fail.
     """
     going = threading.Event()
-    answers: list[Any] = [None] * len(arrivals)
+    answers: list[Any] = [None] * len(images)
     synced: list[int] = []
     real = os.fdatasync
 
@@ -302,44 +301,42 @@ def in_groups(line: Running, monkeypatch, *arrivals, fails=()) -> tuple[threadin
     line.writer.run(lambda _store: going.wait(60))
     with monkeypatch.context() as patch:
         patch.setattr("os.fdatasync", fdatasync)
-        for n, arrival in enumerate(arrivals):
-            line.writer.store_image(arrival, lambda answer, n=n: answers.__setitem__(n, answer))
+        for n, one in enumerate(images):
+            line.writer.store_image(*one, lambda answer, n=n: answers.__setitem__(n, answer))
             until(lambda n=n: len(synced) > n)
     return going, answers
 
 
-@pytest.mark.parametrize(
-    ("failed_groups", "answer_types"), [((), [Accepted, Duplicate]), ({0}, [WriteFailed, Accepted])]
-)
+@pytest.mark.parametrize(("failed_groups", "answer_types"), [((), [Image, Duplicate]), ({0}, [WriteFailed, Image])])
 def test_an_image_that_comes_again_in_the_next_group_is_a_duplicate_unless_the_first_group_failed(
     start, monkeypatch, failed_groups, answer_types
 ):
     line = start(segment_bytes=1)
-    line.send(an_arrival("before"))
-    copies = [an_arrival("a", payload=payload) for payload in (JPEG, PNG)]
+    line.send(sent("before"))
+    copies = [sent("a", payload=payload) for payload in (JPEG, PNG)]
     going, answers = in_groups(line, monkeypatch, *copies, fails=failed_groups)
     going.set()
     until(lambda: all(answers))
     assert [type(answer) for answer in answers] == answer_types
-    accepted = answer_types.index(Accepted)
-    assert line.journal.read(answers[accepted].key) == copies[accepted].payload
+    accepted = answer_types.index(Image)
+    assert line.journal.read(answers[accepted].key) == copies[accepted][1]
     if not failed_groups:
-        assert answers[1] == Duplicate(copies[0].payload_sha256)
+        assert answers[1] == Duplicate(copies[0][0].sha256)
 
 
 def test_a_stop_answers_every_group_that_is_on_its_way(start, monkeypatch):
     line = start(segment_bytes=1)
-    line.send(an_arrival("before"))
-    going, answers = in_groups(line, monkeypatch, *(an_arrival(f"i{n}") for n in range(2)))
+    line.send(sent("before"))
+    going, answers = in_groups(line, monkeypatch, *(sent(f"i{n}") for n in range(2)))
     more: list[Any] = []
     for n in range(2 * GROUP_IMAGES):
-        line.writer.store_image(an_arrival(f"more{n}"), more.append)
+        line.writer.store_image(*sent(f"more{n}"), more.append)
     stopping = threading.Thread(target=line.writer.stop)
     stopping.start()
     going.set()
     stopping.join(60)
     assert not line.writer.is_alive
-    assert {type(answer) for answer in answers + more} == {Accepted}
+    assert {type(answer) for answer in answers + more} == {Image}
     assert line.rows("SELECT count(*) FROM inspections") == [(3 + 2 * GROUP_IMAGES,)]
 
 
@@ -348,7 +345,7 @@ def test_after_commits_that_failed_an_idle_line_recovers_by_itself_and_lets_thei
     line = start(store_options={"busy_timeout_ms": 20}, segment_bytes=1)
     with locked(line):
         for n in range(3):
-            assert line.send(an_arrival(f"i{n}")) == [WriteFailed("database is locked")]
+            assert line.send(sent(f"i{n}")) == [WriteFailed("database is locked")]
         assert line.journal.segments == (1, 2, 3)
         assert line.writer.is_failing
     until(lambda: not line.writer.is_failing)
@@ -357,10 +354,10 @@ def test_after_commits_that_failed_an_idle_line_recovers_by_itself_and_lets_thei
 
 def test_an_image_whose_bytes_are_damaged_keeps_its_verdict_and_lets_the_segment_go(tmp_path, start):
     line = start()
-    (image,) = line.send(an_arrival("f", payload=JPEG))
+    (image,) = line.send(sent("f", payload=JPEG))
     segment = tmp_path / "journal" / "segment-00000001.journal"
     segment.write_bytes(segment.read_bytes()[:-1] + b"?")
-    line.writer.store_verdict(an_outcome(image.inspection_id, "fail"))
+    line.writer.store_verdicts([a_verdict(image, "fail")])
     until(lambda: line.rows("SELECT count(*) FROM pending") == [(0,)])
     assert line.rows("SELECT verdict, image_path FROM inspections") == [("fail", None)]
 
@@ -369,5 +366,5 @@ def test_upkeep_runs_between_groups_and_its_failure_is_its_own(running):
     thread = running.writer.run(lambda store: (threading.current_thread().name, store.segments_in_use))
     assert thread.result(60) == ("writer", set())
     assert isinstance(running.writer.run(lambda _: 1 / 0).exception(60), ZeroDivisionError)
-    (image,) = running.send(an_arrival("a"))
-    assert isinstance(image, Accepted)
+    (image,) = running.send(sent("a"))
+    assert isinstance(image, Image)

@@ -307,7 +307,7 @@ def test_what_a_revoked_client_had_sent_before_is_not_taken_either(tmp_path: Pat
         door.gate.reload()  # no connection is cut yet: every single message is asked about
         camera.socket.send_multipart(frames_of(an_inspect("late"), b"\xff\xd8 whatever"))
         assert not camera.says_hello(0.6)
-        assert door.line.writer.arrivals == []
+        assert door.line.writer.images == []
 
 
 def test_the_servers_key_changes_while_it_runs(tmp_path: Path) -> None:

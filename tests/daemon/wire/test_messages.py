@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from daemon.records import BoardRef, Generation, Pixels
+from daemon.records import BoardRef, Generation, Image, Pixels
 from daemon.wire.messages import (
-    Inspect,
     MessageError,
     ResultsSince,
     parse,
@@ -29,9 +28,9 @@ def code_of(header: dict[str, Any] | bytes) -> str:
     return refusal(frames_of(header)).code
 
 
-def inspected(**fields: Any) -> Inspect:
+def inspected(**fields: Any) -> Image:
     message, _ = parse(frames_of(an_inspect(**fields), b"x"))
-    assert isinstance(message, Inspect)
+    assert isinstance(message, Image)
     return message
 
 
@@ -48,7 +47,7 @@ def test_an_inspect_with_every_field_is_read() -> None:
         dtype="uint8",
         weather={"rain": [1.5, None]},
     )
-    assert message == Inspect(
+    assert message == Image(
         image_id="i1",
         source="cam-1",
         board=BoardRef("main board", "Ä-1", "L", "S2", 3),

@@ -1,4 +1,4 @@
-"""Real parts of the wire for the tests of intake, with a writer that keeps arrivals in memory."""
+"""Real parts of the wire for the tests of intake, with a writer that keeps images in memory."""
 
 import queue
 import struct
@@ -6,7 +6,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from daemon.intake.admission import Admission, Stored
 from daemon.intake.backlog import Backlog, BacklogLimits
 from daemon.intake.intake import Intake
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, Duplicate, JournalKey, WriteFailed
+from daemon.records import Duplicate, Image, JournalKey, WriteFailed
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.endpoints import CurveKeys, Gate
 from routing_rules.compile import compile_rules
@@ -38,21 +38,21 @@ classifiers:
 
 @dataclass
 class MemoryWriter:
-    """Answers arrivals from its own thread, in order, while `going` is set; with `fail_with`, where there is one."""
+    """Answers from its own thread, in order, while `going` is set; with `fail_with`, where there is one."""
 
     fail_with: Duplicate | WriteFailed | None = None
-    arrivals: list[Arrival] = field(default_factory=list)
-    on_stored: Callable[[Arrival], None] = lambda _: None
+    images: list[Image] = field(default_factory=list)
+    on_stored: Callable[[Image], None] = lambda _: None
 
     def __post_init__(self) -> None:
-        self._jobs: queue.Queue[tuple[Arrival, Callable[[Stored], None]] | None] = queue.Queue()
+        self._jobs: queue.Queue[tuple[Image, Callable[[Stored], None]] | None] = queue.Queue()
         self.going = threading.Event()
         self.going.set()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def store_image(self, arrival: Arrival, reply: Callable[[Stored], None]) -> None:
-        self._jobs.put((arrival, reply))
+    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Callable[[Stored], None]) -> None:
+        self._jobs.put((replace(image, key=JournalKey(0, 0, len(payload))), reply))
 
     def stop(self) -> None:
         self.going.set()
@@ -62,13 +62,13 @@ class MemoryWriter:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self.going.wait()
-            arrival, reply = job
+            image, reply = job
             if self.fail_with is not None:
                 reply(self.fail_with)
                 continue
-            self.arrivals.append(arrival)
-            reply(an_accepted(arrival, len(self.arrivals)))
-            self.on_stored(arrival)
+            self.images.append(image)
+            reply(replace(image, inspection_id=len(self.images), attempt=1, edition=1))
+            self.on_stored(image)
 
 
 class MemoryReader:
@@ -82,9 +82,9 @@ class MemoryReader:
         self.going.set()
 
     def find(self, source: str, image_id: str) -> str | None:
-        for arrival in self._writer.arrivals:
-            if (arrival.source, arrival.image_id) == (source, image_id):
-                return arrival.payload_sha256
+        for image in self._writer.images:
+            if (image.source, image.image_id) == (source, image_id):
+                return image.sha256
         return None
 
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None:
@@ -100,21 +100,6 @@ class MemoryReader:
         last = page[-1]["seq"] if page else seq
         oldest = self.items[0]["seq"] if self.items else None
         return {"items": page, "last_seq": last, "more": len(newer) > limit, "oldest_seq": oldest}
-
-
-def an_accepted(arrival: Arrival, inspection_id: int = 1) -> Accepted:
-    return Accepted(
-        inspection_id=inspection_id,
-        source=arrival.source,
-        image_id=arrival.image_id,
-        board_type=arrival.board.type,
-        component=arrival.component,
-        accepted_wall_s=0.0,
-        deadline_ms=arrival.deadline_ms,
-        edition=1,
-        key=JournalKey(0, 0, len(arrival.payload)),
-        pixels=arrival.pixels,
-    )
 
 
 def some_serving(text: str = RULES) -> Serving:
@@ -189,7 +174,7 @@ def a_line(
     context: zmq.Context[Any] = zmq.Context()
     counts: list[str] = []
     load = Backlog(backlog or BacklogLimits(1000, 10**8, 1000, 10**8))
-    writer = MemoryWriter(on_stored=lambda arrival: load.leave(arrival.source, len(arrival.payload)))
+    writer = MemoryWriter(on_stored=lambda image: load.leave(image.source, image.key.length))
     reader = MemoryReader(writer, items)
     serving = some_serving()
     admission = Admission(

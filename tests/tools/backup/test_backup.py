@@ -24,7 +24,7 @@ import yaml
 
 from coserve_client import Publisher
 from daemon.config.settings import load_config
-from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels
+from daemon.records import BoardRef, Image, JournalKey, Verdict
 from daemon.storage.database.store import Store
 from daemon.storage.journal import Journal
 from experts.editions.folder import EditionFolder
@@ -71,21 +71,17 @@ class Writing:
         self.store: Store = Store(f"sqlite:///{folder}/inspection.db")
         self.count = 0
 
-    def accept(self, images: int = 1) -> list[Accepted]:
-        arrivals = [self._arrival() for _ in range(images)]
-        keys = self.journal.append([arrival.payload for arrival in arrivals])
-        accepted = self.store.accept(list(zip(arrivals, keys, strict=True)), self.serving)
-        return [image for image in accepted if isinstance(image, Accepted)]
-
-    def _arrival(self) -> Arrival:
-        self.count += 1
-        payload = f"image {self.count} ".encode() * 40
+    def accept(self, images: int = 1) -> list[Image]:
+        names = [f"i{self.count + n}" for n in range(1, images + 1)]
+        self.count += images
         board = BoardRef("free", "S1")
-        name = f"i{self.count}"
-        return Arrival("cam", name, board, "R0402", name, None, None, Pixels(), payload, "0" * 64, b"1")
+        sent = [Image("cam", name, board, "R0402", name, sha256="0" * 64) for name in names]
+        keys = self.journal.append([f"image {name} ".encode() * 40 for name in names])
+        accepted = self.store.accept(list(zip(sent, keys, strict=True)), self.serving)
+        return [image for image in accepted if isinstance(image, Image)]
 
-    def judge(self, images: list[Accepted]) -> None:
-        self.store.write([Outcome(image.inspection_id, "pass", None, None, ()) for image in images])
+    def judge(self, images: list[Image]) -> None:
+        self.store.write([Verdict(image, "pass") for image in images])
         self.journal.drop_segments(self.store.segments_in_use)
 
     def close(self) -> None:
@@ -235,7 +231,7 @@ def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes
         assert waiting_rows
         for segment, offset, length, name in waiting_rows:
             payload = journal.read(JournalKey(segment, offset, length))
-            assert payload.startswith(f"image {name[1:]} ".encode())
+            assert payload.startswith(f"image {name} ".encode())
         journal.close()
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from daemon.records import Image
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
 from daemon.storage.database.upkeep import check_database
 from tests.contract.client import Line
 from tests.daemon.storage.database.store_parts import a_line as a_store
-from tests.daemon.storage.database.store_parts import a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_stage, a_verdict, an_image
 from tests.tools.run_commands import coserve
 from tools.query.evidence import Evidence, check_evidence
 
@@ -139,7 +140,7 @@ def test_a_picture_that_was_not_sent_is_named_when_pictures_are_compared(line: P
 @pytest.mark.parametrize("seed", range(2))
 def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int) -> None:
     """Repeats, extras, late images, named attempts, time limits and restarts, as the writer writes them."""
-    chance, store, waiting = random.Random(seed), a_store(tmp_path), list[int]()
+    chance, store, waiting = random.Random(seed), a_store(tmp_path), list[Image]()
     store.store.keep_rules(store.serving.current.routes)
     for number in range(400):
         step = chance.random()
@@ -150,14 +151,14 @@ def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int
                 "serial": chance.choice("AB"),
             }
             named = chance.choice((None, None, None, 1, 2))
-            (image,) = store.accept(an_arrival(f"i{number}", *place, attempt=named, **board))
-            waiting.append(image.inspection_id)
+            (image,) = store.accept(an_image(f"i{number}", *place, attempt=named, **board))
+            waiting.append(image)
         elif step < 0.9 and waiting:
-            image_id = waiting.pop(chance.randrange(len(waiting)))
+            image = waiting.pop(chance.randrange(len(waiting)))
             bad = a_stage("R0402", label="bad", confidence=chance.choice((0.01, 0.99)))
-            unsure = an_outcome(image_id, "unknown", reason="expert_failed", stages=[])
-            sound = an_outcome(image_id, stages=[a_stage("R0402")])
-            judged = an_outcome(image_id, "review" if bad.confidence == 0.01 else "fail", "bad", stages=[bad])
+            unsure = a_verdict(image, "unknown", reason="expert_failed", stages=[])
+            sound = a_verdict(image, stages=[a_stage("R0402")])
+            judged = a_verdict(image, "review" if bad.confidence == 0.01 else "fail", "bad", stages=[bad])
             store.judge(chance.choice((sound, sound, judged, unsure)))
         elif step < 0.97:
             store.clock.pass_s(chance.choice((1, 3, 8)))

@@ -1,4 +1,4 @@
-"""Small lines for the tests of the store: rules, arrivals, outcomes, a clock that a test moves."""
+"""Small lines for the tests of the store: rules, images, verdicts, a clock that a test moves."""
 
 import hashlib
 import sqlite3
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.serving import Serving
-from daemon.records import Accepted, Arrival, BoardRef, JournalKey, Outcome, Pixels, Published, Stage
+from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Stage, Verdict
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
 from daemon.storage.journal import Journal
 from experts.spec import Detection, digest_of
 from routing_rules.compile import compile_rules
-from routing_rules.routes import Routes, Verdict
+from routing_rules.routes import Routes, VerdictName
 from tests.editions import a_serving
 
 START_S = 1_795_252_091.123  # 2026-11-21T09:08:11.123Z
@@ -59,7 +59,10 @@ class MovingClock:
         return Clock(lambda: self.now_s + self.set_s, lambda: self.now_s)
 
 
-def an_arrival(
+PAYLOAD = b"\xff\xd8\xffimage"
+
+
+def an_image(
     image_id: str = "i1",
     component: str = "R0402",
     designator: str | None = None,
@@ -70,12 +73,12 @@ def an_arrival(
     attempt: int | None = None,
     lot: str | None = None,
     station: str | None = None,
-    payload: bytes = b"\xff\xd8\xffimage",
+    payload: bytes = PAYLOAD,
     pixels: Pixels | None = None,
     deadline_ms: int | None = None,
     attributes: dict[str, str] | None = None,
-) -> Arrival:
-    return Arrival(
+) -> Image:
+    return Image(
         source=source,
         image_id=image_id,
         board=BoardRef(type, serial, lot, station, attempt, tuple(sorted((attributes or {}).items()))),
@@ -84,10 +87,14 @@ def an_arrival(
         captured_at=None,
         deadline_ms=deadline_ms,
         pixels=pixels or Pixels(),
-        payload=payload,
-        payload_sha256=hashlib.sha256(payload).hexdigest(),
-        connection=source.encode(),
+        sha256=hashlib.sha256(payload).hexdigest(),
     )
+
+
+def sent(image_id: str = "i1", *, payload: bytes = PAYLOAD, **fields: Any) -> tuple[Image, bytes, bytes]:
+    """Return an image with its payload and connection, as the writer takes them."""
+    image = an_image(image_id, payload=payload, **fields)
+    return image, payload, image.source.encode()
 
 
 def a_stage(expert: str = "r50", batch_id: int = 1, **fields: Any) -> Stage:
@@ -114,14 +121,14 @@ def a_box(label: str = "bridge", confidence: float = 0.8) -> Detection:
     return Detection(label, confidence, (1.0, 2.0, 30.5, 40.25))
 
 
-def an_outcome(
-    inspection_id: int,
-    verdict: Verdict = "pass",
+def a_verdict(
+    image: Image,
+    verdict: VerdictName = "pass",
     defect: str | None = None,
     reason: str | None = None,
     stages: Sequence[Stage] | None = None,
-) -> Outcome:
-    return Outcome(inspection_id, verdict, defect, reason, tuple(stages if stages is not None else (a_stage(),)))
+) -> Verdict:
+    return Verdict(image, verdict, defect, reason, tuple(stages if stages is not None else (a_stage(),)))
 
 
 @dataclass
@@ -134,22 +141,22 @@ class Line:
     store: Store
     images: int = 0
 
-    def accept(self, *arrivals: Arrival) -> list[Accepted]:
+    def accept(self, *images: Image) -> list[Image]:
         """Accept images that the editions of their boards can route."""
-        pairs = [(arrival, JournalKey(1, 16 + n, len(arrival.payload))) for n, arrival in enumerate(arrivals)]
+        pairs = [(image, JournalKey(1, 16 + n, len(PAYLOAD))) for n, image in enumerate(images)]
         answers = self.store.accept(pairs, self.serving)
-        accepted = [answer for answer in answers if isinstance(answer, Accepted)]
+        accepted = [answer for answer in answers if isinstance(answer, Image)]
         assert len(accepted) == len(answers), answers
         return accepted
 
-    def judge(self, *outcomes: Outcome) -> list[Published]:
-        return self.store.write(outcomes).published
+    def judge(self, *verdicts: Verdict) -> list[Message]:
+        return self.store.write(verdicts).published
 
-    def inspect(self, component: str, designator: str, verdict: Verdict = "pass", **fields: Any) -> list[Published]:
+    def inspect(self, component: str, designator: str, verdict: VerdictName = "pass", **fields: Any) -> list[Message]:
         """Accept one image and judge it."""
         self.images += 1
-        (image,) = self.accept(an_arrival(f"image-{self.images}", component, designator, **fields))
-        return self.judge(an_outcome(image.inspection_id, verdict))
+        (image,) = self.accept(an_image(f"image-{self.images}", component, designator, **fields))
+        return self.judge(a_verdict(image, verdict))
 
     def reopen(self, down_s: float = 0.0) -> None:
         """Stop without saying goodbye, and start again `down_s` later."""
@@ -162,7 +169,7 @@ class Line:
         with closing(sqlite3.connect(self.folder / "inspection.db", isolation_level=None)) as connection:
             return connection.execute(query, values).fetchall()
 
-    def review(self, inspection_id: int, verdict: Verdict) -> None:
+    def review(self, inspection_id: int, verdict: VerdictName) -> None:
         query = "INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES (?, '2026-11-21', 'Eva', ?)"
         self.rows(query, inspection_id, verdict)
 

@@ -8,7 +8,7 @@ import pytest
 from daemon.storage.database.prune import images_to_prune, oldest_kept
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import Store
-from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
 
 
 def kept(line: Line) -> list[int]:
@@ -20,9 +20,9 @@ def passes(line: Line, number: int, *, every_s: float = 61.0, verdict: str = "pa
     """Judge images one after the other, and copy those that are to be kept, as the archiver does."""
     for _ in range(number):
         line.images += 1
-        (image,) = line.accept(an_arrival(f"image-{line.images}", component, type="loose"))
-        written = line.store.write([an_outcome(image.inspection_id, verdict)])  # type: ignore[arg-type]
-        copies = [ImageCopy(one.inspection_id, f"images/{one.inspection_id}.png") for one in written.copies]
+        (image,) = line.accept(an_image(f"image-{line.images}", component, type="loose"))
+        written = line.store.write([a_verdict(image, verdict)])  # type: ignore[arg-type]
+        copies = [ImageCopy(one.inspection_id, f"images/{one.inspection_id}.png") for one, _ in written.to_copy]
         line.store.write(copies)
         line.clock.pass_s(every_s)
 
@@ -73,8 +73,8 @@ def test_an_example_that_a_person_failed_stays_as_evidence(tmp_path: Path) -> No
 def test_a_copy_under_way_is_dropped_later_and_none_is_kept_where_none_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     line = a_line(tmp_path / "a", good_examples=1)
-    (image,) = line.accept(an_arrival("slow", "R0402", "R1"))
-    line.store.write([an_outcome(image.inspection_id, "pass")])
+    (image,) = line.accept(an_image("slow", "R0402", "R1"))
+    line.store.write([a_verdict(image, "pass")])
     line.clock.pass_s(61.0)
     passes(line, 1)
     assert line.store.drop_examples() == []
@@ -104,10 +104,10 @@ def test_a_share_of_all_passes_is_kept_by_the_bytes_of_the_image_and_outlives_th
     sampled: set[int] = set()
     for number in range(100):
         payload = b"\xff\xd8\xffimage %d" % number
-        (image,) = line.accept(an_arrival(f"i{number}", designator=f"R{number}", payload=payload))
+        (image,) = line.accept(an_image(f"i{number}", designator=f"R{number}", payload=payload))
         is_failed = number % 10 == 0
-        written = line.store.write([an_outcome(image.inspection_id, "fail" if is_failed else "pass")])
-        line.store.write([ImageCopy(each.inspection_id, "images/1.jpg") for each in written.copies])
+        written = line.store.write([a_verdict(image, "fail" if is_failed else "pass")])
+        line.store.write([ImageCopy(each.inspection_id, "images/1.jpg") for each, _ in written.to_copy])
         if not is_failed and int(hashlib.sha256(payload).hexdigest(), 16) < 0.2 * 2**256:
             sampled.add(image.inspection_id)
     line.store.drop_examples()

@@ -15,7 +15,7 @@ from daemon.storage.database.reviews import (
     recent_confidences,
 )
 from experts.spec import digest_of
-from tests.daemon.storage.database.store_parts import SETTINGS, Line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import SETTINGS, Line, a_stage, a_verdict, an_image
 
 OLD, NEW = "0" * 12, "1" * 12
 USUAL = digest_of(SETTINGS)
@@ -33,7 +33,7 @@ def judged(
     """One image that went through `stages` (expert, version)."""
     line.images += 1
     payload = picture or f"picture {line.images}".encode()
-    (image,) = line.accept(an_arrival(f"image-{line.images}", type="loose", serial=f"S{line.images}", payload=payload))
+    (image,) = line.accept(an_image(f"image-{line.images}", type="loose", serial=f"S{line.images}", payload=payload))
     answers = [
         a_stage(
             expert,
@@ -45,7 +45,7 @@ def judged(
         )
         for expert, version in stages
     ]
-    line.judge(an_outcome(image.inspection_id, verdict, stages=answers))
+    line.judge(a_verdict(image, verdict, stages=answers))
     return image.inspection_id
 
 

@@ -28,7 +28,7 @@ from daemon.storage.database.upkeep import copy_database
 from daemon.storage.decisions import Decision
 from tests import ROOT
 from tests.daemon.storage.database.migrate_again import NEXT
-from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, a_verdict, an_image
 from tests.faults.shim import ShimError, shim_environment, switch_faults
 
 pytestmark = pytest.mark.not_fast("starts processes")
@@ -73,9 +73,9 @@ def a_database(folder: Path) -> Path:
     """A closed database with boards open and closed, stages, boxes, a pending image, a decision and a text."""
     line = a_line(folder)
     line.inspect("R0402", "R1", type="tiny")
-    images = line.accept(an_arrival("boxes", "QFP64", "U1", lot="Los 7"), an_arrival("waits", source="cam:2"))
+    images = line.accept(an_image("boxes", "QFP64", "U1", lot="Los 7"), an_image("waits", source="cam:2"))
     stages = [a_stage(), a_stage("yolo", detections=(a_box(), a_box("void")), label=None)]
-    line.judge(an_outcome(images[0].inspection_id, "fail", "D1", stages=stages))
+    line.judge(a_verdict(images[0], "fail", "D1", stages=stages))
     line.store.review(Decision(images[0].inspection_id, "Žofie", None, "pass", None, "Kratzer"))
     line.store.transact(accept_generations, [Generation("mes", "g1", "m", "Was ist „kalt“?")])
     line.store.close()
@@ -123,7 +123,7 @@ def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it
     store = Store(f"sqlite:///{old}")
     recovery = store.recover()
     assert [image.image_id for image in recovery.pending] == ["waits"]
-    (message, *_) = store.write([an_outcome(recovery.pending[0].inspection_id)]).published
+    (message, *_) = store.write([a_verdict(recovery.pending[0])]).published
     assert message.seq == recovery.last_seq + 1
     store.close()
     (copy,) = copies_of(old)
@@ -218,7 +218,7 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     before = all_rows(old)
     store = Store(f"sqlite:///{old}")
     (waits,) = store.recover().pending
-    store.write([an_outcome(waits.inspection_id)])
+    store.write([a_verdict(waits)])
     store.close()
     monkeypatch.undo()
     with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/service"):

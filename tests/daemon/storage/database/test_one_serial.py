@@ -10,7 +10,7 @@ from sqlalchemy.exc import DatabaseError
 from structlog.testing import capture_logs
 
 from daemon.storage.database import inspections
-from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
 
 SERIAL = "NOREAD"
 #: Each image of `tiny` completes an attempt; `mainboard-a` stays open, since other components never come.
@@ -19,9 +19,9 @@ BOARD_TYPES = ("tiny", "mainboard-a")
 
 def inspect(line: Line, board_type: str, verdict="pass") -> None:
     line.images += 1
-    arrival = an_arrival(f"{board_type}-{line.images}", "R0402", "R1", type=board_type, serial=SERIAL)
-    (image,) = line.accept(arrival)
-    line.judge(an_outcome(image.inspection_id, verdict))
+    image = an_image(f"{board_type}-{line.images}", "R0402", "R1", type=board_type, serial=SERIAL)
+    (image,) = line.accept(image)
+    line.judge(a_verdict(image, verdict))
 
 
 def a_long_past(folder: Path, board_type: str, images: int) -> Line:
@@ -109,10 +109,10 @@ def test_a_serial_whose_open_attempt_gets_too_many_images_is_told_once(
 
 def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read(tmp_path: Path) -> None:
     line = a_line(tmp_path)
-    (early,) = line.accept(an_arrival("early", "R0402", "R1", serial=SERIAL))
+    (early,) = line.accept(an_image("early", "R0402", "R1", serial=SERIAL))
     for verdict in ("pass", "fail", "pass", "fail", "unknown", "pass"):
         inspect(line, "mainboard-a", verdict)
-    line.judge(an_outcome(early.inspection_id, "fail", "D7"))
+    line.judge(a_verdict(early, "fail", "D7"))
     assert line.rows("SELECT count(*), count(surplus) FROM inspections") == [(7, 4)]
     line.reopen()
     for designator in ("U1", "U2"):

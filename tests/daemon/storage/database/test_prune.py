@@ -19,8 +19,8 @@ from tests.daemon.storage.database.store_parts import (
     a_box,
     a_line,
     a_stage,
-    an_arrival,
-    an_outcome,
+    a_verdict,
+    an_image,
     some_rules,
 )
 from tests.editions import next_edition
@@ -37,10 +37,10 @@ class Kit:
     def add(self, verdict="pass", *, serial: str, type_="tiny", review=None, keep=True) -> int:
         """One image, judged; its copy in `images/` as the keeper makes it."""
         self.line.images += 1
-        arrival = an_arrival(f"image-{self.line.images}", "R0402", type=type_, serial=serial)
-        (image,) = self.line.accept(arrival)
+        image = an_image(f"image-{self.line.images}", "R0402", type=type_, serial=serial)
+        (image,) = self.line.accept(image)
         stage = a_stage(detections=(a_box(), a_box("void")))
-        self.line.judge(an_outcome(image.inspection_id, verdict, stages=(stage,)))
+        self.line.judge(a_verdict(image, verdict, stages=(stage,)))
         if keep:
             self.copy(image.inspection_id)
         if review:
@@ -262,7 +262,7 @@ def test_a_board_that_an_operator_reviewed_stays_and_so_does_one_with_a_younger_
     "Pruning never deletes images without a verdict or boards that an operator reviewed",
 )
 def test_an_open_board_stays_however_old_it_is(kit):
-    (image,) = kit.line.accept(an_arrival("waits", "R0402", type="tiny", serial="S1"))
+    (image,) = kit.line.accept(an_image("waits", "R0402", type="tiny", serial="S1"))
     kit.line.clock.pass_s(1000 * DAY_S)
     kit.prune(results_for="1d", images_for="1d")
     assert kit.line.rows("SELECT inspection_id, status FROM inspections") == [(image.inspection_id, "accepted")]
@@ -297,7 +297,7 @@ def test_rules_of_which_no_result_is_left_go_with_the_results(kit):
     kit.add(serial="OLD")
     unused = reload(1)
     still_open = reload(2)
-    kit.line.accept(an_arrival("w", "QFP64", "U1", serial="OPEN"))
+    kit.line.accept(an_image("w", "QFP64", "U1", serial="OPEN"))
     kit.line.clock.pass_s(1.0)
     in_force = reload(3)
     kit.line.clock.pass_s(10 * DAY_S)

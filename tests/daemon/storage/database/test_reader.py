@@ -3,16 +3,16 @@
 import pytest
 from sqlalchemy import insert
 
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.database.rows import topic
 from daemon.storage.database.schema import generations
-from tests.daemon.storage.database.store_parts import Line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_verdict, an_image
 
 
 @pytest.fixture
-def published(line: Line) -> list[Published]:
+def published(line: Line) -> list[Message]:
     """Messages of five boards, four images each, that the line has published."""
-    messages: list[Published] = []
+    messages: list[Message] = []
     for serial in range(5):
         for n, verdict in enumerate(("pass", "review", "fail", "unknown")):
             component, designator = ("R0402", f"R{n}") if n < 2 else ("QFP64", f"U{n - 1}")
@@ -46,9 +46,9 @@ def test_an_empty_database_has_no_oldest_seq(reader):
 
 
 def test_an_image_is_found_by_source_and_id_as_soon_as_it_is_accepted(line, reader):
-    arrival = an_arrival("a", source="cam:1/x")
-    line.accept(arrival)
-    assert reader.find("cam:1/x", "a") == arrival.payload_sha256
+    image = an_image("a", source="cam:1/x")
+    line.accept(image)
+    assert reader.find("cam:1/x", "a") == image.sha256
     assert reader.find("cam:1/x", "A") is None
     assert reader.find("cam1", "a") is None
 
@@ -90,7 +90,7 @@ def test_topics_are_percent_encoded_and_end_with_a_slash(serial, encoded):
 
 def test_the_rules_of_a_boards_newest_attempt_are_known_while_it_is_open(line, reader):
     assert reader.open_edition("tiny", "S", None) is None
-    (image,) = line.accept(an_arrival("a", type="tiny", serial="S"))
+    (image,) = line.accept(an_image("a", type="tiny", serial="S"))
     assert [reader.open_edition("tiny", "S", attempt) for attempt in (None, 1, 2)] == [1, 1, None]
-    line.judge(an_outcome(image.inspection_id))
+    line.judge(a_verdict(image))
     assert [reader.open_edition("tiny", "S", attempt) for attempt in (None, 1)] == [None, None]

@@ -4,13 +4,13 @@ from contextlib import closing
 
 import pytest
 
-from daemon.records import Published
+from daemon.records import Message
 from daemon.storage.database.changes import ChangeNotes
 from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.reviews import Review, ReviewRefusedError
 from daemon.storage.database.upkeep import check_database
 from daemon.storage.decisions import Decision
-from tests.daemon.storage.database.store_parts import Line, a_line, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
 
 HOSTILE = "'); DROP TABLE reviews; -- <script>alert(1)</script> \U0001f4a5"
 
@@ -20,7 +20,7 @@ class Reviewed:
 
     def __init__(self, line: Line) -> None:
         self.line = line
-        self.published: list[Published] = []
+        self.published: list[Message] = []
 
     def board(self, *verdicts: str, serial: str = "S1", **board: object) -> int:
         """Judge one image of each verdict of a `tiny` board, or of a `mainboard-a` that its time limit closes."""
@@ -95,8 +95,8 @@ def test_a_review_is_published_with_the_next_seq_and_repeated_identically_after_
 
 
 def test_a_review_of_an_open_attempt_has_no_verdict_of_its_board_and_a_repeated_request_no_second_message(kit):
-    (image,) = kit.line.accept(an_arrival("i1", "R0402", "R1", type="mainboard-a", serial="S1"))
-    kit.line.judge(an_outcome(image.inspection_id, "review"))
+    (image,) = kit.line.accept(an_image("i1", "R0402", "R1", type="mainboard-a", serial="S1"))
+    kit.line.judge(a_verdict(image, "review"))
     for _ in range(2):
         kit.decide("pass", image=1)
     assert [message.body["board_verdict"] for message in kit.published] == [None]
@@ -143,7 +143,7 @@ def test_of_two_people_at_one_board_one_wins_and_the_other_is_told(kit):
 
 
 def test_only_a_closed_attempt_that_is_there_takes_a_decision(kit):
-    kit.line.accept(an_arrival("i1", "R0402", "R1", type="mainboard-a", serial="S1"))
+    kit.line.accept(an_image("i1", "R0402", "R1", type="mainboard-a", serial="S1"))
     assert kit.refusal("pass", board=1)[0] == "not_finished"
     assert kit.refusal(None, board=1)[0] == "not_finished"
     assert kit.refusal("pass", board=77) == ("unknown_board", "there is no board 77: it never existed, or was pruned")

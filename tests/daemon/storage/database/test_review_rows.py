@@ -21,7 +21,7 @@ from daemon.storage.database.reviews import (
 from daemon.storage.decisions import Decision, DrawnBox
 from daemon.storage.writer import Writer
 from daemon.wire.control import ControlError
-from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, a_verdict, an_image
 
 
 class Kit:
@@ -33,10 +33,10 @@ class Kit:
 
     def image(self, verdict="fail", defect=None, *, component="R0402", expert="r50", **board) -> int:
         self.line.images += 1
-        arrival = an_arrival(f"image-{self.line.images}", component, **{"serial": "S1"} | board)
-        (image,) = self.line.accept(arrival)
+        image = an_image(f"image-{self.line.images}", component, **{"serial": "S1"} | board)
+        (image,) = self.line.accept(image)
         if verdict:
-            self.line.judge(an_outcome(image.inspection_id, verdict, defect, stages=[a_stage(expert)]))
+            self.line.judge(a_verdict(image, verdict, defect, stages=[a_stage(expert)]))
         return image.inspection_id
 
     def decide(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
 from daemon.storage.database.boards import folded, serial_range
-from tests.daemon.storage.database.store_parts import a_line, an_arrival
+from tests.daemon.storage.database.store_parts import a_line, an_image
 
 #: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
 WORDS = r"""
@@ -36,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A board of each serial among ten thousand others, which statistics know of."""
     line = a_line(tmp_path_factory.mktemp("serials"))
     for number, serial in enumerate(SERIALS):
-        line.accept(an_arrival(f"i{number}", serial=serial, designator="U1"))
+        line.accept(an_image(f"i{number}", serial=serial, designator="U1"))
     line.store.close()
     with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
         database.execute(

@@ -10,12 +10,12 @@ import pytest
 import structlog
 from sqlalchemy import update
 
-from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Outcome, Pixels
+from daemon.records import ExpertSwitch, ExpertVersion, JournalKey, Pixels, Verdict
 from daemon.storage.database.connections import StoreError
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.schema import boards
 from daemon.storage.database.store import Store
-from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, an_arrival, an_outcome, some_rules
+from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, a_verdict, an_image, some_rules
 from tests.editions import next_edition
 
 
@@ -26,7 +26,7 @@ def rows(line, query, *values):
 
 
 def test_an_accepted_image_has_its_row_before_anybody_judges_it(line):
-    (accepted,) = line.accept(an_arrival("a", lot="L1", station="AOI2", deadline_ms=500))
+    (accepted,) = line.accept(an_image("a", lot="L1", station="AOI2", deadline_ms=500))
     (row,) = rows(line, "SELECT * FROM inspections")
     assert row["status"] == "accepted"
     assert (row["verdict"], row["seq"], row["completed_at"], row["image_path"], row["latency_ms"]) == (None,) * 5
@@ -48,10 +48,10 @@ def test_an_accepted_image_has_its_row_before_anybody_judges_it(line):
 
 
 def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(line, reader):
-    (accepted,) = line.accept(an_arrival("a"))
+    (accepted,) = line.accept(an_image("a"))
     line.clock.pass_s(0.25)
     stages = [a_stage("r50"), a_stage("yolo", label=None, confidence=None, detections=(a_box(), a_box("void", 0.6)))]
-    (message,) = line.judge(an_outcome(accepted.inspection_id, "fail", "D207", stages=stages))
+    (message,) = line.judge(a_verdict(accepted, "fail", "D207", stages=stages))
     assert message.topic == "inspection/mainboard-a/S1/"
     assert message.body["latency_ms"] == 250.0
     assert message.body["at"] == "2026-11-21T09:08:11.373Z"
@@ -63,15 +63,15 @@ def test_a_verdict_is_written_with_its_stages_and_boxes_and_published_as_stored(
 
 
 def test_a_second_outcome_of_an_image_changes_nothing(line):
-    (accepted,) = line.accept(an_arrival("a"))
-    assert len(line.judge(an_outcome(accepted.inspection_id, "fail"))) == 1
-    assert line.judge(an_outcome(accepted.inspection_id, "pass"), an_outcome(12345, "pass")) == []
+    (accepted,) = line.accept(an_image("a"))
+    assert len(line.judge(a_verdict(accepted, "fail"))) == 1
+    assert line.judge(a_verdict(accepted, "pass"), a_verdict(an_image("b"), "pass")) == []
     assert [row["verdict"] for row in rows(line, "SELECT verdict FROM inspections")] == ["fail"]
 
 
 def test_downtime_counts_toward_a_boards_time_limit(line):
     line.inspect("R0402", "R1")
-    (waiting,) = line.accept(an_arrival("w", "R0402", "R2"))
+    (waiting,) = line.accept(an_image("w", "R0402", "R2"))
     line.reopen(down_s=19.0)
     assert line.judge() == []
     assert line.store.wait_s() == pytest.approx(1.0, abs=0.01)
@@ -79,7 +79,7 @@ def test_downtime_counts_toward_a_boards_time_limit(line):
     (board,) = line.judge()
     assert (board.body["verdict"], board.body["reason"], board.body["inspected"]) == ("unknown", "time_limit", 1)
     # Accepted in time and judged after the closing: stored, marked late, and the board stays as it was.
-    (image,) = line.judge(an_outcome(waiting.inspection_id, "fail"))
+    (image,) = line.judge(a_verdict(waiting, "fail"))
     assert image.body["late"] is True
     (row,) = rows(line, "SELECT verdict, inspected FROM boards")
     assert (row["verdict"], row["inspected"]) == ("unknown", 1)
@@ -92,9 +92,9 @@ def test_an_attempt_keeps_the_rules_it_opened_with(line):
         "boards:\n  mainboard-a:\n    components: {R0402: 1}\nclassifiers:\n  '*': {expert: e, pass: [ok]}\n"
     )
     next_edition(line.serving, new)
-    images = line.accept(an_arrival("x", "R0402", "R2", serial="OLD"), an_arrival("y", serial="NEW"))
+    images = line.accept(an_image("x", "R0402", "R2", serial="OLD"), an_image("y", serial="NEW"))
     assert [image.edition for image in images] == [1, 2]
-    closed = [m.body for m in line.judge(*(an_outcome(i.inspection_id) for i in images)) if m.topic.startswith("board")]
+    closed = [m.body for m in line.judge(*(a_verdict(i) for i in images)) if m.topic.startswith("board")]
     assert [(body["board"]["serial"], body["expected"]) for body in closed] == [("NEW", 1)]
     line.reopen()
     assert list(line.store.recover().editions) == [1]
@@ -102,9 +102,9 @@ def test_an_attempt_keeps_the_rules_it_opened_with(line):
 
 
 def test_a_restart_finds_what_waits_with_all_that_judging_needs(line):
-    raw = an_arrival("raw", pixels=Pixels("raw", (2, 3, 1)), payload=b"123456", deadline_ms=1000)
-    images = line.accept(raw, an_arrival("jpg"), an_arrival("done"))
-    line.judge(an_outcome(images[2].inspection_id, stages=[a_stage(batch_id=41)]))
+    raw = an_image("raw", pixels=Pixels("raw", (2, 3, 1)), payload=b"123456", deadline_ms=1000)
+    images = line.accept(raw, an_image("jpg"), an_image("done"))
+    line.judge(a_verdict(images[2], stages=[a_stage(batch_id=41)]))
     line.reopen(down_s=100.0)
     recovery = line.store.recover()
     assert recovery.pending == images[:2]
@@ -114,15 +114,15 @@ def test_a_restart_finds_what_waits_with_all_that_judging_needs(line):
 def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
     line = a_line(tmp_path, keep=("fail",))
     failed, passed = line.store.accept(
-        [(an_arrival("f"), JournalKey(1, 16, 8)), (an_arrival("p"), JournalKey(2, 16, 8))], line.serving
+        [(an_image("f"), JournalKey(1, 16, 8)), (an_image("p"), JournalKey(2, 16, 8))], line.serving
     )
-    written = line.store.write([an_outcome(failed.inspection_id, "fail"), an_outcome(passed.inspection_id, "pass")])
-    assert [copy.inspection_id for copy in written.copies] == [failed.inspection_id]
+    written = line.store.write([a_verdict(failed, "fail"), a_verdict(passed, "pass")])
+    assert [image for image, _ in written.to_copy] == [failed]
     assert written.done == [("cam1", 8), ("cam1", 8)]
     assert line.store.segments_in_use == {1}
     line.reopen()
     assert line.store.segments_in_use == {1}
-    assert line.store.copies_to_make() == written.copies
+    assert line.store.copies_to_make() == written.to_copy
     assert line.store.recover().pending == []
     line.store.write([ImageCopy(failed.inspection_id, "images/a.jpg")])
     assert line.store.segments_in_use == set()
@@ -147,13 +147,13 @@ def test_experts_are_noted_at_their_first_verdict_and_loads_as_they_come(tmp_pat
 
 
 def test_a_failed_transaction_leaves_memory_as_the_disk_is(line):
-    images = line.accept(*(an_arrival(f"i{n}", "QFP64", f"U{n + 1}") for n in range(2)))
+    images = line.accept(*(an_image(f"i{n}", "QFP64", f"U{n + 1}") for n in range(2)))
     line.inspect("R0402", "R1")
     line.inspect("R0402", "R2")
-    broken = Outcome(images[1].inspection_id, "maybe", None, None, ())  # type: ignore[arg-type]
+    broken = Verdict(images[1], "maybe")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not in tuple"):
-        line.judge(an_outcome(images[0].inspection_id), broken)
-    messages = line.judge(*(an_outcome(image.inspection_id) for image in images))
+        line.judge(a_verdict(images[0]), broken)
+    messages = line.judge(*(a_verdict(image) for image in images))
     assert [message.seq for message in messages] == [3, 4, 5]
     assert messages[-1].body["verdict"] == "pass"
 
@@ -204,9 +204,9 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
 
 
 def test_a_verdict_that_becomes_durable_after_its_deadline_is_unknown(line):
-    images = line.accept(an_arrival("a", deadline_ms=500), an_arrival("b", deadline_ms=501), an_arrival("c"))
+    images = line.accept(an_image("a", deadline_ms=500), an_image("b", deadline_ms=501), an_image("c"))
     line.clock.pass_s(0.5005)
-    line.judge(*(an_outcome(image.inspection_id, "fail", "D1") for image in images))
+    line.judge(*(a_verdict(image, "fail", "D1") for image in images))
     assert rows(line, "SELECT image_id, verdict, defect, reason FROM inspections ORDER BY 1") == [
         {"image_id": "a", "verdict": "unknown", "defect": None, "reason": "deadline"},
         {"image_id": "b", "verdict": "fail", "defect": "D1", "reason": None},

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.exc import DatabaseError
 
-from tests.daemon.storage.database.store_parts import RULES, a_line, an_arrival, an_outcome, some_rules
+from daemon import records
+from tests.daemon.storage.database.store_parts import RULES, a_line, a_verdict, an_image, some_rules
 
 # mainboard-a of store_parts.RULES, once more and by hand.
 EXPECTED: dict[str, Any] = {"R0402": 2, "QFP64": ["U1", "U2"]}
@@ -25,7 +26,7 @@ IMAGES = [*WHOLE, ("R0402", "R3"), ("QFP64", "U3"), ("LED", "D1")]
 
 @dataclass
 class Image:
-    inspection_id: int
+    accepted: records.Image
     component: str
     designator: str
     late: bool = False
@@ -128,13 +129,13 @@ class StoreMachine(RuleBasedStateMachine):
     def accept(self, serial: str, named: int | None, images: list[tuple[str, str]]) -> None:
         self.write()  # the writer closes what is due before it takes arrivals
         self.close_due()
-        arrivals = []
+        sent = []
         for component, designator in images:
             self.images += 1
-            arrivals.append(an_arrival(f"i{self.images}", component, designator, serial=serial, attempt=named))
-        for arrival, accepted in zip(arrivals, self.line.accept(*arrivals), strict=True):
-            number, late = self.place(serial, named, arrival.component, arrival.designator)
-            image = Image(accepted.inspection_id, arrival.component, arrival.designator, late)
+            sent.append(an_image(f"i{self.images}", component, designator, serial=serial, attempt=named))
+        for one, accepted in zip(sent, self.line.accept(*sent), strict=True):
+            number, late = self.place(serial, named, one.component, one.designator)
+            image = Image(accepted, one.component, one.designator, late)
             self.tries[serial, number].images.append(image)
 
     @rule(without=st.sampled_from([None, None, *WHOLE]), verdict=st.sampled_from(WORST))
@@ -161,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
         outcomes = []
         for (key, image), verdict in zip(images, itertools.cycle(verdicts), strict=False):
             image.verdict = verdict
-            outcomes.append(an_outcome(image.inspection_id, verdict))
+            outcomes.append(a_verdict(image.accepted, verdict))
             image.late = image.late or self.tries[key].message is not None
             if self.tries[key].message is None and self.is_complete(self.tries[key]):
                 self.tries[key].close(self.line.clock.now_s)
@@ -183,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
     def crash(self, down_s: float) -> None:
         self.line.reopen(down_s)
         recovered = {image.inspection_id for image in self.line.store.recover().pending}
-        assert recovered == {image.inspection_id for _, image in self.pending()}
+        assert recovered == {image.accepted.inspection_id for _, image in self.pending()}
         self.write()
         self.close_due()
 
@@ -200,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         driver.set_authorizer(refuse)
         with pytest.raises(DatabaseError, match="not authorized"):
-            self.line.judge(an_outcome(image.inspection_id, "fail"))
+            self.line.judge(a_verdict(image.accepted, "fail"))
         driver.set_authorizer(None)
 
     @invariant()

@@ -7,7 +7,7 @@ import pytest
 
 from daemon.storage.database import upkeep
 from daemon.storage.database.upkeep import Checkpoints, WriteAheadLog
-from tests.daemon.storage.database.store_parts import an_arrival, an_outcome
+from tests.daemon.storage.database.store_parts import a_verdict, an_image
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def checkpoints(line):
 def fill(line, images: int, prefix: str = "i") -> None:
     """Write until the log is longer than what is left to the writer."""
     for start in range(0, images, 100):
-        arrivals = [an_arrival(f"{prefix}{start + n}", type="loose", serial=f"S{start}") for n in range(100)]
-        line.judge(*(an_outcome(image.inspection_id) for image in line.accept(*arrivals)))
+        images = [an_image(f"{prefix}{start + n}", type="loose", serial=f"S{start}") for n in range(100)]
+        line.judge(*(a_verdict(image) for image in line.accept(*images)))
 
 
 def add_junk(connection: sqlite3.Connection) -> None:
@@ -87,7 +87,7 @@ def test_free_pages_go_back_in_steps_while_others_write(line, checkpoints):
         steps = 0
         while checkpoints.vacuum_is_due():
             upkeep.run(line.store.engine, upkeep.VACUUM_STEP)
-            line.accept(an_arrival(f"step{steps}", type="loose"))
+            line.accept(an_image(f"step{steps}", type="loose"))
             steps += 1
         (after,) = writer.execute("PRAGMA page_count").fetchone()
     assert steps > 3
