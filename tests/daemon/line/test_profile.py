@@ -19,7 +19,7 @@ ROW = {"k_s": 0.05, "b_s": 0.004, "residual": 0.01, "max_batch": 6, "activation_
 
 
 def a_profile(folder: Path, machine: MachineIdentity = HERE, **settings: Any) -> Path:
-    cpu = {"executors": 3, "threads": 2, "expert_memory": 900, "activation_memory": 300}
+    cpu = {"executors": 3, "threads": 2, "expert_memory": 900_000_000, "activation_memory": 300}
     content = {
         "profile": 1,
         "made": "2026-11-21T18:00:00Z",
@@ -74,10 +74,10 @@ def test_what_the_settings_leave_open_comes_from_the_profile(tmp_path: Path) -> 
     a_profile(tmp_path)
     config, measured = completed(tmp_path, "{cpu: {profile: profile.yaml}}")
     device = config.devices["cpu"]
-    assert (device.executors, device.threads, device.expert_memory, device.max_batch) == (3, 2, 900, 6)
+    assert (device.executors, device.threads, device.expert_memory, device.max_batch) == (3, 2, 900_000_000, 6)
     assert len(measured.matrix) == 1
     pools, executors = pools_and_executors(config)
-    assert [(pool.pool, pool.budget_bytes, pool.activation_bytes) for pool in pools] == [("cpu", 900, 100)]
+    assert [(pool.pool, pool.budget_bytes, pool.activation_bytes) for pool in pools] == [("cpu", 900_000_000, 100)]
     assert [row.executor for row in executors] == ["cpu/0", "cpu/1", "cpu/2"]
 
 

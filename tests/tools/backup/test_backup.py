@@ -543,16 +543,9 @@ def test_whatever_an_archive_says_it_is_restored_or_refused_in_a_sentence(tmp_pa
 def test_a_backup_of_another_version_names_the_version_to_install(tmp_path: Path, key: str, value: object):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
-    newer = tmp_path / "newer.tar"
-    with tarfile.open(archive) as old, tarfile.open(newer, "w") as new:
-        for member in old.getmembers():
-            source = old.extractfile(member)
-            assert source is not None
-            data = source.read()
-            if member.name == HEAD:
-                data = json.dumps({**json.loads(data), "coserve": "7.0.1", key: value}).encode()
-                member.size = len(data)
-            new.addfile(member, io.BytesIO(data))
+    with tarfile.open(archive) as tar:
+        head = json.loads(getattr(tar.extractfile(HEAD), "read", bytes)())
+    newer = with_head(archive, tmp_path / "newer.tar", json.dumps({**head, "coserve": "7.0.1", key: value}).encode())
     with pytest.raises(BackupError, match=r"made by CoServe 7\.0\.1 .*install CoServe 7\.0\.1 or newer"):
         unpack(newer, tmp_path / "restored")
 

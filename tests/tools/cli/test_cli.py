@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -54,24 +53,6 @@ def _arguments(command: str) -> list[str]:
         "explain": ["1", "--config", example],
         "export": ["--lot", "L", "--out", "no/folder", "--config", example],
     }.get(command, ["--config", example])
-
-
-def test_check_names_every_mistake_of_every_file(tmp_path: Path, experts_folder: Path) -> None:
-    config = a_line(tmp_path, experts_folder)
-    assert coserve("check", str(config)).exit_code == 0
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(
-        rules.read_text(encoding="utf-8")
-        .replace("bridge: 0.99", "brigde: 0.99")
-        .replace("review_below: 0.0", "review_below: 1.5"),
-        encoding="utf-8",
-    )
-    done = coserve("check", str(config), "--json")
-    assert done.exit_code == 1
-    report = json.loads(done.stdout)
-    text = "\n".join(report["problems"])
-    assert "rules.yaml:9:" in text
-    assert "`bridge`" in text
 
 
 @pytest.mark.parametrize(

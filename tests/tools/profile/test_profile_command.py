@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from daemon.line.line import load_line
 from daemon.line.profile import load_profile, this_machine
 from experts.vision.graphs import WARM_UPS, Recorders
-from experts.vision.slot import LayoutShelf, SlotPool
+from experts.vision.slot import LayoutShelf
 from tests.experts.recorder import FakeRecorder
 from tests.lines import a_jpeg, a_line
 from tests.ports import free_port
@@ -33,20 +33,6 @@ SAMPLES = Samples((a_jpeg(1), a_jpeg(2)), "two pictures")
 @pytest.fixture
 def experts(torch_experts_folder: Path) -> Path:
     return torch_experts_folder
-
-
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Experts that the profiler loads, one after the other."""
-    names: list[str] = []
-
-    class CountingPool(SlotPool):
-        def load(self, spec, *args, **kwargs):
-            names.append(spec.expert)
-            return super().load(spec, *args, **kwargs)
-
-    monkeypatch.setattr(measure, "SlotPool", CountingPool)
-    return names
 
 
 def command(*arguments: str):
@@ -152,12 +138,6 @@ def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
         measure.measure_layout(bench, "cpu", spec, SAMPLES, HASTY, shelf)
     with pytest.raises(ProfileError, match="cpu: has no memory for 4 images"):
         try_pairs("cpu", spec, SAMPLES, HASTY, shelf, core_count=1)
-
-
-# Executors
-
-
-# Memory
 
 
 @st.composite

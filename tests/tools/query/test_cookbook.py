@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from datetime import datetime
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +107,6 @@ def test_the_settings_of_a_lot_are_those_of_its_answers(database: Path, tables: 
     assert {row["temperature"] for row in rows.values()} == {1.1, 1.3}
 
 
-def test_drift_is_seen_where_it_was_put(database: Path) -> None:
-    weeks = [row["mean_confidence"] for row in answer(database, 6) if row["expert"] == "C0603"]
-    assert len(weeks) >= 4
-    assert all(earlier > later for earlier, later in pairwise(weeks))
-
-
-def test_the_slowest_hours_are_those_with_a_crowd_and_its_loads(database: Path) -> None:
-    assert {row["hour"][-2:] for row in answer(database, 7)} == {"14"}
-
-
 def test_defects_that_come_together_are_counted_by_board(database: Path, tables: Tables) -> None:
     on_board: defaultdict[int, set[str]] = defaultdict(set)
     for image in tables["inspections"]:
@@ -125,35 +114,6 @@ def test_defects_that_come_together_are_counted_by_board(database: Path, tables:
             on_board[image["board_id"]].add(f"{image['component']} {image['defect']}")
     pairs = Counter(pair for defects in on_board.values() for pair in combinations(sorted(defects), 2))
     assert {(row["one"], row["other"]): row["boards"] for row in answer(database, 12)} == dict(pairs)
-
-
-def test_takt_is_the_time_between_boards_of_one_station(database: Path, tables: Tables) -> None:
-    first_seen: defaultdict[str, list[str]] = defaultdict(list)
-    for board in tables["boards"]:
-        first_seen[board["station"]].append(board["first_seen_at"])
-    gaps = {
-        (station, later[:13]): (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-        for station, times in first_seen.items()
-        for earlier, later in pairwise(sorted(times))
-    }
-    for row in answer(database, 14):
-        if row["boards"] == 1:
-            assert row["mean_takt_s"] == pytest.approx(gaps[row["station"], row["hour"]], abs=0.1)
-
-
-def test_reviewers_agree_as_often_as_their_second_looks_confirm(database: Path, tables: Tables) -> None:
-    by_image: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for review in tables["reviews"]:
-        by_image[review["inspection_id"]].append(review)
-    second: defaultdict[str, list[bool]] = defaultdict(list)
-    for looks in by_image.values():
-        for earlier, later in pairwise(looks):
-            if earlier["reviewer"] != later["reviewer"]:
-                second[later["reviewer"]].append(earlier["verdict"] == later["verdict"])
-    for row in answer(database, 15):
-        mine = second[row["reviewer"]]
-        assert row["second_looks"] == len(mine)
-        assert row["agrees_with_the_first"] == pytest.approx(sum(mine) / len(mine), abs=0.001)
 
 
 def test_reviews_that_are_open_are_failures_and_reviews_that_nobody_looked_at(database: Path, tables: Tables) -> None:

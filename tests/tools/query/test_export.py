@@ -148,8 +148,8 @@ def test_what_was_changed_taken_away_or_added_is_found(copy: Path, change: Calla
             (lambda sums, line=line: sums.write_text(f"{line}\n"), "SHA256SUMS:1: expected a sha256")
             for line in ("", "0" * 64 + "  ../../etc/passwd", "0" * 64 + "  /etc/passwd", "nonsense")
         ),
-        (lambda sums: _forge(sums.with_name("manifest.json"), b"[]"), "manifest.json does not say when it was made"),
-        (lambda sums: _forge(sums.with_name("manifest.json"), b"\xff{"), "manifest.json does not say when it was made"),
+        (lambda sums: forge(sums.parent, "manifest.json", b"[]"), "manifest.json does not say when it was made"),
+        (lambda sums: forge(sums.parent, "manifest.json", b"\xff{"), "manifest.json does not say when it was made"),
     ],
 )  # fmt: skip
 def test_checksums_and_a_manifest_that_are_not_ours_are_named(
@@ -160,15 +160,8 @@ def test_checksums_and_a_manifest_that_are_not_ours_are_named(
     assert (len(done.stderr.splitlines()), message in done.stderr) == (1, True), done.stderr
 
 
-def _forge(path: Path, data: bytes) -> None:
+def forge(package: Path, name: str, data: bytes) -> None:
     """Other bytes, and their checksum beside."""
-    before = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.write_bytes(data)
-    sums = path.with_name("SHA256SUMS")
-    sums.write_text(sums.read_text().replace(before, hashlib.sha256(data).hexdigest()))
-
-
-def _forge_row(package: Path, name: str, data: bytes) -> None:
     before = hashlib.sha256((package / name).read_bytes()).hexdigest()
     (package / name).write_bytes(data)
     sums = package / "SHA256SUMS"
@@ -298,25 +291,21 @@ def test_rows_are_one_state_while_the_line_writes(line: Path, tmp_path: Path) ->
         nonlocal added
         with closing(sqlite3.connect(line / "inspection.db", timeout=10)) as database:
             (number,) = database.execute("SELECT max(inspection_id) FROM inspections").fetchone()
-            columns = [row[1] for row in database.execute("PRAGMA table_info(inspections)")]
-            copied = ", ".join(
-                name for name in columns if name not in {"inspection_id", "image_id", "seq", "image_path"}
-            )
             (template,) = database.execute("SELECT min(inspection_id) FROM stages").fetchone()
+
+            def copy(table: str, **new: Any) -> None:
+                columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+                copied = ", ".join(name for name in columns if name not in {*new, "image_path"})
+                database.execute(
+                    f"INSERT INTO {table} ({', '.join(new)}, {copied}) SELECT {', '.join('?' * len(new))}, {copied}"  # noqa: S608
+                    f" FROM {table} WHERE inspection_id = ?",
+                    (*new.values(), template),
+                )
+
             while not stop.is_set():
                 number += 1
-                database.execute(
-                    f"INSERT INTO inspections (inspection_id, image_id, seq, {copied}) SELECT ?, ?, ?, {copied}"  # noqa: S608
-                    " FROM inspections WHERE inspection_id = ?",
-                    (number, f"more-{number}", 1000 + number, template),
-                )
-                database.execute(
-                    "INSERT INTO stages (inspection_id, step, expert, expert_version, label, confidence, device,"
-                    " executor, batch_id, batch_size, queued_ms, load_ms, infer_ms)"
-                    " SELECT ?, step, expert, expert_version, label, confidence, device, executor, batch_id,"
-                    " batch_size, queued_ms, load_ms, infer_ms FROM stages WHERE inspection_id = ?",
-                    (number, template),
-                )
+                copy("inspections", inspection_id=number, image_id=f"more-{number}", seq=1000 + number)
+                copy("stages", inspection_id=number)
                 database.commit()
                 added += 1
 

@@ -271,38 +271,27 @@ def test_memory_does_not_grow_with_the_rows(line: Path, tmp_path: Path) -> None:
 NOW = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("text", "begin", "end"),
-    [
-        ("2026-11-21", "2026-11-21T00:00:00.000Z", "2026-11-22T00:00:00.000Z"),
-        ("today", "2026-11-22T00:00:00.000Z", "2026-11-23T00:00:00.000Z"),
-        ("2026-11-21T09:28", "2026-11-21T09:28:00.000Z", "2026-11-21T09:28:00.000Z"),
-        ("2026-11-21 09:28:11.123Z", "2026-11-21T09:28:11.123Z", "2026-11-21T09:28:11.123Z"),
-        ("2026-11-21T09:28+02:00", "2026-11-21T07:28:00.000Z", "2026-11-21T07:28:00.000Z"),
-        ("2h", "2026-11-22T06:30:00.000Z", "2026-11-22T06:30:00.000Z"),
-        ("now", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
-    ],
-)
-def test_moments_are_read_as_a_person_means_them(text: str, begin: str, end: str) -> None:
-    assert (moment(text, NOW, "begin"), moment(text, NOW, "end")) == (begin, end)
-
-
+UTC_PLANT = PlantTime()
 BERLIN = PlantTime("Europe/Berlin", (("early", time(6)), ("late", time(14)), ("night", time(22))))
 
 
 @pytest.mark.parametrize(
-    ("text", "begin", "end"),
+    ("plant", "text", "begin", "end"),
     [
-        ("today", "2026-11-21T23:00:00.000Z", "2026-11-22T23:00:00.000Z"),
-        ("2026-10-25", "2026-10-24T22:00:00.000Z", "2026-10-25T23:00:00.000Z"),
-        ("2026-11-21T09:28", "2026-11-21T08:28:00.000Z", "2026-11-21T08:28:00.000Z"),
-        ("09:30", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
-        ("9:31", "2026-11-21T08:31:00.000Z", "2026-11-21T08:31:00.000Z"),  # still to come today: yesterday's
-        ("22:00", "2026-11-21T21:00:00.000Z", "2026-11-21T21:00:00.000Z"),
+        (UTC_PLANT, "2026-11-21", "2026-11-21T00:00:00.000Z", "2026-11-22T00:00:00.000Z"),
+        (UTC_PLANT, "2026-11-21 09:28:11.123Z", "2026-11-21T09:28:11.123Z", "2026-11-21T09:28:11.123Z"),
+        (UTC_PLANT, "2026-11-21T09:28+02:00", "2026-11-21T07:28:00.000Z", "2026-11-21T07:28:00.000Z"),
+        (UTC_PLANT, "2h", "2026-11-22T06:30:00.000Z", "2026-11-22T06:30:00.000Z"),
+        (UTC_PLANT, "now", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
+        (BERLIN, "today", "2026-11-21T23:00:00.000Z", "2026-11-22T23:00:00.000Z"),
+        (BERLIN, "2026-10-25", "2026-10-24T22:00:00.000Z", "2026-10-25T23:00:00.000Z"),
+        (BERLIN, "2026-11-21T09:28", "2026-11-21T08:28:00.000Z", "2026-11-21T08:28:00.000Z"),
+        (BERLIN, "09:30", "2026-11-22T08:30:00.000Z", "2026-11-22T08:30:00.000Z"),
+        (BERLIN, "9:31", "2026-11-21T08:31:00.000Z", "2026-11-21T08:31:00.000Z"),  # still to come today: yesterday's
     ],
 )
-def test_moments_are_of_the_plants_clock(text: str, begin: str, end: str) -> None:
-    assert (moment(text, NOW, "begin", BERLIN), moment(text, NOW, "end", BERLIN)) == (begin, end)
+def test_moments_are_read_as_a_person_means_them(plant: PlantTime, text: str, begin: str, end: str) -> None:
+    assert (moment(text, NOW, "begin", plant), moment(text, NOW, "end", plant)) == (begin, end)
 
 
 @pytest.mark.parametrize(

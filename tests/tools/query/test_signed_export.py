@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contract.client import Line
-from tests.tools.query.test_export import _forge_row
+from tests.tools.query.test_export import forge
 from tests.tools.run_commands import coserve
 
 
@@ -58,10 +58,6 @@ def test_a_signed_package_says_by_whom_when_and_on_which_line(signed: Path, keys
     assert check["files"] == sum(path.is_file() for path in signed.rglob("*"))
 
 
-def _swap_sums(package: Path) -> None:
-    _forge_row(package, "README.txt", b"other words")
-
-
 @pytest.mark.promise(
     "A full disk, and years of results",
     "A signed package shows any later change of its rows, in it or in the database ([drill](results.md#an-audit))",
@@ -74,7 +70,8 @@ def _swap_sums(package: Path) -> None:
         (lambda p: (p / "SIGNATURE").write_text("AAAA\n"), "quality.sign", "SIGNATURE is cut off or changed"),
         (lambda p: (p / "SIGNATURE").write_text(base64.b64encode(bytes(64)).decode()), "quality.sign",
          "SHA256SUMS or SIGNATURE was changed after signing"),
-        (_swap_sums, "quality.sign", "SHA256SUMS or SIGNATURE was changed after signing"),
+        (lambda p: forge(p, "README.txt", b"other words"), "quality.sign",
+         "SHA256SUMS or SIGNATURE was changed after signing"),
         (lambda p: (p / "rows/boards.jsonl").write_text("board_id"), "quality.sign", "changed: rows/boards.jsonl"),
     ],
 )  # fmt: skip
@@ -125,7 +122,7 @@ def test_the_readme_of_the_package_shows_how_to_check_it_without_coserve(
         return [subprocess.run(command, cwd=place, capture_output=True, check=False).returncode for command in both]
 
     assert check() == [0, 0]
-    _swap_sums(place)
+    forge(place, "README.txt", b"other words")
     assert 0 not in check()
 
 
