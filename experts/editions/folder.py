@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -145,7 +146,8 @@ class EditionFolder:
         for entry in entries.values():
             if entry.sha256 not in files or Path(entry.file).is_file():  # several names may have the same weights
                 files[entry.sha256] = Path(entry.file)
-        needed, free = self.weights.lacking_bytes(files), self.weights.free_bytes()
+        lacking = [file for sha256, file in files.items() if not self.weights.has(sha256) and file.is_file()]
+        needed, free = sum(file.stat().st_size for file in lacking), shutil.disk_usage(self.root).free
         if needed > free:
             raise EditionError(
                 f"{self.weights.folder}: {needed / 1e6:.1f} MB of weights do not fit in {free / 1e6:.1f} MB of free"

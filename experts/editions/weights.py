@@ -1,10 +1,9 @@
 """Weights by their sha256: `weights/ab/ab12….safetensors` beside the catalog, whole, never changed."""
 
 import fcntl
-import hashlib
-import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from experts.catalog import is_digest
@@ -39,13 +38,6 @@ class WeightsStore:
     def is_whole(self, sha256: str) -> bool:
         return self.has(sha256) and file_sha256(self.place(sha256)) == sha256
 
-    def lacking_bytes(self, files: Mapping[str, Path]) -> int:
-        """Return how much `enter` would copy at most."""
-        return sum(file.stat().st_size for sha256, file in files.items() if not self.has(sha256) and file.is_file())
-
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self._catalog.parent).free
-
     def enter(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Take in the files that are not here yet, by their sha256, durably; return those that cannot be, and why.
 
@@ -71,44 +63,24 @@ class WeightsStore:
         return {file.stem: file.stat().st_size for file in files if is_digest(file.stem)}
 
     def _enter(self, sha256: str, file: Path) -> str | None:
-        place = self.place(sha256)
+        place, actual = self.place(sha256), ""
         make_folders(place.parent, self._catalog.parent)
         try:
-            source = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            source = file.open("rb")
         except OSError as error:
             return f"{file}: {describe_os_error(error)}"
-        try:
+        with source, suppress(_WrongBytesError):
             with replacing(place, self.mode, place.parent) as part:
-                _copy(source, part, sha256)
-        except _WrongBytesError as error:
-            return f"{file}: its sha256 is {error}…, its entry says {sha256[:12]}…"
-        finally:
-            os.close(source)
-        return None
+                with part.open("wb") as target:
+                    try:
+                        fcntl.ioctl(target, _FICLONE, source.fileno())
+                    except OSError:  # not on this file system, or from another one
+                        shutil.copyfileobj(source, target, _CHUNK_BYTES)
+                if (actual := file_sha256(part)) != sha256:
+                    raise _WrongBytesError
+            return None
+        return f"{file}: its sha256 is {actual[:12]}…, its entry says {sha256[:12]}…"
 
 
 class _WrongBytesError(Exception):
-    """The file holds other bytes than those of its name; the text is the beginning of their sha256."""
-
-
-def _copy(source: int, part: Path, sha256: str) -> None:
-    """Clone a file where the file system can, else copy it. Raises _WrongBytesError."""
-    target = os.open(part, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-        actual = file_sha256(part)
-    except OSError:
-        actual = _copied(source, target)
-    finally:
-        os.close(target)
-    if actual != sha256:
-        raise _WrongBytesError(actual[:12])
-
-
-def _copied(source: int, target: int) -> str:
-    digest = hashlib.sha256()
-    with os.fdopen(target, "wb", closefd=False) as writer:
-        while piece := os.read(source, _CHUNK_BYTES):
-            digest.update(piece)
-            writer.write(piece)
-    return digest.hexdigest()
+    """The file holds other bytes than those of its name."""

@@ -12,7 +12,7 @@ from daemon.config.plant_time import Span
 from daemon.units import count_text, size_text, utc_text, wall_seconds
 from daemon.wire.control import ControlError, ask
 from experts.people import current_user
-from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, end_with, errors, fail, need_folder, say
+from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, end_with, fail, need_folder, print_step, say
 from tools.terminal.open_line import reading, settings_of
 from tools.terminal.option_values import Commands, Note, Since, Until, time_window
 
@@ -87,17 +87,13 @@ def check(
     from tools.backup.gentle import step_back
     from tools.query.evidence import check_evidence
 
-    def say(step: str) -> None:
-        if not as_json and errors.is_terminal:
-            errors.print(f"{step} …")
-
     since, _ = time_window(config, since, None)
     step_back()
     began_s = monotonic()
-    problems = check_database(settings.database, settings.images, settings.journal, say)
+    problems = check_database(settings.database, settings.images, settings.journal, print_step)
     with reading(settings) as engine:
         is_chosen = None if since is None else boards.c.completed_at >= since
-        evidence = check_evidence(engine.connect, settings.images, is_chosen, with_pictures=images, on_step=say)
+        evidence = check_evidence(engine.connect, settings.images, is_chosen, with_pictures=images, on_step=print_step)
     problems += evidence.problems
     boards, pictures = count_text(evidence.boards, "board"), count_text(evidence.pictures, "picture")
     checked = f"{boards}, {count_text(evidence.images, 'image')}, {pictures} checked in {monotonic() - began_s:.1f} s"

@@ -15,11 +15,11 @@ from tools.terminal.console import (
     ConfigOption,
     as_typed,
     console,
-    errors,
     fail,
     need_folder,
     os_errors_end,
     print_json,
+    print_step,
 )
 from tools.terminal.open_line import opened
 from tools.terminal.option_values import ShiftOption, Since, Until, time_window
@@ -83,7 +83,7 @@ def export(
             *(config, settings, engine, selection, out),
             with_weights=with_weights,
             sign_with=sign,
-            progress=_print_progress,
+            progress=print_step,
         )
     if as_json:
         print_json({"package": str(out), **asdict(report)})
@@ -97,11 +97,6 @@ def export(
     for reason, count in report.missing.items():
         console.print(f"  {count_text(count, 'image')} without a picture: {reason}")
     console.print(f"fingerprint {report.fingerprint}\nCheck it:  {as_typed(f'export --verify {out}')}")
-
-
-def _print_progress(part: str) -> None:
-    if errors.is_terminal:
-        errors.print(f"{part} …")
 
 
 def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bool) -> int:

@@ -45,6 +45,7 @@ Store = Annotated[
     Literal["float32", "bfloat16", "int8"],
     typer.Option(help="Form of the file: a thin one is read faster, and expanded into the same memory."),
 ]
+Backbone = Annotated[str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")]
 ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; default: the data set's name.")]
 
 
@@ -181,9 +182,7 @@ def train_classifier(
         int | None, typer.Option(min=32, help="Side of the square input, pixels; the backbone's, or 96.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often a network of its own sees each image.")] = 12,
-    backbone: Annotated[
-        str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")
-    ] = None,
+    backbone: Backbone = None,
     play: Play = "0px",
     symmetry: Symmetry = False,
     good: Annotated[str | None, typer.Option(help="The label that passes. Default: ok, good or pass.")] = None,
@@ -242,9 +241,7 @@ def train_all(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder for each component type, of labels each.")],
     input_size: Annotated[int, typer.Option(min=32, help="Side of the square input of a new backbone, pixels.")] = 96,
     epochs: Annotated[int, typer.Option(min=1, help="How often a new backbone sees each image.")] = 40,
-    backbone: Annotated[
-        str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")
-    ] = None,
+    backbone: Backbone = None,
     play: Play = "0px",
     out: Out = Path("experts"),
     seed: Seed = 0,

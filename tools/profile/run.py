@@ -1,7 +1,7 @@
 """`coserve profile`: all that is measured of a line on this machine, as one file that the daemon loads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -167,23 +167,18 @@ def write_profile(path: Path, measured: MeasuredProfile) -> None:
 
 
 def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
+    architectures: dict[str, Any] = {}
+    for cost in profile.costs:
+        row = asdict(cost.row) | {"residual": round(cost.residual, 4)}
+        architectures[str(row.pop("architecture"))] = row
+        del row["device"]
+        row |= {name: _rounded(row[name]) for name in ("k_s", "b_s", "disk_s", "ram_s") if row[name] is not None}
     return {
         "executors": profile.chosen.executors,
         "threads": profile.chosen.threads,
         "expert_memory": profile.expert_bytes or None,
         "activation_memory": profile.batches_bytes or None,
-        "architectures": {
-            str(cost.row.architecture): {
-                "k_s": _rounded(cost.row.k_s),
-                "b_s": _rounded(cost.row.b_s),
-                "residual": round(cost.residual, 4),
-                "max_batch": cost.row.max_batch,
-                "activation_bytes": cost.row.activation_bytes,
-                "disk_s": _rounded(cost.row.disk_s),
-                "ram_s": None if cost.row.ram_s is None else _rounded(cost.row.ram_s),
-            }
-            for cost in profile.costs
-        },
+        "architectures": architectures,
     }
 
 

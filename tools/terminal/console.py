@@ -107,6 +107,12 @@ def os_errors_end(path: Path) -> Iterator[None]:
         raise CommandError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
+def print_step(name: str) -> None:
+    """Tell a person at a terminal what a long command does now."""
+    if errors.is_terminal:
+        errors.print(f"{name} …")
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout, non-ASCII as it is if printable."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
