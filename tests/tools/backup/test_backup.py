@@ -7,14 +7,12 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tarfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from tests.editions import a_serving, files_in_force
 from tests.lines import a_jpeg
 from tests.simulated import a_service
 from tests.small_disk import small_disk
+from tests.sql import sql
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tests.waiting import PATIENCE_S
 from tools.backup.archive import HEAD, SUMS, write_backup
@@ -97,11 +96,6 @@ def writing(tmp_path: Path) -> Iterator[Writing]:
     writer.close()
 
 
-def ask(path: Path, query: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute(query).fetchall()
-
-
 def backed_up(folder: Path, **options: Any) -> Path:
     archive = folder.with_name("line.tar")
     write_backup(folder / "coserve.yaml", archive, **options)
@@ -157,8 +151,8 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     restored = Line.__new__(Line)
     restored.folder, restored.config = tmp_path / "new", tmp_path / "new" / "coserve.yaml"
     database = restored.folder / "inspection.db"
-    position = ask(database, "SELECT last_seq FROM stream_position")[0][0]
-    stored = {name for (name,) in ask(database, "SELECT image_id FROM inspections")}
+    position = sql(database, "SELECT last_seq FROM stream_position")[0][0]
+    stored = {name for (name,) in sql(database, "SELECT image_id FROM inspections")}
     assert before <= stored
     with a_service(restored.config, restored.folder / "daemon.log"):
         restored.idle()
@@ -168,8 +162,8 @@ def test_a_line_restored_from_a_backup_taken_while_cameras_sent_judges_every_ima
     inspected = [message["id"] for message in stream if message["topic"].startswith("inspection/")]
     assert sorted(inspected) == sorted(stored)
     lost = "SELECT count(*) FROM inspections WHERE status <> 'done' OR reason IS NOT NULL"
-    assert ask(database, lost) == [(0,)]
-    for (path,) in ask(database, "SELECT image_path FROM inspections WHERE image_path IS NOT NULL"):
+    assert sql(database, lost) == [(0,)]
+    for (path,) in sql(database, "SELECT image_path FROM inspections WHERE image_path IS NOT NULL"):
         assert (restored.folder / path).is_file()
 
 
@@ -222,10 +216,10 @@ def test_every_backup_of_a_busy_writer_holds_all_accepted_images_and_their_bytes
         restored = tmp_path / f"restored-{round_}"
         unpack(archive, restored)
         database = restored / "inspection.db"
-        assert ask(database, "PRAGMA integrity_check") == [("ok",)]
-        assert ask(database, "SELECT count(*) FROM inspections")[0][0] >= before
+        assert sql(database, "PRAGMA integrity_check") == [("ok",)]
+        assert sql(database, "SELECT count(*) FROM inspections")[0][0] >= before
         journal = Journal(restored / "journal")
-        waiting_rows = ask(
+        waiting_rows = sql(
             database, 'SELECT segment, "offset", length, image_id FROM pending JOIN inspections USING (inspection_id)'
         )
         assert waiting_rows
@@ -279,7 +273,7 @@ def test_files_that_lie_apart_come_together_and_the_configuration_says_so(tmp_pa
     assert all(path is not None and path.is_relative_to(tmp_path / "restored") for path in inside)
     assert settings.images.name == "pictures"
     assert settings.rules.read_text(encoding="utf-8") == RULES
-    assert ask(Path(settings.database.removeprefix("sqlite:///")), "SELECT count(*) FROM inspections") == [(0,)]
+    assert sql(Path(settings.database.removeprefix("sqlite:///")), "SELECT count(*) FROM inspections") == [(0,)]
     entries = yaml.safe_load(settings.catalog.read_text(encoding="utf-8"))["experts"]
     assert {file_sha256(settings.catalog.parent / entry["file"]) for entry in entries.values()} == {
         entries["R0402"]["sha256"]
@@ -377,8 +371,7 @@ def test_kept_images_come_along_when_asked_for(tmp_path: Path, writing: Writing)
     path = f"images/2026-01-01/{image.inspection_id}.jpg"
     (tmp_path / "line" / "images" / "2026-01-01").mkdir(parents=True)
     (tmp_path / "line" / path).write_bytes(b"picture")
-    with closing(sqlite3.connect(tmp_path / "line" / "inspection.db")) as database, database:
-        database.execute("UPDATE inspections SET image_path = ?", (path,))
+    sql(tmp_path / "line", "UPDATE inspections SET image_path = ?", values=(path,))
     assert path not in names(backed_up(tmp_path / "line"))
     said = coserve("backup", tmp_path / "line" / "coserve.yaml", tmp_path / "line.tar").stdout
     assert "1 image that waits; without the 1 kept image (--images adds them)" in said
@@ -569,8 +562,7 @@ def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
 
 def test_a_database_from_before_the_first_release_is_refused(tmp_path: Path, writing: Writing):
     writing.accept()
-    with closing(sqlite3.connect(tmp_path / "line" / "inspection.db")) as database, database:
-        database.execute("ALTER TABLE editions RENAME TO earlier")
+    sql(tmp_path / "line", "ALTER TABLE editions RENAME TO earlier")
     with pytest.raises(BackupError, match=r"from before 0\.1\.0: coserve check says what to do"):
         write_backup(tmp_path / "line" / "coserve.yaml", tmp_path / "line.tar")
 

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import sqlite3
 import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from daemon.storage.database.upkeep import check_database
 from daemon.wire.control import ask
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
+from tests.sql import sql
 from tests.tools.run_commands import start_coserve
 
 db = partial(start_coserve, "db")
@@ -26,17 +25,6 @@ WAITING = (
     'INSERT INTO pending (inspection_id, task, segment, "offset", length, encoding)'
     " VALUES (3, 'keep', 77, 16, 100, 'image')"
 )
-
-
-def execute(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        for statement in statements:
-            database.execute(statement)
-
-
-def ask_sql(path: Path, query: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute(query).fetchall()
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +38,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Pa
                 board = {"type": "open-board", "serial": f"S{n % 3}"}
                 publisher.send(f"i{n}", a_jpeg(n), board=board, component="R0402")
             assert publisher.finish(60.0).accepted == 12
-        while ask_sql(folder / "inspection.db", "SELECT 1 FROM pending"):
+        while sql(folder, "SELECT 1 FROM pending"):
             time.sleep(0.1)
         # While the line runs: the same answers.
         assert json.loads(db("check", "--config", config, "--json").stdout)["problems"] == []
         copy = folder / "copy.db"
         assert db("backup", copy, "--config", config).returncode == 0
-        assert ask_sql(copy, "SELECT count(*) FROM inspections") == [(12,)]
+        assert sql(copy, "SELECT count(*) FROM inspections") == [(12,)]
         assert not copy.with_name("copy.db-wal").exists()
         assert json.loads(db("prune", "--config", config, "--json").stdout)["images"] == 0
         assert ask(f"ipc://{folder}/run/control.sock", "prune", begin=False)["pruning"] is False
@@ -105,7 +93,7 @@ def test_a_missing_and_a_cut_image_are_named(line: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_lost_result_and_a_row_without_what_it_names_are_seen(line: Path, harm: list[str], message: str) -> None:
-    execute(line / "inspection.db", "PRAGMA foreign_keys = OFF", *harm)
+    sql(line, "PRAGMA foreign_keys = OFF", *harm)
     assert message in problems(line)
 
 
@@ -114,7 +102,7 @@ def test_a_lost_result_and_a_row_without_what_it_names_are_seen(line: Path, harm
 )
 def test_a_damaged_page_is_seen(line: Path) -> None:
     path = line / "inspection.db"
-    ((root,),) = ask_sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'ix_inspections_board_id_surplus'")
+    ((root,),) = sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'ix_inspections_board_id_surplus'")
     with path.open("r+b") as file:
         file.seek((int(str(root)) - 1) * 4096)
         file.write(b"\xff" * 100)
@@ -126,14 +114,14 @@ def test_pruning_a_line_at_rest_frees_files_and_pages(line: Path) -> None:
     pruned = db("prune", "--config", line / "coserve.yaml", "--json")
     assert json.loads(pruned.stdout)["images"] == 12
     assert list((line / "images").rglob("*.*g")) == []
-    assert ask_sql(line / "inspection.db", "SELECT count(*), count(image_path) FROM inspections") == [(12, 0)]
-    execute(
-        line / "inspection.db",
+    assert sql(line, "SELECT count(*), count(image_path) FROM inspections") == [(12, 0)]
+    sql(
+        line,
         "UPDATE boards SET completed_at = '2020'",
         "UPDATE inspections SET completed_at = '2020'",
     )
     settings(line, results_for="1y")
-    boards = ask_sql(line / "inspection.db", "SELECT count(*) FROM boards")
+    boards = sql(line, "SELECT count(*) FROM boards")
     pruned = db("prune", "--config", line / "coserve.yaml", "--json")
     assert [(json.loads(pruned.stdout)["boards"],)] == boards
     assert db("check", "--config", line / "coserve.yaml").returncode == 0

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from pycocotools.coco import COCO
 
 from experts.vision import frameworks
 from tests.contract.client import Line
+from tests.sql import sql
 from tests.tools.run_commands import coserve
 from tools.training.labelled import board_of, read_yolo_data
 
@@ -30,15 +29,14 @@ def line(judged: Line, tmp_path_factory: pytest.TempPathFactory) -> Line:
     words = ("--reviewer", "eva", "--config", config)
     coserve("review", failed, "fail", "--defect", "D9", "--new-code", *words)
     coserve("review", passed, "pass", *words)
-    with closing(sqlite3.connect(folder / "inspection.db")) as database, database:
-        (review,) = database.execute("SELECT review_id FROM reviews WHERE inspection_id = ?", [failed]).fetchone()
-        insert = "INSERT INTO drawn_boxes (review_id, label, x1, y1, x2, y2) VALUES (?, ?, ?, ?, ?, ?)"
-        database.executemany(insert, [(review, *box) for box in DRAWN])
+    ((review,),) = sql(folder, "SELECT review_id FROM reviews WHERE inspection_id = ?", values=[failed])
+    insert = "INSERT INTO drawn_boxes (review_id, label, x1, y1, x2, y2) VALUES (?, ?, ?, ?, ?, ?)"
+    for box in DRAWN:
+        sql(folder, insert, values=(review, *box))
     # Boxes of a decision that was overruled count no more.
     coserve("review", reversed_, "fail", "--defect", "D9", "--new-code", *words)
-    with closing(sqlite3.connect(folder / "inspection.db")) as database, database:
-        (review,) = database.execute("SELECT max(review_id) FROM reviews").fetchone()
-        database.execute(insert, (review, "void", 1, 1, 9, 9))
+    ((review,),) = sql(folder, "SELECT max(review_id) FROM reviews")
+    sql(folder, insert, values=(review, "void", 1, 1, 9, 9))
     coserve("review", reversed_, "pass", "--after", review, *words)
     line = Line.__new__(Line)
     line.folder, line.config = folder, config
@@ -47,8 +45,7 @@ def line(judged: Line, tmp_path_factory: pytest.TempPathFactory) -> Line:
 
 def numbers(folder: Path, condition: str) -> list[int]:
     query = f"SELECT inspection_id FROM inspections WHERE image_path IS NOT NULL AND {condition} ORDER BY 1"  # noqa: S608
-    with closing(sqlite3.connect(folder / "inspection.db")) as database:
-        return [number for (number,) in database.execute(query)]
+    return [number for (number,) in sql(folder, query)]
 
 
 def export(line: Line, out: Path, form: str, *words: object, status: int = 0) -> Any:
@@ -61,15 +58,13 @@ def export(line: Line, out: Path, form: str, *words: object, status: int = 0) ->
 
 def answered(line: Line, number: int) -> str:
     """Return the label that the classifier of an image answered: a pass, which a person's pass confirms."""
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
-        return database.execute("SELECT label FROM stages WHERE inspection_id = ? AND step = 0", [number]).fetchone()[0]
+    return sql(line.folder, "SELECT label FROM stages WHERE inspection_id = ? AND step = 0", values=[number])[0][0]
 
 
 def detected(line: Line, number: int) -> list[Sequence[Any]]:
     """Return the detector's boxes (label, confidence, corners), cut at the edges of 80 x 60 pixels."""
     query = "SELECT label, confidence, x1, y1, x2, y2 FROM detections WHERE inspection_id = ? ORDER BY detection_id"
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
-        rows = database.execute(query, [number]).fetchall()
+    rows = sql(line.folder, query, values=[number])
     cut = [
         (*row[:2], *(min(max(at, 0), limit) for at, limit in zip(row[2:], (80, 60) * 2, strict=True))) for row in rows
     ]

@@ -2,8 +2,6 @@
 
 import json
 import random
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,9 @@ from daemon.storage.database.upkeep import check_database
 from tests.contract.client import Line
 from tests.daemon.storage.database.store_parts import a_line as a_store
 from tests.daemon.storage.database.store_parts import a_stage, a_verdict, an_image
+from tests.sql import sql
 from tests.tools.run_commands import coserve
 from tools.query.evidence import Evidence, check_evidence
-
-
-def change(line: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
-        for statement in statements:
-            assert database.execute(statement).rowcount != 0, statement
 
 
 def checked(line: Path, since: str | None = None, **options: bool) -> Evidence:
@@ -90,7 +83,7 @@ def test_a_line_that_judged_in_every_way_has_no_mistake(judged: Line) -> None:
     ],
 )  # fmt: skip
 def test_a_changed_or_deleted_row_is_named(line: Path, harm: str, named: str) -> None:
-    change(line, "PRAGMA foreign_keys = OFF", harm)
+    sql(line, "PRAGMA foreign_keys = OFF", harm)
     assert named in "\n".join(checked(line).problems)
 
 
@@ -115,10 +108,10 @@ def test_a_changed_or_deleted_review_is_named(line: Path, harm: list[str], named
     )
     given = "UPDATE stream_position SET last_seq = last_seq + 3"
     made = [review(seq, inspection_id=image)[0] for seq in (1, 2, 3)]
-    change(line, *made, given, final)
+    sql(line, *made, given, final)
     assert checked(line).problems == []
     assert check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal") == []
-    change(line, *harm)
+    sql(line, *harm)
     assert named in "\n".join(checked(line).problems)
     if "DELETE" in harm[0]:  # it is missing in the stream too
         assert "are missing" in "\n".join(
@@ -173,8 +166,7 @@ def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int
 
 def test_a_damaged_page_ends_no_check(line: Path) -> None:
     path = line / "inspection.db"
-    with closing(sqlite3.connect(path)) as database:
-        ((root,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'stages'")
+    ((root,),) = sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'stages'")
     with path.open("r+b") as file:
         file.seek((root - 1) * 4096)
         file.write(b"\xff" * 100)

@@ -1,8 +1,6 @@
 """`coserve explain`: the explanation of every verdict of a line is that verdict, and what cannot be told is said."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 
 from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
+from tests.sql import sql
 from tests.tools.run_commands import coserve
 from tools.query.reading import InspectionRecord, UnknownInspectionError, read_inspection
 from tools.query.retrace import StoredRules, retrace
@@ -30,12 +29,6 @@ def record_of(line: Line, *name: str) -> InspectionRecord:
         return read_inspection(engine, (*name, *[None] * (4 - len(name))))
     finally:
         engine.dispose()
-
-
-def change(folder: Path, sql: str, *values: Any) -> None:
-    with closing(sqlite3.connect(folder / "inspection.db")) as database:
-        assert database.execute(sql, values).rowcount > 0
-        database.commit()
 
 
 @pytest.mark.promise(
@@ -74,11 +67,11 @@ def test_where_boxes_lie_is_judged_by_the_pictures_size_its_own_or_that_of_its_l
         assert "its size is taken" not in explain(judged.folder, "S1", own)
     (stored,) = judged.rows("SELECT count(*) FROM inspections WHERE designator = 'DM-0' AND image_path IS NOT NULL")
     assert stored == (1,)
-    change(line, "UPDATE inspections SET image_path = NULL WHERE designator = 'DM-0'")
+    sql(line, "UPDATE inspections SET image_path = NULL WHERE designator = 'DM-0'")
     text = explain(line, "S1", "DM-0")
     assert "its size is taken from another of this camera, 80 × 60" in text
     assert "the same" in text
-    change(line, "UPDATE inspections SET image_path = NULL")
+    sql(line, "UPDATE inspections SET image_path = NULL")
     recomputed = as_json(line, "S1", "DM-0")["recomputed"]
     assert (recomputed["agrees"], recomputed["contradiction"]) == (False, None)
     assert "the picture is not kept" in recomputed["gap"]
@@ -120,14 +113,10 @@ def test_what_is_not_there_is_status_1_with_the_ways_to_ask(judged: Line, name: 
 
 
 def test_reviews_after_it_and_the_final_verdict_are_told(line: Path) -> None:
-    ((number,),) = sqlite3.connect(line / "inspection.db").execute(
-        "SELECT inspection_id FROM inspections WHERE designator = 'F-0'"
-    )
+    ((number,),) = sql(line, "SELECT inspection_id FROM inspections WHERE designator = 'F-0'")
     for reviewer, verdict, note in (("anna", "fail", None), ("bert", "pass", "a\x1b[31m shadow")):
-        change(
-            line, "INSERT INTO reviews (inspection_id, at, reviewer, verdict, note) VALUES (?, ?, ?, ?, ?)",
-            number, "2026-11-22T10:00:00.000Z", reviewer, verdict, note,
-        )  # fmt: skip
+        insert = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, note) VALUES (?, ?, ?, ?, ?)"
+        sql(line, insert, values=(number, "2026-11-22T10:00:00.000Z", reviewer, verdict, note))
     text = explain(line, str(number))
     assert "Review 2026-11-22 10:00:00 UTC by anna: fail" in text
     assert "\x1b" not in text
@@ -135,8 +124,8 @@ def test_reviews_after_it_and_the_final_verdict_are_told(line: Path) -> None:
 
 
 def test_a_row_that_was_changed_contradicts_the_rules_and_is_status_1(line: Path) -> None:
-    change(line, "UPDATE inspections SET verdict = 'pass', defect = NULL WHERE designator = 'F-0'")
+    sql(line, "UPDATE inspections SET verdict = 'pass', defect = NULL WHERE designator = 'F-0'")
     text = explain(line, "S1", "F-0", status=1)
     assert "CONTRADICTION: the rules give fail D301; stored is pass" in text
-    change(line, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
+    sql(line, "UPDATE stages SET expert = 'C0603' WHERE step = 1")
     assert "answered by C0603: the rules name the expert yolo-solder" in explain(line, "S1", "F-1", status=1)

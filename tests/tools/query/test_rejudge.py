@@ -3,8 +3,6 @@
 import csv
 import json
 import shutil
-import sqlite3
-from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import yaml
 
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
+from tests.sql import sql
 from tests.tools.run_commands import coserve
 
 RULES = """\
@@ -65,11 +64,9 @@ def rejudge(line: Line, *arguments: str, status: int = 0) -> Any:
     return json.loads(done.stdout) if status < 2 else done.stderr
 
 
-def execute(line: Line, sql: str, *values: Any) -> None:
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
-        with database:
-            database.execute(sql, values)
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+def execute(line: Line, statement: str, *values: Any) -> None:
+    sql(line.folder, statement, values=values)
+    sql(line.folder, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def swapped(version_folders: tuple[Path, Path]) -> tuple[str, str]:
@@ -159,10 +156,8 @@ def test_pictures_that_are_gone_altered_or_outside_are_told_and_never_a_change(
     (line.folder / paths[gone]).unlink()
     (line.folder / paths[altered]).write_bytes(a_jpeg(99))
     execute(line, "UPDATE inspections SET image_path = '../../etc/passwd' WHERE inspection_id = ?", outside)
-    execute(
-        line,
-        "UPDATE inspections SET verdict = 'unknown', reason = 'deadline' WHERE inspection_id = ?", unjudged,
-    )  # fmt: skip
+    late = "UPDATE inspections SET verdict = 'unknown', reason = 'deadline' WHERE inspection_id = ?"
+    execute(line, late, unjudged)
     report = rejudge(line, *swapped(version_folders), status=1)
     assert (report["changed"], report["unread"], report["pruned"], report["unjudged"]) == (5, 3, 1, 1)
     assert not {gone, altered, outside, pruned, unjudged} & {row["inspection_id"] for row in report["list"]}
@@ -179,8 +174,7 @@ def test_what_is_different_from_then_is_named_rules_version_and_settings(
     catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
     assert rejudge(line)["differences"] == [], "an edit is not in force before a reload"
     coserve("reload", "--config", line.config)
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database:
-        images = dict(database.execute("SELECT expert, count(*) FROM stages GROUP BY expert").fetchall())
+    images = dict(sql(line.folder, "SELECT expert, count(*) FROM stages GROUP BY expert"))
     assert rejudge(line)["differences"] == [{"what": "P temperature 1.0 → 5.0", "images": images["P"]}]
     assert f"P temperature 1.0 → 5.0 │ {images['P']}" in coserve("rejudge", line.config).stdout
     (tmp_path / "rules.yaml").write_text(RULES.replace("pass: [ok]", "pass: [bad]"), encoding="utf-8")

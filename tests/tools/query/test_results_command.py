@@ -22,6 +22,7 @@ from daemon.config.plant_time import PlantTime
 from daemon.storage.database.connections import open_for_reading
 from tests import ROOT
 from tests.small_disk import small_disk
+from tests.sql import sql
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
 from tests.tools.run_commands import coserve
 from tools.query import reading
@@ -38,9 +39,8 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     (folder / "coserve.yaml").write_text(CONFIG, encoding="utf-8")
     make(folder / "inspection.db", boards=200)
-    with closing(sqlite3.connect(folder / "inspection.db")) as database, database:
-        for number, serial in enumerate(NASTY, 1):
-            database.execute("UPDATE boards SET serial = ? WHERE board_id = ?", (serial, number))
+    for number, serial in enumerate(NASTY, 1):
+        sql(folder, "UPDATE boards SET serial = ? WHERE board_id = ?", values=(serial, number))
     return folder
 
 
@@ -62,9 +62,8 @@ def rows(results: Callable[..., Result], *arguments: str) -> list[dict[str, Any]
     return [json.loads(row) for row in results(*arguments, "--jsonl").stdout.splitlines()]
 
 
-def by_hand(line: Path, sql: str, *values: Any) -> list[Any]:
-    with closing(sqlite3.connect(line / "inspection.db")) as database:
-        return [row[0] for row in database.execute(sql, values)]
+def by_hand(line: Path, query: str, *values: Any) -> list[Any]:
+    return [row[0] for row in sql(line, query, values=values)]
 
 
 ANSWERED = "SELECT 1 FROM stages s WHERE s.inspection_id = i.inspection_id"

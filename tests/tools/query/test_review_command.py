@@ -1,10 +1,8 @@
 """`coserve review`: through the daemon while one runs, in its place while none does, and never both."""
 
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.contract.client import running
 from tests.daemon.dashboard.web import Web
+from tests.sql import sql
 from tools.cli.main import app
 
 
@@ -24,8 +23,7 @@ def review(config: Path, *arguments: object) -> Any:
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(folder / "inspection.db")) as database:
-        return database.execute("SELECT inspection_id, verdict, defect, reviewer, note FROM reviews").fetchall()
+    return sql(folder, "SELECT inspection_id, verdict, defect, reviewer, note FROM reviews")
 
 
 @pytest.fixture
@@ -60,12 +58,8 @@ def test_a_decision_that_stands_is_overruled_only_by_who_names_it(line: Path) ->
 def test_a_whole_board_is_released_and_that_is_undone(line: Path) -> None:
     refused = review(line, 1, "pass", "--board")
     assert (refused.exit_code, "board 1 has no verdict of the line yet" in refused.stderr) == (1, True)
-    with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
-        database.execute(
-            "UPDATE boards SET verdict = 'unknown', completed_at = '2026-11-21', reason = 'time_limit', seq = 9,"
-            " expected = 9"
-        )
-        database.execute("UPDATE stream_position SET last_seq = 9")
+    closed = "completed_at = '2026-11-21', reason = 'time_limit', seq = 9, expected = 9"
+    sql(line.parent, f"UPDATE boards SET verdict = 'unknown', {closed}", "UPDATE stream_position SET last_seq = 9")  # noqa: S608
     assert "board 1 is pass, says Eva (review 1)" in review(line, 1, "pass", "--board", "--reviewer", "Eva").stdout
     refused = review(line, 1, "fail", "--board", "--reviewer", "Ben", "--note", "no")
     assert f"coserve review 1 --board fail --note no --reviewer Ben --config {line} --after 1" in refused.stderr
@@ -76,8 +70,8 @@ def test_a_whole_board_is_released_and_that_is_undone(line: Path) -> None:
 
 def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line: Path) -> None:
     rules = "boards: {}\ndefects: {tombstone: D105, wrong_part: D106}\n"
-    with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
-        database.execute("INSERT INTO rules_versions VALUES ('ffff', 'ff', '2026-11-22T00:00:00.000Z', ?)", [rules])
+    insert = "INSERT INTO rules_versions VALUES ('ffff', 'ff', '2026-11-22T00:00:00.000Z', ?)"
+    sql(line.parent, insert, values=[rules])
 
     def stored(*arguments: object) -> str:
         written = review(line, 1, "fail", "--json", "--defect", *arguments)
@@ -96,15 +90,12 @@ def test_a_defect_is_named_by_label_or_code_and_an_unknown_code_is_refused(line:
 
 
 def test_a_board_is_named_by_its_serial(line: Path) -> None:
-    with closing(sqlite3.connect(line.parent / "inspection.db")) as database, database:
-        database.execute(
-            "UPDATE boards SET verdict = 'fail', completed_at = '2026-11-21', reason = 'complete', seq = 9"
-        )
-        database.execute("UPDATE stream_position SET last_seq = 9")
-        columns = "board_type, attempt, first_seen_at, expected, inspected, rules_version, verdict, edition"
-        add = f"INSERT INTO boards (board_id, serial, {columns}) SELECT ?, ?, {columns} FROM boards WHERE board_id = 1"  # noqa: S608
-        database.execute(add, (7, "1"))
-        database.execute(add, (8, "42"))
+    closed = "verdict = 'fail', completed_at = '2026-11-21', reason = 'complete', seq = 9"
+    sql(line.parent, f"UPDATE boards SET {closed}", "UPDATE stream_position SET last_seq = 9")  # noqa: S608
+    columns = "board_type, attempt, first_seen_at, expected, inspected, rules_version, verdict, edition"
+    add = f"INSERT INTO boards (board_id, serial, {columns}) SELECT ?, ?, {columns} FROM boards WHERE board_id = 1"  # noqa: S608
+    for values in ((7, "1"), (8, "42")):
+        sql(line.parent, add, values=values)
     assert "board 1 is pass, says Eva" in review(line, "A1", "pass", "--board", "--reviewer", "Eva").stdout
     assert "board 1 is fail again" in review(line, "--undo", "A1", "--board").stdout
     assert "board 8 is pass" in review(line, 42, "pass", "--board").stdout

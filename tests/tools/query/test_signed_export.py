@@ -3,17 +3,16 @@
 import base64
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.client import Line
+from tests.sql import sql
 from tests.tools.query.test_export import forge
 from tests.tools.run_commands import coserve
 
@@ -143,8 +142,7 @@ def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(
     line: Path, signed: Path, keys: Path, harm: str, named: str | None
 ) -> None:
     first = json.loads((signed / "rows/stages.jsonl").read_text().splitlines()[0])["inspection_id"]
-    with closing(sqlite3.connect(line / "inspection.db", isolation_level=None)) as database:
-        database.execute(harm.format(id=first))
+    sql(line, harm.format(id=first))
     words = verify(
         signed, "--key", keys / "quality.sign", "--compare", "--config", line / "coserve.yaml", status=int(bool(named))
     )
