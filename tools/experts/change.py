@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from daemon.line.making import Draft, Made, draft_of, make_edition
+from daemon.line.making import Draft, Made, draft_of
 from daemon.wire.control import ControlError
 from experts.catalog import CatalogEntry, CatalogError, CatalogFile, read_catalog, resolve
 from experts.editions.candidates import Shadow, read_candidates, write_candidates
 from experts.editions.edition import Edition, EditionError
 from experts.editions.history import Expert, experts_of, keep_candidates, past, waiting_weights
 from experts.errors import ExpertError, WeightsError
-from experts.people import current_user
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.slot import SlotPool
 from experts.weights import file_sha256, read_header
@@ -110,7 +109,7 @@ def switch(
         draft = draft_of(in_force or line.edition(), line.folder, why, note)
         return replace(draft, experts={**draft.experts, name: entry.moved_from(line.folder.root)})
 
-    made = make_edition(line.config, current_user(), build, line, discard=discard)
+    made = line.make_edition(build, discard=discard)
     switches = [step for step in experts_of(line.folder)[name].steps if step.did == made.edition.why]
     last, heard = switches[-1], made.adopted is not None
     lacks = None if shadow is None or shadow["holds"] else f"its shadow {shadow['sentence']}"
@@ -135,7 +134,7 @@ def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discar
                 _must_have_none(entry_problems(name, folder.relative_entry(entry), folder.root))
         return draft_of(edition, folder, "rollback", note)
 
-    return make_edition(line.config, current_user(), build, line, discard=discard, anew=True)
+    return line.make_edition(build, discard=discard, anew=True)
 
 
 def list_editions(line: ExpertsLine) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from daemon.config.settings import Config
 from daemon.errors import ConfigError
 from daemon.line.devices import complete, memory_problems
 from daemon.line.line import load_routes, weights_folders
-from daemon.line.making import make_edition, working_files
+from daemon.line.making import Draft, Made, make_edition, working_files
 from daemon.line.profile import this_machine
 from daemon.line.served import Served, labels_of
 from daemon.line.shared_devices import images_config
@@ -112,6 +112,10 @@ class ExpertsLine:
         problems = self.problems({**present, **entries}, elsewhere=True)
         return [problem for problem in problems if problem not in known]
 
+    def make_edition(self, build: Callable[[Edition | None], Draft], **options: bool) -> Made:
+        """Put in force what `build` makes of the edition in force, in the name of the person who typed the command."""
+        return make_edition(self.config, current_user(), build, self, **options)
+
     # The line as the maker of an edition sees it (daemon/line/making.py)
 
     def highest(self) -> int | None:
@@ -194,7 +198,7 @@ def entries_in_force(experts: Mapping[str, Expert]) -> dict[str, CatalogEntry]:
 def put_first_in_force(line: ExpertsLine) -> None:
     """Make the first edition of the working files, so that a version can replace another. Raises ConfigError."""
     if line.folder.current() is None:
-        make_edition(line.config, current_user(), lambda _: working_files(line.config, None), line)
+        line.make_edition(lambda _: working_files(line.config, None))
 
 
 def open_line(path: Path) -> ExpertsLine:

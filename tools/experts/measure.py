@@ -7,12 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from daemon.line.making import Draft, draft_of, make_edition
+from daemon.line.making import Draft, draft_of
 from experts.catalog import Confidences, add_expert, read_catalog
 from experts.drift import histograms
 from experts.editions.edition import Edition, EditionError
 from experts.errors import ImageError
-from experts.people import current_user
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, prepare
@@ -48,7 +47,7 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path, *, discard: boo
         measured = draft.experts[name].model_copy(update={"confidences": dict(confidences)})
         return replace(draft, experts={**draft.experts, name: measured})
 
-    make_edition(line.config, current_user(), build, line, discard=discard)
+    line.make_edition(build, discard=discard)
     counts = {label: list(values) for label, values in confidences.items()}
     return {"expert": name, "version": spec.version, "confidences": counts}
 

@@ -13,14 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 
 from daemon.errors import ConfigError
-from daemon.line.making import Draft, Made, draft_of, make_edition
+from daemon.line.making import Draft, Made, draft_of
 from daemon.registry.hub_store import Source
 from daemon.registry.manifest import Manifest, ReleaseError, SignedManifest, StoredFile, decode, refusal, signer_of
 from daemon.registry.store import check_free_space, fetch_file
 from experts.durable import make_folders
 from experts.editions.edition import Edition, FromRelease
 from experts.editions.folder import EditionFolder
-from experts.people import current_user
 from experts.weights import file_sha256
 from tools.experts.change import entry_problems
 from tools.experts.line import ExpertsLine, put_first_in_force
@@ -132,7 +131,7 @@ def _pull(
     if line.config.catalog.exists():
         put_first_in_force(line)
     try:
-        made = make_edition(line.config, current_user(), build, line, discard=options.discard)
+        made = line.make_edition(build, discard=options.discard)
     except ConfigError as error:
         raise ReleaseError(f"{manifest.release} does not fit this line:\n{error}") from None
     releases.store.add_manifest(name, number, signed, needs_files=False)
