@@ -33,7 +33,7 @@ from tools.terminal.console import (
     say,
 )
 from tools.terminal.open_line import ask_daemon, must_be_its_configuration, plant_time, settings_of, times_note
-from tools.terminal.option_values import Commands, Discard, Note, parsed_size
+from tools.terminal.option_values import Commands, Discard, Note, Now, parsed_size
 
 if TYPE_CHECKING:
     from experts.editions.folder import EditionFolder
@@ -174,9 +174,7 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
 
 def reload(
     config: ConfigOption = DEFAULT_CONFIG,
-    now: Annotated[
-        bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
-    ] = False,
+    now: Now = False,
     note: Note = None,
     as_json: AsJson = False,
 ) -> None:

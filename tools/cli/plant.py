@@ -23,7 +23,7 @@ from tools.terminal.console import (
     say,
 )
 from tools.terminal.open_line import settings_of
-from tools.terminal.option_values import Commands, Discard, Note
+from tools.terminal.option_values import Commands, Discard, Note, Now
 
 if TYPE_CHECKING:
     from daemon.registry.hub_store import Source
@@ -142,9 +142,7 @@ def pull(
     newest: Annotated[
         bool, typer.Option("--newest", help="The newest by a signer of the line, unless it has had it: for a timer.")
     ] = False,
-    now: Annotated[
-        bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
-    ] = False,
+    now: Now = False,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Allow an older or an expired release.")] = False,
     discard: Discard = False,
     token: Token = None,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tools.query.results import RowFormat
 
 Texts = list[str] | None
+BoardType = Annotated[str | None, typer.Option("--type", help="Its board type, where several have this serial.")]
+Attempt = Annotated[int | None, typer.Option(min=1, help="An earlier attempt; default: the newest.")]
 _VERDICTS = "[pass|fail|review|unknown]"
 _PANEL = "Filters: repeat one for several values"
 #: The newest changes of a table.
@@ -116,7 +118,7 @@ def results(
     """
     from tools.query.plant_rows import PLANT_BOARDS, PLANT_IMAGES
     from tools.query.reading import ResultsQuery
-    from tools.query.results import DEFAULT_LIMIT, print_count, print_or_write
+    from tools.query.results import DEFAULT_LIMIT, print_or_write
     from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 
     if boards and stages:
@@ -146,10 +148,7 @@ def results(
     if limit is None and row_format in {"table", "json"} and target is None:
         limit = DEFAULT_LIMIT
     query = ResultsQuery(rows, names or default_names, filters, order, limit)
-    if count:
-        print_count(settings, query, as_json=as_json)
-    else:
-        print_or_write(settings, query, row_format, target, all_columns=bool(names))
+    print_or_write(settings, query, row_format, target, only_count=count, all_columns=bool(names))
 
 
 def _format(
@@ -184,10 +183,8 @@ def explain(
     ],
     designator: Annotated[str | None, typer.Argument(help="With a serial: the part's place on the board.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
-    board_type: Annotated[
-        str | None, typer.Option("--type", help="Board type, where several have this serial.")
-    ] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; default: the newest.")] = None,
+    board_type: BoardType = None,
+    attempt: Attempt = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain an image's verdict: each step, its rule with its line, the expert's version, and what came after.
@@ -204,8 +201,8 @@ def explain(
 def report(
     serial: Annotated[str, typer.Argument(help="The board's serial.", show_default=False)],
     config: ConfigOption = DEFAULT_CONFIG,
-    board_type: Annotated[str | None, typer.Option("--type", help="Its type, where several have this serial.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt; default: the newest.")] = None,
+    board_type: BoardType = None,
+    attempt: Attempt = None,
     model: Annotated[
         str | None, typer.Option(help="The language model that writes; default: the first of `models`.")
     ] = None,

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self, TypeVar
@@ -198,7 +198,9 @@ def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
     prepared = samples.prepared(slot.spec, size)
     device = slot.transfer.device
     if device.type != "cuda":
-        with _allocations() as record:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as record:
             infer(slot, prepared)
         return _peak(record)
     if isinstance(slot.module, GraphedNetwork):
@@ -211,11 +213,6 @@ def peak_bytes(slot: Slot, samples: Samples, size: int) -> int:
         for _ in range(warm_ups(slot) + 1):
             executor.submit(infer, slot, prepared).result()
         return max(0, free_bytes - torch.cuda.mem_get_info(device)[0])
-
-
-def _allocations() -> AbstractContextManager[torch.profiler.profile]:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes to stderr
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
 
 
 def _peak(record: torch.profiler.profile) -> int:

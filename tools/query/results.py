@@ -18,7 +18,7 @@ from experts.durable import replacing
 from tools.query import reading
 from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, write_parquet
 from tools.query.reading import ResultsQuery
-from tools.terminal.console import console, fail, os_errors_end, print_json, print_table
+from tools.terminal.console import console, fail, os_errors_end, print_table, say
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
 
@@ -34,21 +34,22 @@ _UNBROKEN = (
 )
 
 
-def print_count(settings: Config | HubSettings, query: ResultsQuery, *, as_json: bool) -> None:
-    with open_database(settings) as engine:
-        count = reading.count_rows(engine, query)
-    if as_json:
-        print_json({"count": count})
-    else:
-        print(count)
-
-
 def print_or_write(
-    settings: Config | HubSettings, query: ResultsQuery, row_format: RowFormat, out: Path | None, *, all_columns: bool
+    settings: Config | HubSettings,
+    query: ResultsQuery,
+    row_format: RowFormat,
+    out: Path | None,
+    *,
+    only_count: bool,
+    all_columns: bool,
 ) -> None:
     """Print the rows, or write them to `out`; `all_columns` in a table even where they are too wide."""
     with open_database(settings) as engine:
         query.validate()
+        if only_count:
+            count = reading.count_rows(engine, query)
+            say({"count": count}, str(count), as_json=row_format == "json")
+            return
         if row_format == "table":
             _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
             return

@@ -21,7 +21,6 @@ from sqlalchemy import (
     literal,
     select,
 )
-from sqlalchemy.sql.type_api import TypeEngine
 
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.reviews import DAEMON
@@ -55,16 +54,13 @@ class RowKind:
     windows: "Callable[[Connection, RowFilters], Sequence[ColumnElement[bool]]] | None" = None
 
     def column_type(self, name: str) -> ColumnType:
-        return column_type(name, self.columns[name].type)
-
-
-def column_type(name: str, declared: "TypeEngine[Any]") -> ColumnType:
-    """Return the type under which a program should read a column."""
-    if name == "at" or name.endswith("_at"):
-        return "time"
-    if isinstance(declared, (Integer, BigInteger)):
-        return "int"
-    return "real" if isinstance(declared, REAL) or declared.__visit_name__ in {"double", "float"} else "text"
+        """Return the type under which a program should read a column."""
+        declared = self.columns[name].type
+        if name == "at" or name.endswith("_at"):
+            return "time"
+        if isinstance(declared, (Integer, BigInteger)):
+            return "int"
+        return "real" if isinstance(declared, REAL) or declared.__visit_name__ in {"double", "float"} else "text"
 
 
 #: An image's newest review. The view `final_verdicts` groups all reviews first, which is too slow for a few images.

@@ -48,6 +48,9 @@ Note = Annotated[
     str | None, typer.Option("--note", metavar="TEXT", help="Why, for `coserve changes`.", callback=_checked_note)
 ]
 
+Now = Annotated[
+    bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
+]
 Since = Annotated[
     str | None,
     typer.Option(
