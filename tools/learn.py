@@ -26,6 +26,7 @@ from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.measure import answers_of
 from tools.query.rejudge import RejudgeRequest, rejudge_line
+from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
 from tools.training.classifier import ClassifierReport, TrainingPlan, train_classifier
 from tools.training.held_out import HeldOutAnswers, beats
@@ -77,7 +78,7 @@ def learn(
     if forgotten := sorted(set(in_service.classes) - set(report.data.labels)):
         without = ", ".join(forgotten)
         notes.append(f"no pictures of {without}: the learned version never answers that; add some with --with")
-    request = RejudgeRequest(experts=(f"{name}={version}",), since=since, sample=sample)
+    request = RejudgeRequest(experts=(f"{name}={version}",), filters=RowFilters(since=since), sample=sample)
     summary, changes = rejudge_line(line, request, threads=plan.threads)
     learned = {
         "expert": name,

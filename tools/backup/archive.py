@@ -5,7 +5,6 @@ is one state; the journal's segments are opened at that moment, so that the line
 """
 
 import io
-import json
 import os
 import sqlite3
 import tarfile
@@ -17,6 +16,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.database.upkeep import (
@@ -66,6 +67,22 @@ class _Snapshot:
     state: CopyState | None = None
 
 
+class Head(BaseModel):
+    """What `backup.json` says, first of all members; another format may have more, or less."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    coserve_backup: int
+    coserve: str
+    schema_name: str | None = Field(alias="schema")
+    made: str = ""
+    last_seq: int = 0
+    waiting: int = 0
+    highest_edition: int = 0
+    images: bool = False
+    images_left_out: int = 0
+
+
 class _SegmentGoneError(Exception):
     pass
 
@@ -89,19 +106,19 @@ def write_backup(
         members = _members(contents, snapshot, with_images=with_images)
         need_room(contents.config, archive, sum(member.size for member in members), "the backup")
         head = _head(snapshot.state, contents.highest_edition, with_images=with_images)
-        text = (json.dumps(head, indent=1) + "\n").encode()
+        text = head.model_dump_json(indent=1, by_alias=True).encode()
         _write(GentleWriter(out), [Part(HEAD, text, size=len(text)), *members], contents.warnings, progress)
         os.fchmod(out, 0o600 if any(member.is_secret for member in members) else 0o640)
     versions = [member.size for member in members if member.may_be_gone and member.sha256]
     return BackupReport(
         files=len(members),
         bytes=archive.stat().st_size,
-        last_seq=head["last_seq"],
-        waiting=head["waiting"],
+        last_seq=head.last_seq,
+        waiting=head.waiting,
         warnings=contents.warnings,
         versions=len(versions),
         versions_bytes=sum(versions),
-        left_out=head["images_left_out"],
+        left_out=head.images_left_out,
     )
 
 
@@ -205,18 +222,14 @@ def _sized(part: Part) -> Iterator[Part]:
     yield replace(part, size=size)
 
 
-def _head(state: CopyState | None, highest_edition: int, *, with_images: bool) -> dict[str, Any]:
-    return {
-        "coserve_backup": FORMAT,
-        "coserve": version("coserve"),
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "schema": state.schema if state else None,
-        "last_seq": state.last_seq if state else 0,
-        "waiting": state.waiting if state else 0,
-        "highest_edition": highest_edition,
-        "images": with_images,
-        "images_left_out": state.kept if state and not with_images else 0,
-    }
+def _head(state: CopyState | None, highest_edition: int, *, with_images: bool) -> Head:
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    of_program = {"coserve_backup": FORMAT, "coserve": version("coserve"), "made": made}
+    facts: dict[str, Any] = {**of_program, "highest_edition": highest_edition, "images": with_images}
+    if state is None:
+        return Head(schema=None, **facts)
+    left_out = 0 if with_images else state.kept
+    return Head(schema=state.schema, last_seq=state.last_seq, waiting=state.waiting, images_left_out=left_out, **facts)
 
 
 def _write(out: GentleWriter, members: list[Part], warnings: list[str], progress: Progress) -> None:

@@ -4,7 +4,6 @@ The backup's editions keep their numbers. What was in force comes into force as 
 """
 
 import io
-import json
 import os
 import shutil
 import tarfile
@@ -15,7 +14,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
@@ -26,7 +26,7 @@ from experts.durable import sync
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.people import current_user
-from tools.backup.archive import FORMAT, HEAD, SUMS, forget_members
+from tools.backup.archive import FORMAT, HEAD, SUMS, Head, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
 from tools.terminal.console import os_errors_end
@@ -38,14 +38,14 @@ _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """`left_out` counts kept images that the archive lacks; None: it does not say how many."""
+    """`left_out` counts kept images that the archive lacks."""
 
     config: Path
     files: int
     made: str
     last_seq: int
     waiting: int
-    left_out: int | None
+    left_out: int
     edition: int
 
 
@@ -67,14 +67,12 @@ def unpack(
             shutil.rmtree(part)  # left by a restore that was killed
         stack.callback(shutil.rmtree, part, ignore_errors=True)
         make_folder(part)
-        head = _Unpacking(archive, part, total, progress).run()
+        head, files = _Unpacking(archive, part, total, progress).run()
         note = archive.name if note is None else f"{archive.name}: {note}"
-        edition = _put_in_force(archive, part, head["highest_edition"] + 1, note)
+        edition = _put_in_force(archive, part, head.highest_edition + 1, note)
         part.replace(folder)
         sync(folder.parent)
-    left_out = head.get("images_left_out", 0 if head.get("images") else None)
-    facts = (head["files"], head["made"], head["last_seq"], head["waiting"], left_out, edition)
-    return Restored(folder / CONFIG, *facts)
+    return Restored(folder / CONFIG, files, head.made, head.last_seq, head.waiting, head.images_left_out, edition)
 
 
 def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
@@ -119,7 +117,7 @@ class _Unpacking:
         self._sums: dict[str, str] = {}
         self._last = "its beginning"
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> tuple[Head, int]:
         """Return the content of `backup.json`, and the number of files."""
         try:
             with _Archive(self._archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -137,24 +135,20 @@ class _Unpacking:
                 sync(folder)
         except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise BackupError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
-        return {**head, "files": len(self._sums)}
+        return head, len(self._sums)
 
-    def _head(self, tar: tarfile.TarFile) -> dict[str, Any]:
+    def _head(self, tar: tarfile.TarFile) -> Head:
         """Read the versions, which come first; BackupError if this program cannot read the rest."""
         member = tar.next()
         if member is None or member.name != HEAD:
             raise BackupError(f"{self._archive} is not a backup of a line: expected an archive that begins with {HEAD}")
         text = self._read(tar, member, _HEAD_BYTES)
         self._sums[HEAD] = sha256(text).hexdigest()
-        damaged = BackupError(f"{self._archive} is damaged at {HEAD}: take another archive")
         try:
-            head: dict[str, Any] = json.loads(text)
-            number, schema, writer = head["coserve_backup"], head["schema"], head["coserve"]
-            is_whole = isinstance(schema, str | None) and (number != FORMAT or _is_whole(head))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damaged from error
-        if not is_whole:
-            raise damaged
+            head = Head.model_validate_json(text)
+        except ValidationError as error:
+            raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
+        number, schema, writer = head.coserve_backup, head.schema_name, head.coserve
         if number != FORMAT or schema not in (None, *known_schemas()):
             here = version("coserve")
             remedy = f"install CoServe {writer} or newer"
@@ -214,9 +208,3 @@ class _Unpacking:
 def _is_plain(member: tarfile.TarInfo) -> bool:
     """Return True for a file whose bytes are all in the archive: a sparse one could expand without end."""
     return member.type in _PLAIN and not member.issparse()
-
-
-def _is_whole(head: dict[str, Any]) -> bool:
-    numbers = (head["last_seq"], head["waiting"], head["highest_edition"], head.get("images_left_out", 0))
-    texts = (head["made"], head["coserve"])
-    return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)

@@ -72,11 +72,11 @@ def restore(
     if as_json:
         print_json({**asdict(restored), "config": str(restored.config)})
         return
-    lacking = "kept images" if restored.left_out is None else count_text(restored.left_out, "kept image")
+    lacking = count_text(restored.left_out, "kept image")
     without = f"; without the {lacking}, which the archive does not hold (backup --images)"
     console.print(
         f"{folder}: {count_text(restored.files, 'file')} of {restored.made}, results up to seq {restored.last_seq},"
-        f" {_waiting(restored.waiting)}{without if restored.left_out != 0 else ''}; edition {restored.edition} is in"
+        f" {_waiting(restored.waiting)}{without if restored.left_out else ''}; edition {restored.edition} is in"
         " force\n"
         f"Check it, then run it:  {as_typed(f'check {restored.config}')}"
     )

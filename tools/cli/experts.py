@@ -466,12 +466,15 @@ def rejudge(
     """
     from tools.backup.gentle import step_back
     from tools.query.rejudge import RejudgeRequest, rejudge_line, write_changes
+    from tools.query.rows import RowFilters
 
     if csv is not None:
         need_folder(csv.absolute().parent)
     step_back()
     since, until = time_window(config, since, until, shift)
-    request = RejudgeRequest(rules, tuple(expert or ()), lot, since, component, verdict, sample, until)
+    equal = {"component": component, "daemon_verdict": verdict, "lot": lot}
+    filters = RowFilters({name: [value] for name, value in equal.items() if value}, since, until)
+    request = RejudgeRequest(rules, tuple(expert or ()), filters, sample)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Bars(*columns, console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,12 @@ class RejudgeError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class RejudgeRequest:
-    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER, times UTC text, `sample` images or all."""
+    """Options of the command. `experts` are NAME=VERSION or NAME=FOLDER; `sample` of the images, or all."""
 
     rules: Path | None = None
     experts: tuple[str, ...] = ()
-    lot: str | None = None
-    since: str | None = None
-    component: str | None = None
-    verdict: str | None = None
+    filters: RowFilters = field(default_factory=RowFilters)
     sample: int | None = None
-    until: str | None = None
 
 
 def rejudge_line(
@@ -70,7 +66,9 @@ def rejudge_line(
     if broken:
         raise RejudgeError("\n".join(broken))
     routes = _routes(line, request, catalog)
-    filters = _filters(request, replaced)
+    # Without other rules only images that one of these experts answered can change.
+    answered_by = {"expert": replaced} if replaced and request.rules is None else {}
+    filters = replace(request.filters, equal={**request.filters.equal, **answered_by})
     stored: StoredImages | None = line.in_database(lambda connection: find_stored_images(connection, filters))
     if stored is None:
         raise RejudgeError(f"there is no database at {line.config.database} yet: nothing was judged")
@@ -125,14 +123,6 @@ def _sample(images: int, of: int, total: "_Total") -> dict[str, Any] | None:
     found = binomtest(len(total.changes), max(1, total.rejudged)).proportion_ci(0.95)
     share = {"changed_low": round(float(found.low), 6), "changed_high": round(float(found.high), 6)}
     return {"images": images, "of": of, **share}
-
-
-def _filters(request: RejudgeRequest, replaced: tuple[str, ...]) -> RowFilters:
-    # Without other rules only images that one of these experts answered can change.
-    experts = replaced if request.rules is None else ()
-    equal = {"component": request.component, "daemon_verdict": request.verdict, "lot": request.lot}
-    chosen = {name: [value] for name, value in equal.items() if value} | ({"expert": experts} if experts else {})
-    return RowFilters(chosen, request.since, request.until)
 
 
 def _entries(line: ExpertsLine, request: RejudgeRequest) -> tuple[dict[str, CatalogEntry], tuple[str, ...]]:
