@@ -58,7 +58,6 @@ class WeightsStore:
         return size_bytes
 
     def all(self) -> dict[str, int]:
-        """Return the size of each file, in bytes."""
         files = self.folder.glob(f"??/*{_SUFFIX}")
         return {file.stem: file.stat().st_size for file in files if is_digest(file.stem)}
 

@@ -144,7 +144,6 @@ class Contents:
                 self.warnings.append(f"{file}: this weights file does not exist, so the backup does not have it")
 
     def _add_beside(self, folder: EditionFolder, file: Path, source: bytes | None = None, **fields: Any) -> None:
-        """Add a file of the catalog's folder, in its place beside the archive's catalog."""
         name = PurePosixPath(self.catalog).parent / file.relative_to(folder.root)
         self.parts.append(Part(name.as_posix(), file if source is None else source, **fields))
 

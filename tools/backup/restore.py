@@ -118,7 +118,6 @@ class _Unpacking:
         self._last = "its beginning"
 
     def run(self) -> tuple[Head, int]:
-        """Return the content of `backup.json`, and the number of files."""
         try:
             with _Archive(self._archive) as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 head = self._head(tar)

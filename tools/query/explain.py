@@ -103,7 +103,6 @@ class _Explanation:
         return f'{section}: "{step.name}"', self._rules.document.where((section, step.name, *keys), key=True)[0]
 
     def _step(self, number: int, judged: JudgedAnswer) -> tuple[dict[str, Any], list[str]]:
-        """Return what the rule made of an answer, and in words."""
         step, answer, so_far = judged
         alone, (rule, line) = answer.judged(step, None, self._size), self._rule_of(step, number)
         said = "nothing" if answer.label is None else answer.label
@@ -147,7 +146,6 @@ class _Explanation:
         }
 
     def _stage_document(self, row: Row) -> dict[str, Any]:
-        """Return one expert's row, and its settings then and today."""
         settings = self.record.settings.get((row["expert"], row["expert_settings"]))
         return {
             **row,

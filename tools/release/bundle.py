@@ -32,7 +32,6 @@ def own_wheel(folder: Path) -> Path:
 
 
 def client_wheel(folder: Path) -> Path:
-    """Build the wheel of coserve_client alone, for the PCs of cameras."""
     return _build([_ROOT / "tools" / "client" / name for name in _CLIENT_SOURCES], folder)
 
 
@@ -84,7 +83,6 @@ def _pip(*arguments: str) -> None:
 
 
 def main() -> None:
-    """Make the bundle under `build/` and print its path."""
     build = _ROOT / "build"
     wheels = build / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)

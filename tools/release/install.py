@@ -64,14 +64,12 @@ def install(venv: Path, extras: str) -> None:
 
 
 def check_python(version: "tuple[int, ...]") -> None:
-    """Raise InstallError if Python is too old."""
     if version < (3, 11):
         found = ".".join(map(str, version))
         raise InstallError(f"CoServe needs Python 3.11 or newer; this is {found}. Name another: make PYTHON=python3.12")
 
 
 def check_writable(folder: Path) -> None:
-    """Raise InstallError if this user cannot write into `folder`."""
     if not os.access(folder, os.W_OK):
         advice = "give this user the right to, or copy CoServe to a folder of your own and run make there"
         raise InstallError(f"{folder} cannot be written to: {advice}.")
@@ -85,7 +83,6 @@ def has_torch(venv: Path) -> bool:
 
 
 def check_room(folder: Path, need_gb: float) -> None:
-    """Raise InstallError if the disk of `folder` has too little room."""
     free_gb = shutil.disk_usage(folder).free / 1e9
     if free_gb < need_gb:
         raise InstallError(f"{folder} has {free_gb:.1f} GB of free disk; CoServe needs {need_gb} GB. Make room.")
@@ -168,7 +165,6 @@ def show_progress(pip: "subprocess.Popen[bytes]", log: Path, began_s: float) -> 
 
 
 def run(*command: "Path | str") -> "subprocess.CompletedProcess[str]":
-    """Run a command to its end and capture its output."""
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)  # noqa: S603
 
 

@@ -93,7 +93,6 @@ def _first_line(text: Mapping[str, str]) -> str:
 
 
 def main(sbom_file: Path, out: Path) -> int:
-    """Write the list, and say what is missing on it."""
     run_time = run_time_names()
     listed = licences(json.loads(sbom_file.read_text(encoding="utf-8")), run_time)
     width = max(len(one.name) + len(one.version) for one in listed) + 2

@@ -105,7 +105,6 @@ class Service:
         self._listener.join(5.0)
 
     def tail(self) -> str:
-        """Return the last lines of its log since its start."""
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 

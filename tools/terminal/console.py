@@ -72,7 +72,6 @@ def need_file(path: Path, remedy: str = _A_LINE) -> None:
 
 
 def need_folder(path: Path, remedy: str = "name another, or make it") -> None:
-    """Exit with status 2 if there is no such folder."""
     if not path.is_dir():
         fail(f"no folder {path}: {remedy}", status=2)
 

@@ -3,11 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from tests import ROOT
 from tests.lines import a_line
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 
 LIGHT = (
     "check",
@@ -23,10 +22,6 @@ LIGHT = (
     "export",
     "camera",
 )
-
-
-def coserve(*arguments: str, **environ: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env=environ)
 
 
 def test_the_command_starts_light_and_commands_that_need_no_torch_do_not_import_it() -> None:
@@ -70,8 +65,7 @@ def test_check_refuses_places_where_a_start_would_fail(
     tmp_path: Path, experts_folder: Path, key: str, value: str, expected: str
 ) -> None:
     config = a_line(tmp_path / "line", experts_folder)
-    done = coserve("check", str(config), **{key: value.format(file=config)})
-    assert done.exit_code == 1
+    done = coserve("check", config, status=1, **{key: value.format(file=config)})
     assert expected in done.stdout
     assert len(done.stdout.splitlines()) == 1
     assert "sec" not in done.stdout
@@ -85,19 +79,17 @@ def test_check_reads_every_weights_file(tmp_path: Path, experts_folder: Path) ->
     data[-1] ^= 1
     weights.unlink()
     weights.write_bytes(data)
-    done = coserve("check", str(config))
-    assert done.exit_code == 1
+    done = coserve("check", config, status=1)
     assert "C0603.safetensors" in done.stdout
     assert "sha256" in done.stdout
     assert "catalog.yaml:" in done.stdout
 
 
 def test_rules_check_exits_with_1_for_mistakes_and_0_without(tmp_path: Path) -> None:
-    assert coserve("rules", "check", str(ROOT / "routing_rules/examples/mainboard.yaml")).exit_code == 0
+    coserve("rules", "check", ROOT / "routing_rules/examples/mainboard.yaml")
     wrong = tmp_path / "rules.yaml"
     wrong.write_text("boards: {}\nclassifier: {}\n", encoding="utf-8")
-    done = coserve("rules", "check", str(wrong))
-    assert done.exit_code == 1
+    done = coserve("rules", "check", wrong, status=1)
     assert f"{wrong}:2:1" in done.stdout
     assert "classifiers" in done.stdout
 

@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from tests.daemon.dashboard.web import Web
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 
 
 def test_the_verdict_is_the_one_after_review_with_who_gave_it_and_the_lines_beside_it(tmp_path: Path) -> None:
     web = Web(tmp_path / "line")
     web.add_board(1, "B-1", "fail", expected=1, inspected=1)
     web.add_image(1, 1, "fail")
-    before = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config)])
-    assert "FAILED: 1 of 1 positions inspected.\n" in before.stdout
+    assert "FAILED: 1 of 1 positions inspected.\n" in coserve("report", "B-1", "--config", web.config).stdout
     web.add_review(1, "pass", reviewer="Eva")
-    after = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config)])
-    assert "passed: 1 of 1 positions inspected; decided by Eva at " in after.stdout
-    assert "the line's verdict was fail." in " ".join(after.stdout.split())
-    report = json.loads(CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config), "--json"]).stdout)
+    after = coserve("report", "B-1", "--config", web.config).stdout
+    assert "passed: 1 of 1 positions inspected; decided by Eva at " in after
+    assert "the line's verdict was fail." in " ".join(after.split())
+    report = json.loads(coserve("report", "B-1", "--config", web.config, "--json").stdout)
     assert (report["verdict"], report["daemon_verdict"], report["decided_by"]) == ("pass", "fail", "Eva")
 
 
@@ -36,9 +34,7 @@ def test_defects_have_names_notes_are_told_and_a_person_is_not_contradicted(tmp_
     web.add_stage(2, label="wrong_part", confidence=1.0)
 
     def text() -> str:
-        done = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config)])
-        assert done.exit_code == 0, done.output
-        return " ".join(done.stdout.split())
+        return " ".join(coserve("report", "B-1", "--config", web.config).stdout.split())
 
     assert "R1 (R0402) failed: wrong part (D106)." in text()
     web.add_review(2, "unknown", reviewer="Ben", note="blurred")
@@ -64,9 +60,7 @@ def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Pat
         (web.folder / "run").mkdir()
         with socket.socket(socket.AF_UNIX) as old_socket:
             old_socket.bind(str(web.folder / "run/intake.sock"))
-    done = CliRunner().invoke(app, ["report", "B-1", "--config", str(web.config), "--wait", "2", "--json"])
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
+    report = json.loads(coserve("report", "B-1", "--config", web.config, "--wait", "2", "--json").stdout)
     assert report["by"] == "template"
     assert report["why_not_the_model"].startswith("model writer: no daemon answers at ipc://")
     assert report["why_not_the_model"].endswith("start it with `coserve run`")

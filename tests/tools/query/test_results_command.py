@@ -24,7 +24,8 @@ from tests import ROOT
 from tests.small_disk import small_disk
 from tests.sql import sql
 from tests.tools.query.sample_results import CONFIG, NEW, OLD, RULES, make
-from tests.tools.run_commands import coserve
+from tests.tools.run_commands import coserve, start_coserve
+from tests.waiting import PATIENCE_S
 from tools.query import reading
 from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
@@ -47,15 +48,6 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def results(line: Path) -> Callable[..., Result]:
     return partial(coserve, "results", "--config", line / "coserve.yaml")
-
-
-def process(line: Path, *arguments: str | Path, code: str = "from tools.cli.main import app; app()") -> list[str]:
-    """Return the words of `coserve results` in a process of its own."""
-    return [sys.executable, "-c", code, "results", *map(str, arguments), "--config", str(line / "coserve.yaml")]
-
-
-def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def rows(results: Callable[..., Result], *arguments: str) -> list[dict[str, Any]]:
@@ -185,7 +177,7 @@ def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
 
 def test_a_full_disk_is_named_and_leaves_nothing(line: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size="200k") as disk:
-        done = finished(process(line, "--jsonl", "--out", disk / "all.jsonl"))
+        done = start_coserve("results", "--jsonl", "--out", disk / "all.jsonl", "--config", line / "coserve.yaml")
         assert done.returncode == 1
         assert "all.jsonl: No space left on device; make room" in done.stderr
         assert list(disk.iterdir()) == []
@@ -259,7 +251,10 @@ finally: print(re.search(r"VmHWM:\\s+([0-9]+)", Path("/proc/self/status").read_t
 
 def test_memory_does_not_grow_with_the_rows(line: Path, tmp_path: Path) -> None:
     def peak_kib(*arguments: str | Path) -> int:
-        return int(finished(process(line, "--stages", "--jsonl", "--out", *arguments, code=PEAK)).stderr.split()[-1])
+        words = ("results", "--config", line / "coserve.yaml", "--stages", "--jsonl", "--out", *arguments)
+        command = [sys.executable, "-c", PEAK, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        return int(done.stderr.split()[-1])
 
     few = peak_kib(tmp_path / "few", "--limit", "100")
     all_of_them = peak_kib(tmp_path / "all")

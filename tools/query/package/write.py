@@ -226,7 +226,6 @@ def copy_pictures(settings: Config, written: PackageRows, package: Path) -> Pack
 def _copy_picture(
     settings: Config, written: PackageRows, row: dict[str, Any], target: Path, pictures: PackagePictures
 ) -> str | None:
-    """Copy an image's picture; return why there is none."""
     if row["image_path"] is None:
         task = written.tasks.get(row["inspection_id"])
         if task is not None:
