@@ -1,8 +1,8 @@
 """Releases that a line has had: editions name them; `releases/` beside the catalog has manifests and revoked keys."""
 
 import hashlib
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from daemon.registry.manifest import ReleaseError, SignedManifest
@@ -10,11 +10,9 @@ from daemon.registry.signing import PublicKey, key_id, read_public_key
 from daemon.registry.store import Store, locked
 from daemon.wire.keys import KeyFileError
 from experts.durable import make_folders, replace_text
-from experts.editions.edition import Edition, EditionError, FromRelease
+from experts.editions.edition import FromRelease
+from experts.editions.history import past
 from tools.experts.line import ExpertsLine
-
-#: Earlier editions that are asked for their release: each file names all experts.
-_NEWEST = 100
 
 
 class LineReleases:
@@ -58,7 +56,7 @@ class LineReleases:
 
     def taken(self, name: str) -> FromRelease | None:
         """Return the release of this name that the line took last. Raises EditionError."""
-        return next(self._taken(name), None)
+        return next(iter(self._taken(name)), None)
 
     def seen(self, name: str) -> dict[int, str]:
         """Return the sha256 of each manifest that the line has had, by number: none comes twice as another one.
@@ -72,16 +70,10 @@ class LineReleases:
             seen[release.number] = release.sha256
         return seen
 
-    def _taken(self, name: str) -> Iterator[FromRelease]:
-        edition: Edition | None = self.editions.in_force()
-        for _ in range(_NEWEST):
-            if edition is None:
-                return
-            if edition.release is not None and edition.release.name == name:
-                yield edition.release
-            parent, edition = edition.parent, None
-            with suppress(EditionError):  # an early one may be gone
-                edition = None if parent is None else self.editions.read(parent)
+    def _taken(self, name: str) -> list[FromRelease]:
+        """Return the releases of this name that editions were made of, newest first."""
+        editions = past(self.editions, self.editions.current() or 0)
+        return [each.release for each in editions if each.release is not None and each.release.name == name]
 
 
 def manifest_sha256(signed: SignedManifest) -> str:
