@@ -1,9 +1,8 @@
-"""Editions: one immutable file each, one pointer, and weights by their sha256; killed at each step of making one."""
+"""Editions: one immutable file each, one pointer, and weights by their sha256."""
 
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ import pytest
 from experts.catalog import CatalogEntry, read_catalog
 from experts.durable import replace_text
 from experts.editions.edition import Edition, EditionError, decode
-from experts.editions.folder import EditionFolder, EditionsBusyError, entries_of
+from experts.editions.folder import EditionFolder, EditionsBusyError
 from experts.editions.weights import WeightsStore
 from experts.weights import Block, file_sha256, write_weights
 
@@ -202,33 +201,6 @@ def test_a_link_in_place_of_the_lock_is_never_followed(tmp_path: Path) -> None:
     with pytest.raises(EditionError, match=r"\.lock: Too many levels of symbolic links"), folder.changing():
         pass
     assert other.read_text() == "of somebody else"
-
-
-def test_a_process_killed_at_any_step_leaves_the_edition_before_or_the_new_one(tmp_path: Path) -> None:
-    base, new = a_folder(tmp_path / "base" / "experts"), tmp_path / "new.safetensors"
-    sha256, rules = weights(new, 2), "# new\n" + RULES
-    editions = {1: base.in_force(), 2: an_edition(2, sha256, rules, parent=1, why="promote")}
-    seen, number, killed = set[int](), 0, True
-    while killed:
-        number += 1
-        root = tmp_path / f"at-{number}"
-        shutil.copytree(tmp_path / "base", root)
-        folder = EditionFolder(root / "experts" / "catalog.yaml")
-        killed = dies_at(number, put_in_force, folder, editions[2], new)
-        in_force = folder.in_force()
-        assert in_force is not None
-        assert in_force == editions[in_force.number]
-        seen.add(in_force.number)
-        for digest in in_force.weights:
-            assert file_sha256(folder.weights.place(digest)) == digest
-        with folder.changing() as writer:  # the next command finishes what was begun
-            writer.follow(folder.root / "rules.yaml")
-        assert (folder.root / "rules.yaml").read_text() == in_force.rules
-        assert entries_of(folder.catalog) == in_force.experts
-        put_in_force(folder, an_edition(3, sha256, parent=2), new)
-        assert not [*root.rglob("*.part"), *root.rglob("rewriting")]
-    assert seen == {1, 2}
-    assert number > 8
 
 
 def dies_at(number: int, work, *arguments) -> bool:
