@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from daemon.dispatch.pool import Batch, Fault
+from daemon.dispatch.pool import Batch, Fault, is_finite
 from daemon.policy.request import ExecutorId
 from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ExpertSpec
@@ -143,6 +143,6 @@ def checked_report(plain: Any, experts: Sequence[ExpertSpec]) -> Report:
         labels = {answer.label, *(box.label for box in answer.detections)}
         if unknown := labels - {*expert.classes, *([None] if expert.task == "detect" else [])}:
             raise ValueError(f"{expert.expert} has no label {', '.join(map(repr, unknown))}")
-        if not answer.is_finite:
+        if not is_finite(answer):
             raise ValueError("a confidence or a box is not a finite number")
     return report

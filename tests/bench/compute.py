@@ -336,7 +336,7 @@ def _answer(boxes: list[list[float]], image: "Prepared", spec: "ExpertSpec") -> 
     from experts.spec import Answer, Detection
 
     detections = tuple(
-        Detection(spec.classes[int(label)], confidence, image.placement.to_stored((x1, y1, x2, y2)))
+        Detection(spec.classes[int(label)], confidence, image.to_stored((x1, y1, x2, y2)))
         for x1, y1, x2, y2, confidence, label in boxes
     )
     if not detections:

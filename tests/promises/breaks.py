@@ -357,9 +357,9 @@ BREAKS = (
     ),
     Break(
         "Setting the clock closes",
-        "daemon/records.py",
-        "        return item.accepted_s\n",
-        "        return clock_s - (wall_s - item.accepted_wall_s)\n",
+        "daemon/storage/database/inspections.py",
+        "            accepted_s=tx.now_s,\n",
+        "            accepted_s=tx.now_wall_s,\n",
         (
             "daemon/storage/test_containment.py::test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off",
         ),

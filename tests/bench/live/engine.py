@@ -111,7 +111,7 @@ class LiveEngine:
         while self.drive.is_filling and time.monotonic() < until_s:
             time.sleep(0.01)
 
-    def accept(self, first: int, end: int, began_wall_s: float) -> None:
+    def accept(self, first: int, end: int, began_s: float) -> None:
         """Accept the trace's images from `first` up to, not including, `end`."""
         deadline_s, board = self._work.deadline_s, BoardRef(BOARD_TYPE, "")
         images = [
@@ -122,7 +122,7 @@ class LiveEngine:
                 board=board,
                 component=self._work.trace.images[number].classifier,
                 designator=str(number),
-                accepted_wall_s=began_wall_s + self._work.trace.images[number].arrives_s,
+                accepted_s=began_s + self._work.trace.images[number].arrives_s,
                 deadline_ms=None if deadline_s is None else round(deadline_s * 1000),
                 edition=1,
                 key=JournalKey(1, number, 0),
@@ -155,7 +155,7 @@ def run_engine(work: SideInput) -> SideResult:
     """Inspect all images of the trace as they arrive; stop at the limit."""
     engine, images = LiveEngine(work), work.trace.images
     engine.start()
-    began_s, began_wall_s = time.monotonic(), time.time()
+    began_s = time.monotonic()
     finished: list[_FinishedImage] = []
     accepted = 0
     while len(finished) < len(images) and (left_s := began_s + work.limit_s - time.monotonic()) > 0:
@@ -163,7 +163,7 @@ def run_engine(work: SideInput) -> SideResult:
         while due < len(images) and images[due].arrives_s <= time.monotonic() - began_s:
             due += 1
         if due > accepted:
-            engine.accept(accepted, due, began_wall_s)
+            engine.accept(accepted, due, began_s)
             accepted = due
         next_s = left_s if accepted == len(images) else began_s + images[accepted].arrives_s - time.monotonic()
         try:
@@ -224,7 +224,7 @@ def _with_verdicts_of_the_trace(forward: ForwardEach) -> ForwardEach:
         return [
             answer
             if isinstance(answer, ExpertError)
-            else replace(answer, label=LABELS[0] if goes_on(image.placement.width) else LABELS[1])
+            else replace(answer, label=LABELS[0] if goes_on(image.width) else LABELS[1])
             for answer, image in zip(answers, prepared, strict=True)
         ]
 
