@@ -178,24 +178,6 @@ class Security(_ConfigSection):
     weights: list[Path] = []
 
 
-#: Keys of earlier versions, with what each became.
-GONE = {
-    "consumers.keepalive": "a broker that is silent for 30s is tested: remove it",
-    "consumers.line": "a hub knows the line by its own name, the key `line` at the top: remove it here",
-    "consumers.port": "write it after the host: `host: broker.plant.lan:8883`",
-    "devices.device": "write it after the host: `host: pc2/cuda:0`",
-    "devices.pinned_memory": "as much is pinned as CUDA allows: remove it",
-    "limits.source_bytes": "`source_share` is a source's part of `backlog_images` and `backlog_bytes`",
-    "limits.source_images": "`source_share` is a source's part of `backlog_images` and `backlog_bytes`",
-    "models.schedule": "requests are always scheduled by least slack: remove it",
-    "models.tpot_slo": "with mode brownout write `options: {ttft_slo_ms: 200, tpot_slo_ms: 50}`",
-    "models.ttft_slo": "with mode brownout write `options: {ttft_slo_ms: 200, tpot_slo_ms: 50}`",
-    "retention.quarantine": "quarantine is as large as a journal file, 1/32 of `limits.backlog_bytes`: remove it",
-    "retention.reserve": "64 MiB are always reserved; `free` keeps more of the images' disk free",
-    "retention.segment": "a journal file has 1/32 of `limits.backlog_bytes`: remove it",
-    "stop.drain": "write `backlog_for: 1h` to finish the backlog; running batches are finished in any case",
-    "stop.within": "write `backlog_for: 1h` to finish the backlog; running batches are finished in any case",
-}
 _ABSENT = object()
 #: Sections whose entries have names of their own, with the keys of an entry.
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
@@ -258,7 +240,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
     """Return the sound part of `path`, every mistake with its line, and the sections that lost a part."""
     document, problems = read_settings(path, environ)
-    config, mistakes, removed = salvage(Config, document, GONE)
+    config, mistakes, removed = salvage(Config, document)
     problems += mistakes
     if config is None:
         return None, problems, set()
@@ -452,8 +434,6 @@ def override(document: Document, environ: Mapping[str, str], settings: type[Base
         if path is None:
             close = nearest(name, [_PREFIX + key.upper() for key in settings.model_fields])
             hint = f"; did you mean {close}?" if close else ""
-            gone = name.removeprefix(_PREFIX).replace("__", "_").lower().replace("_", ".", 1)
-            hint = f": {GONE[gone]}" if gone in GONE else hint
             problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
             continue
         try:
