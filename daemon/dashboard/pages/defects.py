@@ -174,16 +174,8 @@ def router(site: Site) -> APIRouter:
         span = span_of(which)
         columns = (trend, "images", *_VERDICTS, "fail_rate", "reviewed", "false_calls", "escapes")
         rows = [
-            (
-                each.name,
-                each.judged,
-                *each.final.values(),
-                each.fail_rate,
-                each.reviewed,
-                each.false_calls,
-                each.escapes,
-            )
-            for each in summary_of(span).tallies[trend]
+            (one.name, one.judged, *one.final.values(), one.fail_rate, one.reviewed, one.false_calls, one.escapes)
+            for one in summary_of(span).tallies[trend]
         ]
         return _csv(trend, span, columns, rows)
 
