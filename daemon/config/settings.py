@@ -116,7 +116,6 @@ class Device(_ConfigSection):
 
     @property
     def processor(self) -> str:
-        """The processor of another PC's device."""
         return (self.host or "").partition("/")[2] or "cuda:0"
 
 
@@ -178,8 +177,6 @@ class Retention(_ConfigSection):
 
 
 class PlantClock(_ConfigSection):
-    """The plant's clock, the start of each shift, and the yield goal."""
-
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
     shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
     yield_goal: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -190,8 +187,6 @@ class PlantClock(_ConfigSection):
 
 
 class Plant(PlantClock):
-    """The plant, and whose releases the line accepts."""
-
     signers: Annotated[list[Path], Field(max_length=64)] = []
 
 

@@ -49,8 +49,6 @@ class Retention(_Section):
 
 
 class LineKey(_Section):
-    """A line that may send pictures: the file with its key."""
-
     key: Path
 
 

@@ -83,7 +83,6 @@ class BrokerClient:
         self._client: _BoundedClient | None = client
 
     async def open(self) -> None:
-        """Connect, or raise DeliveryError."""
         assert self._client is not None
         limits = Properties(PacketTypes.CONNECT)
         limits.MaximumPacketSize, limits.ReceiveMaximum = _MAX_PACKET_BYTES, _MAX_UNRELEASED

@@ -258,8 +258,6 @@ class FailCause:
 
 @dataclass(frozen=True, slots=True)
 class DefectSummary:
-    """All tables of one span; `tallies` by the value of Trend."""
-
     total: DefectTally
     boards: int
     tallies: Mapping[str, Sequence[DefectTally]]

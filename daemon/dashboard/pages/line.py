@@ -114,8 +114,6 @@ def router(site: Site) -> APIRouter:
 
 
 class _LinePage:
-    """Values for the live parts."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self._counter = VerdictCounter(site.database)
@@ -394,7 +392,6 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _camera_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of rejected images, and of none when boards usually come."""
     for row in status.get("rejected", ())[:_MAX_NAMES]:
         count = counted(row["images"], "image")
         source, code = row["source"] or "An unknown source", row["code"].replace("_", " ")
@@ -429,7 +426,6 @@ def _expert_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of disks that will soon be full; full ones make the line degraded."""
     tight = {space.disk: (name, space) for name, space in reversed(status.get("disks", {}).items())
              if space.free_bytes < _TIGHT * space.total_bytes}  # fmt: skip
     for name, space in tight.values():
