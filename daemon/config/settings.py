@@ -4,7 +4,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -295,7 +295,7 @@ def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[
     if not isinstance(document.data, dict):
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
         raise ConfigError(document.problems or [expected])
-    return document, override(document, environ, Config, _NAMED)
+    return document, _override(document, environ)
 
 
 def stated_settings(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -456,21 +456,22 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: tuple[st
 _PREFIX = "COSERVE_"
 #: A variable with this prefix that is not a setting: the command line's default for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
-
-Named = Mapping[str, Collection[str]]
+#: Devices that a variable may add to the file.
+_OWN_DEVICES = ("cpu", *(f"cuda:{number}" for number in range(16)))
 
 
 def is_setting(name: str) -> bool:
     return name.startswith(_PREFIX) and name != _NOT_A_SETTING
 
 
-def override(document: Document, environ: Mapping[str, str], settings: type[BaseModel], named: Named) -> list[Problem]:
+def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
     """Put values of `environ`, such as the YAML text of `COSERVE_DATABASE`, into the data; return the mistakes."""
     problems: list[Problem] = []
+    paths = _paths_by_variable(document.data)
     for name in sorted(filter(is_setting, environ)):
-        path = _setting(name.removeprefix(_PREFIX), document.data, settings, named)
+        path = paths.get(name.replace("__", "_").upper())
         if path is None:
-            close = nearest(name, [_PREFIX + key.upper() for key in settings.model_fields])
+            close = nearest(name, list(paths))
             hint = f"; did you mean {close}?" if close else ""
             problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
             continue
@@ -487,21 +488,13 @@ def override(document: Document, environ: Mapping[str, str], settings: type[Base
     return problems
 
 
-def _setting(suffix: str, data: Mapping[str, Any], settings: type[BaseModel], named: Named) -> KeyPath | None:
-    """Return the key path of `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`), or None."""
-    flat = suffix.replace("__", "_").lower()
-    for top, field in settings.model_fields.items():
-        if flat == top:
-            return (top,)
-        if not flat.startswith(top + "_"):
-            continue
-        rest = flat.removeprefix(top + "_")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            return (top, rest) if rest in field.annotation.model_fields else None
-        if top in named:
-            more = ["cpu", *(f"cuda:{n}" for n in range(16))] if top == "devices" else []
-            for name in [*(data.get(top) or {}), *more]:
-                key = rest.removeprefix(re.sub("[:.-]", "_", str(name)).lower() + "_")
-                if key != rest and key in named[top]:
-                    return (top, name, key)
-    return None
+def _paths_by_variable(data: Mapping[str, Any]) -> dict[str, KeyPath]:
+    """Return the key path of each variable that there may be, such as that of `COSERVE_ENDPOINTS_RESULTS`."""
+    paths: list[KeyPath] = []
+    for top, field in Config.model_fields.items():
+        section = field.annotation
+        keys = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else ()
+        names = [*(data.get(top) or {}), *(_OWN_DEVICES if top == "devices" else ())] if top in _NAMED else []
+        paths += [(top,), *((top, key) for key in keys)]
+        paths += [(top, name, key) for name in names for key in _NAMED[top]]
+    return {_PREFIX + re.sub("[:.-]", "_", "_".join(map(str, path))).upper(): path for path in paths}
