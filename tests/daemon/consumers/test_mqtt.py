@@ -152,29 +152,6 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
             assert json.loads(late.messages[0].payload)["seq"] == 5
 
 
-def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
-        database = ResultsDatabase(tmp_path / "inspection.db")
-        consumers = {"plant": {"kind": "mqtt", "host": f"127.0.0.1:{broker.port}"}}
-        config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}, "consumers": consumers}
-        (tmp_path / "coserve.yaml").write_text(json.dumps(config), encoding="utf-8")
-        command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]
-        total = 0
-        for last in range(2):
-            total = database.grow(600)
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            until(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
-            process.kill()
-            process.wait()
-            until(lambda: mes.bodies("status")[-1] == {"state": "offline"})
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        until(lambda: len(mes.seqs) == total)
-        until(lambda: mes.bodies("status")[-1]["state"] == "online")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
-
-
 @in_a_loop
 async def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(tmp_path: Path) -> None:
     with Broker(tmp_path / "broker") as broker:
