@@ -98,7 +98,7 @@ soak: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/coserve fuzz --frames 1000000 --out build/fuzz.json
 
-# docs/img/dashboard-*.png: every page at three widths, of a copy of the demo's line. Needs chromium (make system-tools).
+# docs/img/dashboard-*.png, of a copy of the demo's line. Needs chromium (make system-tools).
 screenshots: $(INSTALLED)
 	$(BIN)/python -m tests.screenshots --dir demo --out docs/img
 

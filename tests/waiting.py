@@ -21,6 +21,15 @@ def until(happened: Callable[[], T], say: Callable[[], object] = lambda: "") -> 
     return value
 
 
+async def soon(happened: Callable[[], T], say: Callable[[], object] = lambda: "") -> T:
+    """Do as `until`; the question is asked in a thread, and may block."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not (value := await asyncio.to_thread(happened)):
+        assert time.monotonic() < until_s, f"it did not happen within {PATIENCE_S:g} s: {say()}"
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return value
+
+
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test to its end."""
 

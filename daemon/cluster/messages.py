@@ -90,7 +90,6 @@ def spec_of(plain: dict[str, Any], folder: Path) -> ExpertSpec:
 
 
 def _cached_in(folder: Path, spec: ExpertSpec) -> ExpertSpec:
-    """Return an expert whose files lie in a worker's cache, by their digests."""
     backbone = spec.backbone and _cached_in(folder, spec.backbone)
     return replace(spec, file=folder / spec.sha256, backbone=backbone)
 
