@@ -163,32 +163,28 @@ def jobs(folder: Path, machines: Sequence[str], policies: Sequence[str]) -> Iter
                     yield folder, name, task, loading, policy, load, arrivals
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
+def bench_ablation(
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")] = SCENARIOS,
+    policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
+    machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
 
-    @app.command("ablation")
-    def bench_ablation(
-        folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")] = SCENARIOS,
-        policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
-        machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
-        processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
-        json_file: JsonFile = None,
-    ) -> None:
-        """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
-
-        Example: coserve bench ablation --machine numa
-        """
-        names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
-        must_be_policies(names)
-        machines = machine or list(_MACHINES)
-        if unknown := [name for name in machines if name not in _MACHINES]:
-            fail(f"--machine {unknown[0]}: expected one of {', '.join(_MACHINES)}", status=2)
-        with ProcessPoolExecutor(processes) as pool:
-            cells = list(pool.map(measure, jobs(folder, machines, names)))
-        for title, columns, rows in tables(cells):
-            print_narrow(title, columns, rows)
-        if json_file is not None:
-            json_file.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
+    Example: coserve bench ablation --machine numa
+    """
+    names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
+    must_be_policies(names)
+    machines = machine or list(_MACHINES)
+    if unknown := [name for name in machines if name not in _MACHINES]:
+        fail(f"--machine {unknown[0]}: expected one of {', '.join(_MACHINES)}", status=2)
+    with ProcessPoolExecutor(processes) as pool:
+        cells = list(pool.map(measure, jobs(folder, machines, names)))
+    for title, columns, rows in tables(cells):
+        print_narrow(title, columns, rows)
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
 
 
 def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str], list[list[object]]]]:

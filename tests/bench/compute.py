@@ -65,11 +65,6 @@ class ComputeFigures:
     box_pixels: float = 0.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("compute")(bench_compute)
-
-
 def bench_compute(
     networks: Annotated[str, typer.Option(help="resnet18 … resnet152, yolov5n … yolo26x, with commas.")] = ",".join(
         NETWORKS

@@ -37,11 +37,6 @@ class ImageCost:
     threads_ms: dict[str, float]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("image-cost")(bench_image_cost)
-
-
 def bench_image_cost(
     rates: Annotated[str, typer.Option("--rates", help="Images a second, commas between; 0: as many as taken.")] = (
         "300,0"

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 _DELAY = "5 ms more a sync"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("intake")(bench_intake)
-
-
 def bench_intake(
     sizes: Annotated[
         str, typer.Option("--kilobytes", help="Bytes of an image in thousands, commas between.")

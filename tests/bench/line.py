@@ -36,11 +36,6 @@ class RunFigures:
     unknown: int
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("line")(bench_line)
-
-
 def bench_line(
     folder: Annotated[Path, typer.Option("--dir", help="The demo's folder (made if it is not there).")] = Path("demo"),
     boards: Annotated[int, typer.Option(min=1, help="Boards published in each run.")] = 6,

@@ -31,11 +31,6 @@ _COLD_READS = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("load")(bench_load)
-
-
 def bench_load(
     architecture: Annotated[
         list[str] | None, typer.Option(help="A ResNet; may be given again. Without it resnet18 and resnet101.")

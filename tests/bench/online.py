@@ -40,11 +40,6 @@ _COLUMNS = {
 Rows = list[dict[str, Any]]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("online")(bench_online)
-
-
 def bench_online(
     loads: Annotated[str, typer.Option(help="Shares of coserve's saturated throughput, with commas.")] = ".9",
     deadline_s: Annotated[float, typer.Option(min=0.1, help="Seconds from an image's arrival to its verdict.")] = 20.0,

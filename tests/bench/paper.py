@@ -30,11 +30,6 @@ BOARD = "A1-board"
 WORLDS: dict[Loading, str] = {"ordinary": "as the paper loads", "slots": "slots"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("paper")(bench_paper)
-
-
 def bench_paper(
     tasks: Annotated[str, typer.Option(help="Of A1, A2, B1, B2 and A1-board, with commas.")] = "A1,A1-board,A2,B1,B2",
     json_file: JsonFile = None,

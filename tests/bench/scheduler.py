@@ -158,34 +158,32 @@ def measure(policy: str, queued: int, *, requests: int, rounds: int) -> Cost:
     return Cost(policy, queued, round(median(runs), 2), [round(run, 2) for run in runs])
 
 
-def register(app: typer.Typer) -> None:
-    @app.command("scheduler")
-    def bench_scheduler(
-        queued: Annotated[list[int] | None, typer.Option(help="Requests that wait; repeat.")] = None,
-        policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
-        requests: Annotated[int, typer.Option(help="Requests in each measured stretch.")] = 5000,
-        rounds: Annotated[int, typer.Option(help="Stretches; the median is printed.")] = 5,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Measure the scheduler's processor time per request, all decisions included, however many requests wait.
+def bench_scheduler(
+    queued: Annotated[list[int] | None, typer.Option(help="Requests that wait; repeat.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests in each measured stretch.")] = 5000,
+    rounds: Annotated[int, typer.Option(help="Stretches; the median is printed.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the scheduler's processor time per request, all decisions included, however many requests wait.
 
-        Example: coserve bench scheduler --policy coserve --queued 10000
-        """
-        sizes = queued or [100, 10_000, 1_000_000]
-        names = policy or ["coserve", "coserve-plus"]
-        must_be_policies(names)
-        costs = [measure(name, size, requests=requests, rounds=rounds) for name in names for size in sizes]
-        if as_json:
-            print_json(
-                {
-                    "machine": platform.platform(),
-                    "experts": _CLASSIFIERS + _DETECTORS,
-                    "costs": [asdict(c) for c in costs],
-                }
-            )
-            return
-        rows = [(cost.policy, f"{cost.queued:,}", cost.us_per_request) for cost in costs]
-        print_table("the scheduler's work for one request", ("policy", "queued", "µs a request (median)"), rows)
+    Example: coserve bench scheduler --policy coserve --queued 10000
+    """
+    sizes = queued or [100, 10_000, 1_000_000]
+    names = policy or ["coserve", "coserve-plus"]
+    must_be_policies(names)
+    costs = [measure(name, size, requests=requests, rounds=rounds) for name in names for size in sizes]
+    if as_json:
+        print_json(
+            {
+                "machine": platform.platform(),
+                "experts": _CLASSIFIERS + _DETECTORS,
+                "costs": [asdict(c) for c in costs],
+            }
+        )
+        return
+    rows = [(cost.policy, f"{cost.queued:,}", cost.us_per_request) for cost in costs]
+    print_table("the scheduler's work for one request", ("policy", "queued", "µs a request (median)"), rows)
 
 
 def _then(detector: ExpertId | None) -> tuple[tuple[ExpertId, float], ...]:

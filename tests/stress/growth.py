@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -40,8 +39,7 @@ class ResourceMonitor:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Slope:
+class Slope(NamedTuple):
     """Growth per hour, and the bounds between which it lies with 95 % confidence; infinite where samples are few."""
 
     per_hour: float

@@ -21,11 +21,6 @@ _QUICK_REQUESTS, _QUICK_MEMORY = 100, 0.25
 Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~45 GB); a cache folder.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("live")(bench_live)
-
-
 def bench_live(
     folder: Folder = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small experts and few images: about six minutes.")] = False,
