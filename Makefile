@@ -74,7 +74,7 @@ gpu-wheels: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
 
-# Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
+# Hundreds of kills, power cuts and refused writes: `make faults SEED=2 JOBS=1`.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
 

@@ -107,7 +107,7 @@ def _measure(scratch: Path, rate: float, seconds: float) -> ImageCost:
     with Service(config, folder / "daemon.log", command=("tests.bench.image_cost",)) as service:
         assert service.process is not None
         pid = service.process.pid
-        endpoint, control = f"ipc://{folder}/intake.sock", f"ipc://{folder}/control.sock"
+        endpoint, control = f"ipc://{folder}/run/intake.sock", f"ipc://{folder}/run/control.sock"
         camera = Camera(Order(endpoint, "camera", str(image), seconds + _WARM_S, 0.0, rate or None))
         time.sleep(_WARM_S)
         before, judged, began_s = _seconds_of_threads(pid), ask(control, "status")["completed"], time.monotonic()

@@ -12,7 +12,6 @@ import typer
 from tests.bench.options import DeviceNames, JsonFile, chosen_devices
 from tests.bench.tables import print_narrow
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import must_be_architecture
 
 if TYPE_CHECKING:
     from tests.bench.live.expert_files import Disk
@@ -38,6 +37,8 @@ _COLUMNS = {
 }
 
 Rows = list[dict[str, Any]]
+#: A run ends so long after its last image.
+_LIMIT_S = 60.0
 
 
 def bench_online(
@@ -45,14 +46,7 @@ def bench_online(
     deadline_s: Annotated[float, typer.Option(min=0.1, help="Seconds from an image's arrival to its verdict.")] = 20.0,
     device: DeviceNames = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="The experts' folder; a cache folder.")] = None,
-    experts: Annotated[int, typer.Option(min=1, help="Classifiers.")] = 60,
-    detectors: Annotated[int, typer.Option(min=1, help="Detectors that they share.")] = 4,
-    classifier: Annotated[str, typer.Option(help="The classifiers' architecture.")] = "resnet101",
-    detector: Annotated[str, typer.Option(help="The detectors' architecture.")] = "yolo11m",
-    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 128,
     requests: Annotated[int, typer.Option(min=1, help="Images of each run.")] = 600,
-    memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, a share of the experts' bytes.")] = 0.1,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="A run ends so long after its last image.")] = 60.0,
     json_file: JsonFile = None,
 ) -> None:
     """Latency, deadline misses and unknown verdicts of FCFS, coserve and coserve-plus, Poisson and board by board.
@@ -66,10 +60,9 @@ def bench_online(
     from tests.bench.live.expert_files import ExpertRecipe
     from tests.bench.live.sides import LiveOptions, default_folder
 
-    must_be_architecture("--classifier", classifier, "classify")
-    must_be_architecture("--detector", detector, "detect")
-    recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
-    options = LiveOptions(folder or default_folder(), recipe, requests, memory, limit_s, devices=chosen_devices(device))
+    options = LiveOptions(
+        folder or default_folder(), ExpertRecipe(), requests, limit_s=_LIMIT_S, devices=chosen_devices(device)
+    )
     title, rows = _measured(options, shares, deadline_s)
     columns = [name for name in rows[0] if name in _COLUMNS]
     print_narrow(title, [_COLUMNS[name] for name in columns], [[row[name] for name in columns] for row in rows])

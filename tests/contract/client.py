@@ -1,11 +1,12 @@
-"""A client of PROTOCOL.md and RESULTS.md: stock pyzmq and sqlite3, nothing of ours but what starts a daemon."""
+"""A client of PROTOCOL.md and RESULTS.md: stock pyzmq and sqlite3; of ours, what starts a daemon, and a camera."""
 
 import hashlib
 import json
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from typing import Any, Self
 import yaml
 import zmq
 
+from coserve_client import PublishAccount, Publisher
 from tests.contract.peer import Peer
 from tests.lines import a_jpeg, a_line
 from tests.simulated import DAEMON
@@ -49,7 +51,7 @@ class Listener:
     def __init__(self, endpoint: str, *topics: str) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
-        self.socket.rcvtimeo = int(PATIENCE_S * 1000)
+        self.socket.rcvtimeo, self.socket.rcvhwm = int(PATIENCE_S * 1000), 0
         for topic in topics:
             self.socket.subscribe(topic.encode())
         self.socket.connect(endpoint)
@@ -76,11 +78,19 @@ class Line:
     def __init__(
         self, folder: Path, experts: Path, rules: str = RULES, command: Sequence[str] = DAEMON, **settings: Any
     ) -> None:
-        self.folder = folder
-        self.command = command
-        self.config = a_line(folder, experts, **settings)
-        self.endpoints = yaml.safe_load(self.config.read_text(encoding="utf-8"))["endpoints"]
+        self._open(a_line(folder, experts, **settings), command)
         self.write_rules(rules)
+
+    @classmethod
+    def at(cls, config: Path, command: Sequence[str] = DAEMON) -> Self:
+        """Return a line whose files are there already."""
+        line = cls.__new__(cls)
+        line._open(config, command)
+        return line
+
+    def _open(self, config: Path, command: Sequence[str]) -> None:
+        self.config, self.folder, self.command = config, config.parent, command
+        self.endpoints = yaml.safe_load(config.read_text(encoding="utf-8"))["endpoints"]
         self.count = 0
 
     @property
@@ -146,6 +156,31 @@ class Line:
             answer = peer.ask(header, a_jpeg(self.count) if payload is None else payload)
         assert answer["type"] == "accepted", answer
         return header["id"]
+
+    @contextmanager
+    def camera(self, images: Iterable[tuple[bytes, dict[str, Any]]], pause_s: float = 0.01) -> Iterator[PublishAccount]:
+        """Send images, each a payload and fields of `inspect`, until the body ends; the line must take each of them.
+
+        Their ids are `0`, `1` and so on.
+        """
+        over = threading.Event()
+        with Publisher(self.intake, "camera", patience_s=PATIENCE_S) as publisher:
+
+            def send() -> None:
+                for number, (payload, fields) in enumerate(images):
+                    publisher.send(str(number), payload, **fields)
+                    if over.wait(pause_s):
+                        break
+                publisher.finish()
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            try:
+                yield publisher.account
+            finally:
+                over.set()
+                thread.join()
+        assert publisher.account.complete, publisher.account.as_dict()
 
     def result(self, image_id: str) -> dict[str, Any]:
         """The published message of an image, by `results_since`, once there is one."""

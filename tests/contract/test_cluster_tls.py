@@ -9,11 +9,11 @@ import pytest
 
 from tests.contract.certificates import Authority
 from tests.contract.client import Line
-from tests.contract.cluster import THERE, RayCluster, is_used, judged_there
+from tests.contract.cluster import THERE, RayCluster, judged_there, until_used
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.test_all
+pytestmark = [pytest.mark.test_all, pytest.mark.timeout(3600)]
 
 
 def addresses() -> list[str]:
@@ -30,7 +30,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.test_all
 def test_a_line_judges_over_tls_and_a_pc_of_another_authority_stays_outside(
     tmp_path: Path, folder: Path, torch_experts_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -40,10 +39,9 @@ def test_a_line_judges_over_tls_and_a_pc_of_another_authority_stays_outside(
     stranger = cluster.another("pc3", environ=Authority(folder / "other").environment("pc3", *addresses()))
     line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, devices=THERE, cluster=cluster.settings)
     try:
-        cluster.head.start()
-        cluster.worker.start()
+        cluster.start()
         with line.service():
-            line.wait(lambda: is_used(line))
+            until_used(line)
             line.send(a_jpeg(1), component="P")
             line.idle()
             assert judged_there(line) > 0

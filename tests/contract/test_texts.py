@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from tests.contract.client import Line
 from tests.contract.held_models import STEPS, hold_after
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 from tools.setup.service import Service
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
@@ -78,11 +77,7 @@ def ask(line: Line, header: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(line: Line, command: str, *arguments: str, status: int = 0) -> str:
-    """Return the output of `coserve`."""
-    words = (command, *arguments, *(() if command == "check" else ("--config", str(line.config))))
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == status, done.output
-    return done.output
+    return coserve(command, *arguments, "--config", line.config, status=status).output
 
 
 def status_of(line: Line, model: str) -> dict[str, Any]:
@@ -295,11 +290,11 @@ def test_a_report_falls_back_to_the_template_and_says_why(line: Line) -> None:
     text = line.config.read_text(encoding="utf-8")
     no_daemon = line.config.with_name("no-daemon.yaml")
     no_daemon.write_text(text.replace("run/intake.sock", "run/no-daemon.sock"), encoding="utf-8")
-    done = CliRunner().invoke(app, ("report", "B-1", "--wait", "0.3", "--json", "--config", str(no_daemon)))
+    done = coserve("report", "B-1", "--wait", 0.3, "--json", "--config", no_daemon)
     fallen_back = json.loads(done.output)
     assert (fallen_back["by"], fallen_back["text"].startswith("Board B-1")) == ("template", True)
     assert "no daemon answers" in fallen_back["why_not_the_model"]
     settings = {name: value for name, value in yaml.safe_load(text).items() if name != "models"}
     no_daemon.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    done = CliRunner().invoke(app, ("report", "B-1", "--config", str(no_daemon)))
+    done = coserve("report", "B-1", "--config", no_daemon)
     assert f"(by the template: {no_daemon} names no language model)" in done.output.replace("\n", " ")

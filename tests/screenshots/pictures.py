@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,18 +57,13 @@ def chromium() -> "Iterator[Browser]":
         browser.close()
 
 
-def wait_for_pages(url: str) -> None:
-    """Until the pages answer, which come up after the line; ScreenshotError after a minute."""
-    until_s = time.monotonic() + 60.0
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/", timeout=5).close()  # noqa: S310 - our own http
-        except OSError:
-            if time.monotonic() > until_s:
-                raise ScreenshotError(f"no page answers at {url}: look at coserve status") from None
-            time.sleep(0.1)
-        else:
-            return
+def is_answering(url: str) -> bool:
+    """Return True once the pages are there, which come up after the line."""
+    try:
+        urllib.request.urlopen(f"{url}/", timeout=5).close()  # noqa: S310 - our own http
+    except OSError:
+        return False
+    return True
 
 
 def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> list[Path]:

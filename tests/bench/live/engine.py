@@ -90,7 +90,6 @@ class LiveEngine:
                 )
                 for name, memory in memories.items()
             ],
-            record=work.record,
         )
 
     def finished(self, outcomes: list[Outcome]) -> None:

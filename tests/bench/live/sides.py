@@ -127,8 +127,8 @@ class LiveOptions:
     folder: Path
     recipe: ExpertRecipe
     requests: int
-    memory_share: float
-    limit_s: float
+    memory_share: float = 0.1
+    limit_s: float = 600.0
     executors: int = 2
     threads: int = 2
     window: int = 64
@@ -158,8 +158,8 @@ class SideInput:
 
     `budgets` are bytes for experts of each device, `memory_bytes` all of them; `executors` are of each device,
     `threads` of the CPU's together: a side with one executor has all threads. After `limit_s`, or `enough_images`, the
-    side is stopped and the images that it finished count. `record` is a file for a trace of the scheduler's decisions,
-    `disk_lock` a file that processes lock while they read an expert.
+    side is stopped and the images that it finished count. `disk_lock` is a file that processes lock while they read an
+    expert.
     """
 
     side: str
@@ -174,7 +174,6 @@ class SideInput:
     threads: int = 2
     costs: tuple[Performance, ...] = ()
     deadline_s: float | None = None
-    record: Path | None = None
     window: int = 64
     enough_images: int | None = None
     devices: tuple[str, ...] = ("cpu",)
