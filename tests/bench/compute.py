@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ import typer
 
 from tests.bench.options import DeviceNames, chosen_devices
 from tests.bench.rounds import run_in_turn
-from tests.bench.tables import print_narrow
+from tests.bench.tables import print_rows
 from tools.terminal.console import AsJson, console, errors, fail, print_json
 from tools.terminal.option_values import must_be_one_of
 
@@ -103,13 +103,11 @@ def bench_compute(
             bar.advance(task)
     machine = this_machine()
     where = f"{machine.cpu}, {machine.cores} cores, {torch.backends.cpu.get_cpu_capability()}"
+    sides = [asdict(each) for each in figures]
     if as_json:
-        print_json({"machine": where, "images": samples.origin, "sides": [asdict(each) for each in figures]})
+        print_json({"machine": where, "images": samples.origin, "sides": sides})
         return
-    formats = ("{}", "{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}")
-    rows = [[text.format(value) for text, value in zip(formats, astuple(each), strict=True)] for each in figures]
-    columns = ("device", "network", "batch", "part", "side", "ms", "ratio", "labels", "conf.", "px")
-    print_narrow("Pixels to answers, and the network alone, one thread, random weights", columns, rows)
+    print_rows("Pixels to answers, and the network alone, one thread, random weights", sides)
     console.print(f"{where}; {samples.origin}", markup=False)
 
 

@@ -20,7 +20,8 @@ from typing import Annotated
 import typer
 
 from tests.bench.rounds import run_in_turn
-from tools.terminal.console import AsJson, console, fail, print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import AsJson, fail, print_json
 
 _IMAGE_BYTES = 20_000
 _WARM_S = 1.5
@@ -73,14 +74,16 @@ def bench_image_cost(
     names = sorted(
         {name for cost in costs for name in cost.threads_ms}, key=lambda name: -costs[0].threads_ms.get(name, 0.0)
     )
-    rows = [["judged a second", *(cost.judged_per_s for cost in costs)]]
-    rows += [["all threads, ms", *(cost.total_ms for cost in costs)]]
-    rows += [[f"  {name}", *(cost.threads_ms.get(name, 0.0) for cost in costs)] for name in names]
-    columns = ("", *(f"{cost.rate:g} a second" if cost.rate else "as many as taken" for cost in costs))
-    print_table("Processor time of one image", columns, rows)
-    console.print(
-        f"medians of {rounds} rounds; {os.cpu_count()} cores; images of 8 × 8 pixels; experts that compute nothing"
-    )
+    shown = {
+        f"{cost.rate:g} a second" if cost.rate else "as many as taken": {
+            "judged a second": cost.judged_per_s,
+            "all threads": cost.total_ms,
+            **{name: cost.threads_ms.get(name, 0.0) for name in names},
+        }
+        for cost in costs
+    }
+    rows = [{"": name} | {rate: own[name] for rate, own in shown.items()} for name in next(iter(shown.values()))]
+    print_rows(f"Processor milliseconds of one image, medians of {rounds} rounds; {os.cpu_count()} cores", rows)
 
 
 def _middle(runs: list[ImageCost]) -> ImageCost:

@@ -5,11 +5,12 @@ import platform
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import AsJson, console, errors, fail, print_json
 
 if TYPE_CHECKING:
     from tests.bench.intake_runs import Flood, Plan, Steady
@@ -57,7 +58,15 @@ def bench_intake(
         facts |= {"executors": executors, "raw_groups": groups}
         print_json({**facts, "floods": [asdict(row) for row in floods], "steady": [asdict(row) for row in steady]})
     else:
-        _show(floods, steady, rounds, " or ".join(map(str, groups.values())))
+        print_rows(f"As many as are taken, idle; medians of {rounds} rounds", [asdict(row) for row in floods])
+        print_rows("At a steady rate", [asdict(row) for row in steady])
+        console.print(
+            f"raw: a loop of one pwritev and one fdatasync for each {' or '.join(map(str, groups.values()))} images, no"
+            " sockets, checks or hashes; with rows: then one SQLite transaction of bare rows\n"
+            "idle: a daemon that judges nothing; saturated: executors that always have full batches; latency from when"
+            f" an image is due to its answer, all rounds together; {os.cpu_count()} cores",
+            markup=False,
+        )
 
 
 def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
@@ -79,25 +88,3 @@ def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flo
     except (BenchError, ServiceError, ShimError, OSError, ValueError) as error:
         fail(f"could not measure: {error}", status=1)
     return floods, steady
-
-
-def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, groups: str) -> None:
-    columns = ("KB", "disk", "accepted/s", "raw/s", "raw with rows/s", "of raw", "of raw with rows")
-    print_table(f"As many as are taken, idle; medians of {rounds} rounds", columns, [_cells(row) for row in floods])
-    columns = ("KB", "inference", "accepted/s", "p50 ms", "p99 ms", "judged/s beside", "judged/s alone", "kept")
-    print_table("At a steady rate", columns, [_cells(row) for row in steady])
-    console.print(
-        f"raw: a loop of one pwritev and one fdatasync for each {groups} images, no sockets, checks or hashes; with"
-        " rows: then one SQLite transaction of bare rows (WAL, synchronous=FULL)",
-        markup=False,
-    )
-    console.print(
-        "idle: a daemon that judges nothing; saturated: executors that always have full batches;"
-        f" latency from when an image is due to its answer, all rounds together; {os.cpu_count()} cores",
-        markup=False,
-    )
-
-
-def _cells(row: "Flood | Steady") -> tuple[Any, ...]:
-    image_bytes, *figures = asdict(row).values()
-    return (image_bytes // 1000, *figures)

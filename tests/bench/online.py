@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tests.bench.options import DeviceNames, JsonFile, chosen_devices
-from tests.bench.tables import print_narrow
+from tests.bench.tables import print_rows
 from tools.terminal.console import console, errors, fail
 
 if TYPE_CHECKING:
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
 POLICIES = ("samba", "coserve", "coserve-plus")
 #: The images of each kind of arrivals: single images by usage, whole boards in placement order.
 _ORDERS: "dict[Arrivals, ImageOrder]" = {"poisson": "skewed", "bursty": "board"}
-#: Columns that fit a terminal of 80; `--json` has everything.
-_COLUMNS = {
-    "policy": "policy",
-    "arrivals": "arrivals",
-    "load": "load",
-    "images_per_s": "images/s",
-    "p50_s": "p50 s",
-    "p95_s": "p95 s",
-    "p99_s": "p99 s",
-    "longest_wait_s": "longest",
-    "finished": "finished",
-    "unknown_share": "unknown",
-}
-
 Rows = list[dict[str, Any]]
 #: A run ends so long after its last image.
 _LIMIT_S = 60.0
@@ -64,8 +50,7 @@ def bench_online(
         folder or default_folder(), ExpertRecipe(), requests, limit_s=_LIMIT_S, devices=chosen_devices(device)
     )
     title, rows = _measured(options, shares, deadline_s)
-    columns = [name for name in rows[0] if name in _COLUMNS]
-    print_narrow(title, [_COLUMNS[name] for name in columns], [[row[name] for name in columns] for row in rows])
+    print_rows(title, rows)
     console.print(
         "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown (no verdict in time) of"
         " runs with them"

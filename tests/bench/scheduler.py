@@ -17,7 +17,8 @@ from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
-from tools.terminal.console import print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import print_json
 from tools.terminal.option_values import must_be_policies
 
 _CLASSIFIERS, _DETECTORS, _EXPERT_BYTES = 350, 8, 178_000_000
@@ -35,7 +36,8 @@ class Cost:
     policy: str
     queued: int
     us_per_request: float
-    runs: list[float]
+    lowest: float
+    highest: float
 
 
 class _Line:
@@ -155,7 +157,7 @@ def measure(policy: str, queued: int, *, requests: int, rounds: int) -> Cost:
             runs.append((time.process_time() - began_s) / served * 1e6)
     finally:
         gc.unfreeze()
-    return Cost(policy, queued, round(median(runs), 2), [round(run, 2) for run in runs])
+    return Cost(policy, queued, *(round(figure, 2) for figure in (median(runs), min(runs), max(runs))))
 
 
 def bench_scheduler(
@@ -174,16 +176,9 @@ def bench_scheduler(
     must_be_policies(names)
     costs = [measure(name, size, requests=requests, rounds=rounds) for name in names for size in sizes]
     if as_json:
-        print_json(
-            {
-                "machine": platform.platform(),
-                "experts": _CLASSIFIERS + _DETECTORS,
-                "costs": [asdict(c) for c in costs],
-            }
-        )
-        return
-    rows = [(cost.policy, f"{cost.queued:,}", cost.us_per_request) for cost in costs]
-    print_table("the scheduler's work for one request", ("policy", "queued", "µs a request (median)"), rows)
+        print_json({"machine": platform.platform(), "costs": [asdict(cost) for cost in costs]})
+    else:
+        print_rows("The scheduler's work for one request, median", [asdict(cost) for cost in costs])
 
 
 def _then(detector: ExpertId | None) -> tuple[tuple[ExpertId, float], ...]:

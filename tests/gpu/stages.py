@@ -136,14 +136,22 @@ def run_tests(plan: Plan, folder: Path, keep: Keep) -> None:
 def measure_loads(plan: Plan, folder: Path, keep: Keep) -> None:
     """Measure loads of one expert into each device, beside the raw channel and ordinary ways."""
     from tests.bench.devices import bench_shelf
-    from tests.bench.load import COLUMNS, cells, measure_loads
+    from tests.bench.load import measure_loads
 
     for dtype in plan.dtypes:
         result = measure_loads(list(plan.load_networks), dtype, plan.rounds, folder, plan.devices, bench_shelf())
         for device in plan.devices:
-            rows = [cells(each) for each in result["figures"] if each.device == device]
+            rows = [asdict(each) for each in result["figures"] if each.device == device]
             title = f"{', '.join(plan.load_networks)}, {dtype}, into {device}"
-            keep(Table(title, COLUMNS, rows, [f"Cold reads: {result['cold_reads']}; medians of {plan.rounds} rounds."]))
+            values = [tuple(row.values())[3:] for row in rows]
+            keep(
+                Table(
+                    title,
+                    tuple(rows[0])[3:],
+                    values,
+                    [f"Cold reads: {result['cold_reads']}; medians of {plan.rounds} rounds."],
+                )
+            )
 
 
 def measure_batches(plan: Plan, folder: Path, keep: Keep) -> None:

@@ -19,7 +19,7 @@ from tests.bench.live.libraries import library_versions, missing_library
 from tests.bench.live.sides import ALONE, LADDER, PLUS, SAMBA, THIN, LiveSetup, SideResult, side_of
 from tests.bench.processes import RunError
 from tests.bench.rounds import Runs, Spread, ratios, run_in_turn, spread
-from tests.bench.tables import print_narrow, rounded
+from tests.bench.tables import print_rows
 from tools.simulate.bound import Use, bound_of
 from tools.terminal.console import console, errors
 
@@ -180,8 +180,7 @@ def show(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]) -> Non
             f"{cell.trace} trace, {cell.disk} disk: bound {bound.images_per_s:.1f} images/s"
             f" (compute {bound.compute_s:.1f} s, loads {bound.load_s:.1f} s)"
         )
-        columns = ("side", "images/s (range)", "loads", "p50 s", "p95 s", "bound", "memory")
-        print_narrow(title, columns, [_cells(cell.row(side)) for side in sides])
+        print_rows(title, [_shown(cell.row(side)) for side in sides])
         for kind, gains in cell.gains().items():
             if shown := ", ".join(f"{idea} × {of.text(2)}" for idea, of in gains.items() if of is not None):
                 console.print(f"{kind}: {shown}", markup=False)
@@ -200,18 +199,18 @@ def show(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]) -> Non
     )
 
 
-def _cells(row: dict[str, Any]) -> list[Any]:
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
     rate, peak = row["images_per_s"], row["peak_bytes"]
     text = Spread(**rate).text(1) + ("*" if row["stopped"] else "") if rate else row["failure"] and "failed"
-    return [
-        row["side"],
-        "not installed" if missing_library(side_of(row["side"]).library) else text,
-        row["loads"],
-        rounded(row["p50_wait_s"], 1),
-        rounded(row["p95_wait_s"], 1),
-        rounded(row["share_of_bound"], 2),
-        peak and size_text(peak),
-    ]
+    return {
+        "side": row["side"],
+        "images/s (range)": "not installed" if missing_library(side_of(row["side"]).library) else text,
+        "loads": row["loads"],
+        "p50 s": row["p50_wait_s"],
+        "p95 s": row["p95_wait_s"],
+        "bound": row["share_of_bound"],
+        "memory": peak and size_text(peak),
+    }
 
 
 def _median(values: list[float] | list[int]) -> float | None:
