@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -105,8 +105,22 @@ class Line:
     def write_rules(self, text: str) -> None:
         (self.folder / "rules.yaml").write_text(text, encoding="utf-8")
 
-    def service(self) -> Service:
-        return Service(self.config, self.folder / "daemon.log", command=self.command)
+    def change_entry(self, expert: str, **fields: Any) -> None:
+        """Edit an expert's entry in the working catalog."""
+        document = yaml.safe_load(self.catalog.read_text(encoding="utf-8"))
+        document["experts"][expert] |= fields
+        self.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    def forget(self, component: str, expert: str) -> None:
+        """Let the working files know neither this component nor its expert."""
+        rules = (self.folder / "rules.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+        self.write_rules("".join(row for row in rules if expert not in row and f"{component}:" not in row))
+        document = yaml.safe_load(self.catalog.read_text(encoding="utf-8"))
+        del document["experts"][expert]
+        self.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    def service(self, environ: Mapping[str, str] | None = None) -> Service:
+        return Service(self.config, self.folder / "daemon.log", environ, command=self.command)
 
     def log(self) -> str:
         return (self.folder / "daemon.log").read_text(encoding="utf-8")

@@ -77,7 +77,7 @@ def main(folder: Path, experts: Path) -> None:
                 until_used(line)
                 judged_there(line, more_than=judged_there(line))
             line.idle()
-            assert line.status()["state"] == "ready"
+            line.wait(lambda: line.status()["state"] == "ready", RAY_S)
         each_was_judged_once(line, account.sent)
     finally:
         cluster.end()

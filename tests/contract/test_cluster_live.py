@@ -79,7 +79,7 @@ def test_another_pc_gives_the_same_verdicts_and_keeps_what_it_was_sent(
     with remote.service():
         until_used(remote)
         assert judge(remote) == expected
-        assert remote.status()["state"] == "ready"
+        remote.wait(lambda: remote.status()["state"] == "ready", RAY_S)
         assert {device for (device,) in remote.rows("SELECT DISTINCT device FROM stages")} == {"pc2-cpu"}
     everything_is_whole(remote)
     assert len(list(cluster.worker.cache.iterdir())) == 4
@@ -127,7 +127,7 @@ def test_whatever_is_killed_every_image_has_one_verdict_and_the_worker_is_used_a
                 until_used(line)
             judged_there(line, more_than=judged_there(line))
         line.idle()
-        assert line.status()["state"] == "ready"
+        line.wait(lambda: line.status()["state"] == "ready", RAY_S)
     each_was_judged_once(line, account.sent)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from experts.editions.folder import EditionFolder
 from tests.contract.client import Line, everything_is_whole
@@ -34,26 +33,10 @@ def a_line(folder: Path, experts: Path, *command: str) -> Line:
     return Line(folder / "line", experts, RULES, command or DAEMON)
 
 
-def change_entry(line: Line, expert: str, **fields: Any) -> None:
-    """Edit an expert's entry in the working catalog."""
-    document = yaml.safe_load(line.catalog.read_text(encoding="utf-8"))
-    document["experts"][expert] |= fields
-    line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
-
-
 def change(line: Line, number: int) -> None:
     """Edit rules and catalog, so that both tell for which edition it is done."""
     line.write_rules(f"{RULES.replace('0.85', '0.0')}# {number}\n")
-    change_entry(line, "R0402", temperature=1 + number / 10)
-
-
-def without_v(line: Line) -> None:
-    """Let the working files know neither the component V nor its expert."""
-    rules = (line.folder / "rules.yaml").read_text(encoding="utf-8")
-    line.write_rules("".join(row for row in rules.splitlines(keepends=True) if "C0603" not in row))
-    document = yaml.safe_load(line.catalog.read_text(encoding="utf-8"))
-    del document["experts"]["C0603"]
-    line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    line.change_entry("R0402", temperature=1 + number / 10)
 
 
 def confidence(number: int) -> float:
@@ -86,7 +69,7 @@ def test_a_board_is_judged_to_its_end_by_the_rules_and_experts_in_which_it_began
     send(line, "over", "P1")
     send(line, "killed", "P1")
     entry = a_classifier(line.catalog.parent, "renamed", RENAMED)
-    change_entry(line, "R0402", **entry, temperature=2.0)
+    line.change_entry("R0402", **entry, temperature=2.0)
     line.write_rules(RULES.replace("ok, odd, bad], review_below: 0.85", f"{', '.join(RENAMED)}], review_below: 0.85"))
     answer = line.control("reload")
     assert (answer["edition"], [row["expert"] for row in answer["changed_experts"]]) == (2, ["R0402"])
@@ -165,7 +148,7 @@ def test_a_daemon_that_is_killed_at_a_reload_goes_on_with_one_whole_edition(
         with line.held("C0603"):
             waiting = [line.send(component="V") for _ in range(5)]
             change(line, 2)
-            without_v(line)
+            line.forget("V", "C0603")
             assert service.process is not None
             service.process.send_signal(signal.SIGHUP)
             assert service.process.wait(PATIENCE_S) == -signal.SIGKILL

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 import zmq
 from PIL import Image
 
@@ -748,14 +747,6 @@ def test_a_restart_goes_on_where_the_line_stopped(tmp_path: Path, experts_folder
         assert (status["accepted"], status["backlog"]) == (0, 0)
 
 
-def without_f(line: Line) -> None:
-    """Let the working files know neither the component F nor its expert."""
-    line.write_rules("".join(row for row in RULES.splitlines(keepends=True) if "QFP64" not in row and "F:" not in row))
-    document = yaml.safe_load(line.catalog.read_text(encoding="utf-8"))
-    del document["experts"]["QFP64"]
-    line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
-
-
 @pytest.mark.parametrize("how", ["reload", "reload --now", "reload --now without a daemon"])
 def test_what_waits_is_judged_by_its_own_edition_unless_that_is_ended(
     tmp_path: Path, experts_folder: Path, how: str
@@ -765,7 +756,7 @@ def test_what_waits_is_judged_by_its_own_edition_unless_that_is_ended(
     service.start()
     with line.held("QFP64"):
         waiting = [line.send(component="F") for _ in range(5)]
-        without_f(line)
+        line.forget("F", "QFP64")
         if how.endswith("daemon"):
             service.kill()
             coserve("reload", "--now", "--config", line.config)

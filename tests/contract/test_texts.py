@@ -135,12 +135,9 @@ def test_tokens_are_streamed_in_order_and_add_up_to_the_text_that_follows(line: 
     [
         ({"model": "tini"}, "unknown_model", "names no model 'tini'"),
         ({"prompt": ""}, "bad_field", "prompt: the prompt is empty"),
-        ({"prompt": " \n "}, "bad_field", "prompt: the prompt is empty"),
         ({"prompt": "x" * CONTEXT}, "bad_field", f"the prompt has {CONTEXT} tokens, at most {CONTEXT - 1} fit"),
         ({"task": "poetry"}, "bad_field", "task: model tiny knows report, chat"),
-        ({"max_new_tokens": 0}, "bad_field", "max_new_tokens"),
         ({"max_new_tokens": 41}, "bad_field", "gives at most 40"),
-        ({"deadline_ms": 0}, "bad_field", "deadline_ms"),
         ({"board": {"type": "none", "serial": "S"}}, "unknown_board", "none"),
     ],
 )
@@ -251,15 +248,6 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
     text = run(line, "report", "B-1", "--template")
     assert "Board B-1 (named, lot L42), attempt 1 of 1, FAILED: 3 of 3 positions inspected." in text
     assert "- F1 (F) failed: missing_void; QFP64 saw " in text
-    assert "yolo-solder found nothing" in text
-    assert "P1" not in text
-
-    serial = line.begun_in_time("quick", "Q-1", component="P", designator="P1")
-    line.boards(serial)
-    text = run(line, "report", serial, "--template")
-    assert "could not be judged whole: 1 of 2 positions inspected, its time ran out." in text
-    assert "- no image of 1 × P: P2." in text
-
     written = json.loads(run(line, "report", "B-1", "--wait", "90", "--json"))
     assert (written["by"], written["why_not_the_model"], written["verdict"]) == ("large", None, "fail")
     ((text, status, serial),) = line.rows(

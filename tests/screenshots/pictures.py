@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 WIDTHS = {1920: 1080, 1280: 800, 390: 844}
 #: What a page does after its first paint: charts are drawn, the first events come.
 _SETTLE_MS = 1500
-_COLOURS, _FEWEST_COLOURS = 256, 16
 MAX_BYTES = 150_000
 
 
@@ -91,24 +90,16 @@ def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> l
     return made
 
 
-def _with_palette(picture: Image.Image, colours: int) -> Image.Image:
-    """Use `colours` colours, among them those of the largest areas exactly as they are."""
-    areas = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True)[:8]
-    chosen = picture.quantize(colours - 8, Image.Quantize.MAXCOVERAGE).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*(part for _, colour in areas for part in colour), *chosen])  # type: ignore[misc]
-    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
-
-
 def small(png: bytes) -> bytes:
     """The same picture in at most MAX_BYTES: with a palette where it needs one, of ever fewer colours."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    colours = 2 * _COLOURS
-    while True:
-        out = io.BytesIO()
-        is_plain = colours > _COLOURS
-        chosen = picture if is_plain else _with_palette(picture, colours)
-        chosen.save(out, "PNG", optimize=True)
-        if out.tell() <= MAX_BYTES or colours <= _FEWEST_COLOURS:
-            return out.getvalue()
-        colours = colours // 2 if is_plain else colours * 3 // 4
+    colours = 0
+    while len(made := _encoded(picture.quantize(colours) if colours else picture)) > MAX_BYTES and colours != 16:
+        colours = colours // 2 or 256
+    return made
+
+
+def _encoded(picture: Image.Image) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, "PNG", optimize=True)
+    return out.getvalue()

@@ -13,11 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import psutil
+
 from coserve_client import Results
 from daemon.config.settings import load_config
 from daemon.wire.control import ControlError, ask
 from tests.stress.audit import audit
-from tests.stress.growth import ResourceMonitor, slope
+from tests.stress.growth import slope
 from tests.stress.hostile import KINDS, Attack
 from tests.stress.line import make_jpegs, make_small_line, write_rules
 from tests.stress.steady import SteadyPublisher, quantile_ms
@@ -101,7 +103,7 @@ class Soak:
     def __init__(self, folder: Path, pid: int) -> None:
         self._folder = folder
         self._endpoints = load_config(folder / "coserve.yaml").endpoints
-        self._monitor = ResourceMonitor(pid, folder)
+        self._daemon, self._began_s = psutil.Process(pid), time.monotonic()
         images, intakes = make_jpegs(16, _IMAGE_BYTES), self._endpoints.intake
         self._publishers = [
             SteadyPublisher(intakes[number % len(intakes)], f"steady-{number}", images, _RATE)
@@ -177,7 +179,10 @@ class Soak:
         waits_s = [wait_s for publisher in self._publishers for wait_s in publisher.take_waits_s()]
         self._waits_s += waits_s
         return {
-            **self._monitor.sample(),
+            "at_s": round(time.monotonic() - self._began_s, 3),
+            "handles": self._daemon.num_fds(),
+            "threads": self._daemon.num_threads(),
+            "rss_mb": round(self._daemon.memory_info().rss / 1e6, 3),
             "p50_ms": quantile_ms(waits_s, 0.5),
             "p99_ms": quantile_ms(waits_s, 0.99),
             "backlog": (self._ask("status", 10.0) or {}).get("backlog"),
