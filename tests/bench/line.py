@@ -99,12 +99,7 @@ def files_in(folder: Path | str) -> dict[str, str]:
     }
 
 
-def run_line(
-    config: Path,
-    images: "Sequence[CameraImage]",
-    name: str,
-    environ: Mapping[str, str],
-) -> RunFigures:
+def run_line(config: Path, images: "Sequence[CameraImage]", name: str, environ: Mapping[str, str]) -> RunFigures:
     """Publish all images as fast as a fresh daemon with a fresh database takes them."""
     from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config

@@ -7,9 +7,8 @@ import psutil
 import pytest
 
 from tests.contract.client import Line
-from tests.stress.audit import audit
 from tests.stress.hostile import KINDS, Attack
-from tests.stress.line import make_jpegs
+from tests.stress.line import assert_judged, make_jpegs
 from tests.stress.soak import StreamConsumer
 from tests.stress.steady import SteadyPublisher
 
@@ -64,6 +63,5 @@ def test_honest_images_are_accepted_and_judged_whatever_hostile_processes_do(lin
         assert consumer.lost == 0
         assert consumer.last_seq > account.sent
         assert service.stop() == 0
-    assert audit(line.folder / "inspection.db", {"honest": account.sent}) == {}
-    log = (line.folder / "daemon.log").read_text(encoding="utf-8")
-    assert not [text for text in log.splitlines() if "failed" in text and "image_quarantined" not in text]
+    assert_judged(line, {"honest": account.sent})
+    assert not [text for text in line.log().splitlines() if "failed" in text and "image_quarantined" not in text]

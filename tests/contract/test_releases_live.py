@@ -47,14 +47,11 @@ def places(tmp_path: Path, version_folders: tuple[Path, Path]) -> dict[str, Path
 
 def judge_by(config: Path, experts: Path) -> None:
     """Put the P of another folder in force."""
-    catalog, other = config.parent / "experts" / "catalog.yaml", yaml.safe_load((experts / "catalog.yaml").read_text())
-    entry = other["experts"]["P"]
-    file = catalog.with_name(f"{entry['sha256']}.safetensors")
+    line, entry = Line.at(config), yaml.safe_load((experts / "catalog.yaml").read_text())["experts"]["P"]
+    file = line.catalog.with_name(f"{entry['sha256']}.safetensors")
     if not file.exists():
         os.link(experts / entry["file"], file)
-    document = yaml.safe_load(catalog.read_text())
-    document["experts"]["P"] = entry | {"file": file.name}
-    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    line.change_entry("P", **entry | {"file": file.name})
     files_in_force(config)
 
 

@@ -12,11 +12,7 @@ from tests.lines import a_jpeg
 
 #: The verdict on each component by the rules below, independent of the (untrained) experts' answers.
 VERDICTS = {"P": "pass", "V": "review", "F": "fail"}
-BOARDS = {
-    "plain": ("P1", "P2", "P3", "P4"),
-    "mixed": ("P1", "P2", "P3", "V1", "F1"),
-    "hasty": ("P1", "P2", "P3"),
-}
+BOARDS = {"plain": ("P1", "P2", "P3", "P4"), "mixed": ("P1", "P2", "P3", "V1", "F1"), "hasty": ("P1", "P2", "P3")}
 RULES = """\
 boards:
   plain: {components: {P: [P1, P2, P3, P4]}}

@@ -69,10 +69,7 @@ def rows_after(tmp_path: Path, fault: str, *, power_cut: bool) -> tuple[str, lis
 
 
 @pytest.mark.promise("Nothing accepted is lost", "A failed commit does not count, and the next one succeeds")
-@pytest.mark.parametrize(
-    "fault",
-    ["sync@rows.db-wal$:eio", "write@rows.db-wal$:enospc", "write@rows.db-wal$:eio:2"],
-)
+@pytest.mark.parametrize("fault", ["sync@rows.db-wal$:eio", "write@rows.db-wal$:enospc", "write@rows.db-wal$:eio:2"])
 @pytest.mark.parametrize("power_cut", [False, True])
 def test_after_a_commit_that_failed_the_next_one_stands_and_the_failed_one_does_not(
     tmp_path: Path, fault: str, power_cut: bool

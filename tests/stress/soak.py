@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,15 +15,11 @@ from typing import Any
 import psutil
 
 from coserve_client import Results
-from daemon.config.settings import load_config
-from daemon.wire.control import ControlError, ask
-from tests.stress.audit import audit
+from tests.contract.client import Line
 from tests.stress.growth import slope
 from tests.stress.hostile import KINDS, Attack
-from tests.stress.line import make_jpegs, make_small_line, write_rules
+from tests.stress.line import assert_judged, make_jpegs, make_small_line, rules_of
 from tests.stress.steady import SteadyPublisher, quantile_ms
-from tests.waiting import until
-from tools.setup.service import Service
 
 #: Words of the daemon's log where a message or a thread broke.
 _BROKEN = (
@@ -35,7 +30,7 @@ _BROKEN = (
 _FLAT_PER_HOUR = {"rss_mb": 2.0, "handles": 2.0, "threads": 0.5}
 _SURE_SHARE = 0.1
 _WARM_UP_SHARE = 0.15
-_PUBLISHERS, _RATE, _IMAGE_BYTES = 2, 10.0, 20_000
+_RATE, _IMAGE_BYTES = 10.0, 20_000
 _SAMPLE_S = 5.0
 _ATTACK_S = 15.0
 _RELOAD_S = 20.0
@@ -82,17 +77,14 @@ def run_soak(minutes: float, out: Path, on_sample: Callable[[dict[str, Any]], No
     """Return the figures, which `out` gets as soak.json; the samples are there already while it runs."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="coserve-soak-") as scratch:
-        folder = Path(scratch) / "line"
-        config = make_small_line(folder, {"limits": _LIMITS})
-        log = folder / "daemon.log"
-        with Service(config, log) as service:
+        line = make_small_line(Path(scratch), _LIMITS)
+        with line.service() as service:
             assert service.process is not None
-            soak = Soak(folder, service.process.pid)
+            soak = Soak(line, service.process.pid)
             soak.run(minutes, out / "soak.json", on_sample)
             exit_status = service.stop()
-        text = log.read_text(encoding="utf-8", errors="replace")
-        (out / "daemon.log").write_text(text[-1_000_000:], encoding="utf-8")
-        figures = soak.figures(exit_status, sum(text.count(event) for event in _BROKEN))
+        (out / "daemon.log").write_text(line.log()[-1_000_000:], encoding="utf-8")
+        figures = soak.figures(exit_status)
     (out / "soak.json").write_text(json.dumps(figures, indent=2), encoding="utf-8")
     return figures
 
@@ -100,16 +92,15 @@ def run_soak(minutes: float, out: Path, on_sample: Callable[[dict[str, Any]], No
 class Soak:
     """The clients around the daemon: publishers, a consumer, a person who asks and reloads, and hostile peers."""
 
-    def __init__(self, folder: Path, pid: int) -> None:
-        self._folder = folder
-        self._endpoints = load_config(folder / "coserve.yaml").endpoints
+    def __init__(self, line: Line, pid: int) -> None:
+        self._line = line
         self._daemon, self._began_s = psutil.Process(pid), time.monotonic()
-        images, intakes = make_jpegs(16, _IMAGE_BYTES), self._endpoints.intake
+        self._intakes = [line.intake, line.endpoints["intake"][1]]
+        images = make_jpegs(16, _IMAGE_BYTES)
         self._publishers = [
-            SteadyPublisher(intakes[number % len(intakes)], f"steady-{number}", images, _RATE)
-            for number in range(_PUBLISHERS)
+            SteadyPublisher(intake, f"steady-{number}", images, _RATE) for number, intake in enumerate(self._intakes)
         ]
-        self._consumer = StreamConsumer(self._endpoints.results, intakes[0])
+        self._consumer = StreamConsumer(line.results, line.intake)
         self._ending = threading.Event()
         self._attack = ""
         self._attacks: dict[str, Counter[str]] = {}
@@ -137,14 +128,17 @@ class Soak:
             thread.join()
         for publisher in self._publishers:
             publisher.stop()
-        until(lambda: ask(self._endpoints.control, "status", timeout_s=20.0)["backlog"] == 0)
+        self._line.idle()
         self._consumer.stop()
 
-    def figures(self, exit_status: int, broken_messages: int) -> dict[str, Any]:
+    def figures(self, exit_status: int) -> dict[str, Any]:
         """Return what was counted, and by name which promises hold; the daemon has stopped."""
         accounts = {publisher.source: publisher.account for publisher in self._publishers}
-        sent = {source: account.sent for source, account in accounts.items()}
-        wrong = audit(self._folder / "inspection.db", sent)
+        wrong, log = "", self._line.log()
+        try:
+            assert_judged(self._line, {source: account.sent for source, account in accounts.items()})
+        except AssertionError as error:
+            wrong = str(error)
         begin_s = self._samples[-1]["at_s"] * _WARM_UP_SHARE
         warm = [sample for sample in self._samples if sample["at_s"] >= begin_s]
         slopes = {name: slope([s["at_s"] for s in warm], [s[name] for s in warm]) for name in _FLAT_PER_HOUR}
@@ -159,7 +153,7 @@ class Soak:
                 "memory flat": is_flat["rss_mb"] and is_sure,
                 "handles flat": is_flat["handles"],
                 "threads flat": is_flat["threads"],
-                "no message broke the intake": broken_messages == 0,
+                "no message broke the intake": not any(event in log for event in _BROKEN),
                 "queries and reloads answered": not self._troubles,
                 "stopped in order": exit_status == 0,
             },
@@ -185,16 +179,9 @@ class Soak:
             "rss_mb": round(self._daemon.memory_info().rss / 1e6, 3),
             "p50_ms": quantile_ms(waits_s, 0.5),
             "p99_ms": quantile_ms(waits_s, 0.99),
-            "backlog": (self._ask("status", 10.0) or {}).get("backlog"),
+            "backlog": self._line.status()["backlog"],
             "attack": self._attack,
         }
-
-    def _ask(self, kind: str, timeout_s: float) -> dict[str, Any] | None:
-        try:
-            return ask(self._endpoints.control, kind, timeout_s=timeout_s)
-        except ControlError as error:
-            self._troubles.append(f"{kind}: {error.reason}")
-            return None
 
     def _ask_and_reload(self) -> None:
         reload_at_s = time.monotonic() + _RELOAD_S
@@ -202,14 +189,14 @@ class Soak:
             sql = _QUERIES[self._queries % len(_QUERIES)]
             self._queries += 1
             try:
-                with closing(sqlite3.connect(f"file:{self._folder}/inspection.db?mode=ro", uri=True)) as database:
-                    database.execute(sql).fetchall()
+                self._line.rows(sql)
             except sqlite3.Error as error:
                 self._troubles.append(f"{sql}: {error}")
             if time.monotonic() >= reload_at_s:
                 self._reloads += 1
-                write_rules(self._folder, self._reloads)
-                self._ask("reload", 30.0)
+                self._line.write_rules(rules_of(self._reloads))
+                if (answer := self._line.control("reload"))["type"] != "ok":
+                    self._troubles.append(str(answer))
                 reload_at_s = time.monotonic() + _RELOAD_S
 
     def _attack_in_turn(self) -> None:
@@ -217,9 +204,9 @@ class Soak:
         seed = 0
         while not self._ending.wait(_ATTACK_S / 5):
             kind = list(KINDS)[seed % len(KINDS)]
-            intake = self._endpoints.intake[seed % len(self._endpoints.intake)]
+            intake = self._intakes[seed % 2]
             self._attack = kind
-            attack = Attack(kind, intake, self._endpoints.results, _ATTACK_S, seed)
+            attack = Attack(kind, intake, self._line.results, _ATTACK_S, seed)
             if seed % 3 == 2:
                 self._ending.wait(_ATTACK_S * 0.7)
                 attack.kill()

@@ -43,10 +43,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return installed
 
 
-@pytest.mark.promise(
-    "A service of systemd",
-    'systemd finds no mistake in the unit, and its exposure is "OK" or better',
-)
+@pytest.mark.promise("A service of systemd", 'systemd finds no mistake in the unit, and its exposure is "OK" or better')
 @needs_systemd
 def test_systemd_finds_no_mistake_in_a_unit_which_is_hardly_exposed(unit: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)

@@ -107,12 +107,7 @@ class LiveCell:
 
 
 def run_cell(
-    setup: LiveSetup,
-    trace: ImageTrace,
-    disk: Disk,
-    sides: tuple[str, ...],
-    rounds: int,
-    on_run: Callable[[str], None],
+    setup: LiveSetup, trace: ImageTrace, disk: Disk, sides: tuple[str, ...], rounds: int, on_run: Callable[[str], None]
 ) -> LiveCell:
     """Run every side in turn, round after round; `on_run` gets the name of each run before it starts."""
     cell = LiveCell(trace.order, disk, live_bound(setup, trace, disk))
