@@ -10,7 +10,7 @@ import pytest
 
 from experts.editions.folder import EditionFolder
 from tests.contract.client import Line, everything_is_whole
-from tests.contract.odd_reloads import ODD_RELOADS
+from tests.contract.odd_daemons import ODD_DAEMON
 from tests.contract.test_protocol import a_start, refusal
 from tests.lines import a_jpeg
 from tests.simulated import DAEMON, a_classifier
@@ -141,7 +141,7 @@ def test_ten_reloads_under_load_lose_nothing_and_mix_nothing(tmp_path: Path, exp
 def test_a_daemon_that_is_killed_at_a_reload_goes_on_with_one_whole_edition(
     tmp_path: Path, experts_folder: Path, step: str, in_force: int
 ) -> None:
-    line = a_line(tmp_path, experts_folder, ODD_RELOADS, step)
+    line = a_line(tmp_path, experts_folder, ODD_DAEMON, step)
     coserve("reload", "--config", line.config)
     with line.service() as service:
         line.result(line.send(component="V"))
@@ -207,7 +207,7 @@ def test_a_start_runs_the_edition_in_force_whatever_the_files_hold(tmp_path: Pat
 def test_a_daemon_that_may_not_write_beside_the_catalog_adopts_what_a_command_made(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line(tmp_path, experts_folder, ODD_RELOADS, "read-only")
+    line = a_line(tmp_path, experts_folder, ODD_DAEMON, "read-only")
     reason = refusal(a_start(line.config, command=line.command))
     assert "no edition is in force yet, and only" in reason
     assert "coserve reload" in reason

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from tests.contract.client import Line
+from tests.contract.odd_daemons import ODD_DAEMON
 from tests.contract.peer import Peer
 from tests.contract.test_hostile_publishers import RULES
 from tests.ports import free_port
-from tests.simulated import DAEMON
 from tests.stress.line import make_jpegs
 from tests.stress.raw import RawPeer
 from tests.stress.soak import StreamConsumer
@@ -76,7 +76,7 @@ def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
         tmp_path / "line",
         experts_folder,
         RULES,
-        command=("tests.few_handles", *limits, *DAEMON),
+        command=(ODD_DAEMON, "few-handles", *limits),
         endpoints={
             "intake": [f"tcp://{intake}", "ipc://run/intake.sock"],
             "results": f"tcp://{results}",
@@ -118,7 +118,7 @@ def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
 def test_the_soft_limit_of_handles_is_raised_as_far_as_the_hard_limit_allows(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = Line(tmp_path / "line", experts_folder, command=("tests.few_handles", "300", "1000", *DAEMON))
+    line = Line(tmp_path / "line", experts_folder, command=(ODD_DAEMON, "few-handles", "300", "1000"))
     with line.service() as service:
         assert service.process is not None
         assert psutil.Process(service.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (1000, 1000)

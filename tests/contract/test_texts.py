@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from tests.contract.client import Line
-from tests.contract.held_models import STEPS, hold_after
+from tests.contract.odd_daemons import ODD_DAEMON, STEPS, hold_after
 from tests.tools.run_commands import coserve
-from tools.setup.service import Service
 
 pytest.importorskip("transformers", reason="language models need the extra `moe`")
 from tests.tiny_text import CONTEXT, a_text_model
 
+HELD_MODELS = (ODD_DAEMON, "held-models")
 MODEL: dict[str, Any] = {
     "checkpoint": "model",
     "mode": "ondemand",
@@ -56,14 +56,9 @@ def line(
     models = {name: MODEL | {"checkpoint": str(place)} for name, place in (("tiny", checkpoint), ("spare", spare))}
     large = {"checkpoint": str(a_text_model(folder / "large", **wide)), "mode": "ondemand", "max_new_tokens": 24}
     models["large"] = large | {"memory": LARGE_BYTES, "text_memory": LARGE_TEXTS_BYTES}
-    line = Line(folder / "line", torch_experts_folder, memory=str(DEVICE_BYTES), models=models)
-    with served(line):
+    line = Line(folder / "line", torch_experts_folder, command=HELD_MODELS, memory=str(DEVICE_BYTES), models=models)
+    with line.service():
         yield line
-
-
-def served(line: Line) -> Service:
-    """Return its daemon, whose models `hold_after` holds."""
-    return Service(line.config, line.folder / "daemon.log", command=("tests.contract.held_models",))
 
 
 def generate(prompt: str = "why?", **fields: Any) -> dict[str, Any]:
@@ -158,7 +153,7 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
     tmp_path: Path, torch_experts_folder: Path, checkpoint: Path
 ) -> None:
     tiny = MODEL | {"checkpoint": str(checkpoint)}
-    line = Line(tmp_path / "line", torch_experts_folder, models={"tiny": tiny, "spare": tiny})
+    line = Line(tmp_path / "line", torch_experts_folder, command=HELD_MODELS, models={"tiny": tiny, "spare": tiny})
 
     def accept(count: int, **fields: Any) -> list[dict[str, Any]]:
         headers = [generate(f"prompt {number}", max_new_tokens=40, **fields) for number in range(count)]
@@ -168,7 +163,7 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
             assert {peer.take()["type"] for _ in headers} == {"accepted"}
         return headers
 
-    service = served(line)
+    service = line.service()
     hold_after(56, line.folder)  # the first of twelve has its 40 tokens by then, and the last does not
     service.start()
     killed = accept(12, stream=True)
@@ -188,6 +183,7 @@ def test_a_kill_a_stop_and_a_lost_model_leave_every_accepted_text_with_exactly_o
     assert service.stop() == 0
     assert line.rows("SELECT count(*) FROM generations WHERE status = 'accepted'") == [(16,)]
 
+    (line.folder / STEPS).unlink()
     text = line.config.read_text(encoding="utf-8")
     line.config.write_text(text.replace("spare:", "other:"), encoding="utf-8")
     with line.service():
