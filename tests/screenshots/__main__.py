@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tests import ROOT
-from tests.screenshots.line import REVIEWERS, ShownLine, copy_of
-from tests.screenshots.pictures import Page, ScreenshotError, chromium, is_answering, take
-from tests.waiting import until
+from tests.screenshots.line import REVIEWERS, ShownLine, copy_of, running
+from tests.screenshots.pictures import Page, ScreenshotError, chromium, take, wait_for_pages
 from tools.terminal.console import console, fail
 
 if TYPE_CHECKING:
@@ -61,11 +60,11 @@ def main(
     try:
         with tempfile.TemporaryDirectory(prefix="coserve-shots-") as scratch, chromium() as browser:
             line = copy_of(demo, Path(scratch) / "line")
-            with line.service():
+            with running(line):
                 line.publish(boards)
                 line.review()
-                until(lambda: is_answering(line.url), lambda: f"no page answers at {line.url}: look at coserve status")
-                with line.publishing():
+                wait_for_pages(line.url)
+                with line.camera():
                     made = take(browser, line.url, pages(line), out)
     except ScreenshotError as error:
         fail(str(error), status=1)

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 WIDTHS = {1920: 1080, 1280: 800, 390: 844}
 #: What a page does after its first paint: charts are drawn, the first events come.
 _SETTLE_MS = 1500
+_COLOURS, _FEWEST_COLOURS = 256, 16
 MAX_BYTES = 150_000
 
 
@@ -56,13 +58,18 @@ def chromium() -> "Iterator[Browser]":
         browser.close()
 
 
-def is_answering(url: str) -> bool:
-    """Return True once the pages are there, which come up after the line."""
-    try:
-        urllib.request.urlopen(f"{url}/", timeout=5).close()  # noqa: S310 - our own http
-    except OSError:
-        return False
-    return True
+def wait_for_pages(url: str) -> None:
+    """Until the pages answer, which come up after the line; ScreenshotError after a minute."""
+    until_s = time.monotonic() + 60.0
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/", timeout=5).close()  # noqa: S310 - our own http
+        except OSError:
+            if time.monotonic() > until_s:
+                raise ScreenshotError(f"no page answers at {url}: look at coserve status") from None
+            time.sleep(0.1)
+        else:
+            return
 
 
 def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> list[Path]:
@@ -90,16 +97,24 @@ def take(browser: "Browser", url: str, pages: Sequence[Page], folder: Path) -> l
     return made
 
 
+def _with_palette(picture: Image.Image, colours: int) -> Image.Image:
+    """Use `colours` colours, among them those of the largest areas exactly as they are."""
+    areas = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True)[:8]
+    chosen = picture.quantize(colours - 8, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(part for _, colour in areas for part in colour), *chosen])  # type: ignore[misc]
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
 def small(png: bytes) -> bytes:
     """The same picture in at most MAX_BYTES: with a palette where it needs one, of ever fewer colours."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    colours = 0
-    while len(made := _encoded(picture.quantize(colours) if colours else picture)) > MAX_BYTES and colours != 16:
-        colours = colours // 2 or 256
-    return made
-
-
-def _encoded(picture: Image.Image) -> bytes:
-    out = io.BytesIO()
-    picture.save(out, "PNG", optimize=True)
-    return out.getvalue()
+    colours = 2 * _COLOURS
+    while True:
+        out = io.BytesIO()
+        is_plain = colours > _COLOURS
+        chosen = picture if is_plain else _with_palette(picture, colours)
+        chosen.save(out, "PNG", optimize=True)
+        if out.tell() <= MAX_BYTES or colours <= _FEWEST_COLOURS:
+            return out.getvalue()
+        colours = colours // 2 if is_plain else colours * 3 // 4

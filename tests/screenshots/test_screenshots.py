@@ -56,10 +56,13 @@ def test_every_page_is_taken_at_each_width_after_what_a_person_does_first(site: 
     }
 
 
-def test_a_picture_is_kept_small() -> None:
-    loud = np.random.default_rng(1).integers(0, 255, (300, 400, 3), dtype=np.uint8)
-    png = io.BytesIO()
-    Image.fromarray(loud).save(png, "PNG")
-    made = small(png.getvalue())
-    assert len(made) <= MAX_BYTES < png.tell()
-    assert Image.open(io.BytesIO(made)).size == (400, 300)
+def test_a_picture_is_kept_small_and_a_plain_one_exact() -> None:
+    plain, loud = Image.new("RGB", (1280, 800), (17, 94, 171)), np.random.default_rng(1).integers(0, 255, (300, 400, 3))
+    for picture, is_exact in ((plain, True), (Image.fromarray(loud.astype(np.uint8)), False)):
+        png = io.BytesIO()
+        picture.save(png, "PNG")
+        made = small(png.getvalue())
+        assert len(made) <= MAX_BYTES
+        again = Image.open(io.BytesIO(made)).convert("RGB")
+        assert again.size == picture.size
+        assert (again.tobytes() == picture.tobytes()) == is_exact
