@@ -39,9 +39,9 @@ class ImageCost:
 
 
 def bench_image_cost(
-    rates: Annotated[str, typer.Option("--rates", help="Images a second, commas between; 0: as many as taken.")] = (
-        "300,0"
-    ),
+    rate: Annotated[
+        list[float] | None, typer.Option(min=0, help="Images a second, 0: as many as taken; repeat. [300 and 0]")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each rate, interleaved; the median counts.")] = 3,
     as_json: AsJson = False,
@@ -56,14 +56,11 @@ def bench_image_cost(
     from tests.bench.intake_runs import BenchError
     from tools.setup.service import ServiceError
 
-    try:
-        asked = [float(rate) for rate in rates.split(",")]
-    except ValueError:
-        fail(f"--rates {rates}: expected numbers such as 300,0", status=2)
+    asked = [300.0, 0.0] if rate is None else rate
     try:
         with tempfile.TemporaryDirectory(prefix="coserve-cost-") as scratch:
             runs = run_in_turn(
-                {f"{rate:g} a second": partial(_measure, Path(scratch), rate, seconds) for rate in asked}, rounds
+                {f"{each:g} a second": partial(_measure, Path(scratch), each, seconds) for each in asked}, rounds
             )
     except (BenchError, ServiceError, OSError) as error:
         fail(f"could not measure: {error}", status=1)

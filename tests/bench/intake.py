@@ -19,9 +19,9 @@ _DELAY = "5 ms more a sync"
 
 
 def bench_intake(
-    sizes: Annotated[
-        str, typer.Option("--kilobytes", help="Bytes of an image in thousands, commas between.")
-    ] = "20,100",
+    kilobytes: Annotated[
+        list[float] | None, typer.Option(min=1, help="Bytes of an image in thousands; repeat. [20 and 100]")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, interleaved; the median counts.")] = 5,
     rate: Annotated[float, typer.Option(min=1.0, help="Images a second of the open loop.")] = 300.0,
@@ -31,7 +31,6 @@ def bench_intake(
         typer.Option("--folder", metavar="FOLDER", help="On the disk to measure; temporary files go there."),
     ] = None,
     delayed: Annotated[bool, typer.Option(help="Also with 5 ms added to each sync (needs a C compiler).")] = True,
-    saturated: Annotated[bool, typer.Option(help="Also beside saturated inference.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure accepted images per second of a real daemon with real sockets, beside raw group commits of its disk.
@@ -41,17 +40,14 @@ def bench_intake(
 
     Example: coserve bench intake --folder /var/lib/coserve
     """
-    try:
-        image_sizes = [int(float(size) * 1000) for size in sizes.split(",")]
-    except ValueError:
-        fail(f"--kilobytes {sizes}: expected numbers such as 20,100", status=2)
+    image_sizes = [int(size * 1000) for size in kilobytes or (20, 100)]
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
     from tests.bench.intake_runs import Plan
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch:
         plan = Plan(Path(scratch), image_sizes, seconds, rounds, rate, executors)
-        floods, steady = _measure(plan, delayed=delayed, saturated=saturated)
+        floods, steady = _measure(plan, delayed=delayed)
     groups = {size: plan.group(size) for size in image_sizes}
     if as_json:
         facts = {"machine": platform.platform(), "cores": os.cpu_count(), "seconds": seconds, "rounds": rounds}
@@ -69,7 +65,7 @@ def bench_intake(
         )
 
 
-def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
+def _measure(plan: "Plan", *, delayed: bool) -> "tuple[list[Flood], list[Steady]]":
     from tests.bench.intake_runs import Bench, BenchError
     from tests.faults.shim import ShimError, shim_environment
     from tools.setup.service import ServiceError
@@ -84,7 +80,7 @@ def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flo
             bench = Bench(plan, lambda what: bar.update(task, description=what))
             floods = [bench.flood(size, disk, faults) for size in plan.sizes for disk, faults in disks.items()]
             steady = [bench.steady_idle(size) for size in plan.sizes]
-            steady += [bench.steady_saturated(size) for size in plan.sizes if saturated]
+            steady += [bench.steady_saturated(size) for size in plan.sizes]
     except (BenchError, ServiceError, ShimError, OSError, ValueError) as error:
         fail(f"could not measure: {error}", status=1)
     return floods, steady

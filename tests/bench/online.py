@@ -28,7 +28,9 @@ _LIMIT_S = 60.0
 
 
 def bench_online(
-    loads: Annotated[str, typer.Option(help="Shares of coserve's saturated throughput, with commas.")] = ".9",
+    load: Annotated[
+        list[float] | None, typer.Option(min=0.01, help="A share of coserve's saturated throughput; repeat. [.9]")
+    ] = None,
     deadline_s: Annotated[float, typer.Option(min=0.1, help="Seconds from an image's arrival to its verdict.")] = 20.0,
     device: DeviceNames = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="The experts' folder; a cache folder.")] = None,
@@ -40,16 +42,15 @@ def bench_online(
     On this machine, with real images and experts and a paced disk. Status 1 where a run failed. Simulated:
     `coserve bench ablation`.
 
-    Example: coserve bench online --loads .9
+    Example: coserve bench online --load .9
     """
-    shares = _shares(loads)
     from tests.bench.live.expert_files import ExpertRecipe
     from tests.bench.live.sides import LiveOptions, default_folder
 
     options = LiveOptions(
         folder or default_folder(), ExpertRecipe(), requests, limit_s=_LIMIT_S, devices=chosen_devices(device)
     )
-    title, rows = _measured(options, shares, deadline_s)
+    title, rows = _measured(options, load or [0.9], deadline_s)
     print_rows(title, rows)
     console.print(
         "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown (no verdict in time) of"
@@ -57,16 +58,6 @@ def bench_online(
     )
     if json_file is not None:
         json_file.write_text(json.dumps({"title": title, "rows": rows}, indent=2) + "\n", encoding="utf-8")
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        fail(f"--loads {text}: expected numbers with commas between, such as .6,.9", status=2)
-    if not all(share > 0 for share in shares):
-        fail(f"--loads {text}: a share must be above 0", status=2)
-    return shares
 
 
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:

@@ -114,6 +114,6 @@ def test_accepted_images_stand_beside_the_raw_disk_and_a_steady_rate_beside_infe
 
 
 def test_the_processor_time_of_an_image_is_told_thread_by_thread() -> None:
-    (cost,) = bench("image-cost", "--rates", 50, "--seconds", 1.5, "--rounds", 1)["costs"]
+    (cost,) = bench("image-cost", "--rate", 50, "--seconds", 1.5, "--rounds", 1)["costs"]
     assert {"writer", "intake", "journal"} <= set(cost["threads_ms"])
     assert 0 < cost["threads_ms"]["writer"] < cost["total_ms"]

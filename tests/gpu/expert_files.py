@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,9 +26,7 @@ _THREADS = 4
 _CHANGED_BITS = 12
 
 
-def make_expert_files(
-    folder: Path, recipe: ExpertRecipe, limit_s: float, on_file: Callable[[str], None] = lambda _name: None
-) -> tuple[Path, int]:
+def make_expert_files(folder: Path, recipe: ExpertRecipe, limit_s: float) -> tuple[Path, int]:
     """Return the catalog of the recipe's experts in `folder`, and how many of them have a file of their own.
 
     The others read the files of these in turn. Files are made until the disk has `_RESERVE_BYTES` left or `limit_s`
@@ -50,7 +47,6 @@ def make_expert_files(
         has_room = left_bytes > _RESERVE_BYTES and time.monotonic() - began_s < limit_s
         if is_made or has_room or name in (kind[0] for kind in _kinds(recipe)):
             digests[name] = file_sha256(file) if is_made else _vary(spec, file, seed=names.index(name))
-            on_file(name)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(make, names))

@@ -77,7 +77,6 @@ class LiveCell:
         runs = self.runs.get(side, [])
         rates = self.rates(side)
         waits = [run.waits_s for run in runs if run.waits_s]
-        counted = ("images", "seconds", "stopped", "loads", "loaded_bytes", "unknown", "peak_bytes")
         return {
             "side": side,
             "images_per_s": spread(rates)._asdict() if rates else None,
@@ -88,9 +87,6 @@ class LiveCell:
             "p95_wait_s": _median([float(np.quantile(each, 0.95)) for each in waits]),
             "share_of_bound": median(rates) / self.bound.images_per_s if rates else None,
             "peak_bytes": _median([run.peak_bytes for run in runs]),
-            "runs": [
-                {"images_per_s": run.images_per_s} | {name: getattr(run, name) for name in counted} for run in runs
-            ],
             "failure": self.failures.get(side),
         }
 
@@ -135,19 +131,13 @@ def run_cell(
 
 def live_figures(setup: LiveSetup, cells: list[LiveCell], sides: tuple[str, ...]) -> dict[str, Any]:
     """Return everything that was measured, for JSON."""
-    options, costs = setup.options, setup.costs
-    total_bytes = sum(spec.weights_bytes for spec in setup.specs.values())
+    costs = setup.costs
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
-        "experts": asdict(options.recipe) | {"dtype": "float32", "values": "random", "bytes": total_bytes},
-        "requests": options.requests,
+        "options": asdict(setup.options) | {"folder": str(setup.options.folder)},
+        "experts_bytes": sum(spec.weights_bytes for spec in setup.specs.values()),
         "memory_bytes": setup.memory_bytes,
-        "executors": options.executors,
-        "threads": options.threads,
-        "window": options.window,
-        "devices": dict(zip(options.devices, setup.budgets, strict=True)),
-        "limit_s": options.limit_s,
         "libraries": library_versions(),
         "disks": {disk: costs.bytes_per_s(disk) for disk in DISKS},
         "measured": asdict(costs),

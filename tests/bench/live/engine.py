@@ -195,7 +195,6 @@ def _result(
         seconds=ended_s - began_s,
         stopped=len(finished) < len(work.trace.images),
         loads=len(loads),
-        loaded_bytes=sum(switch.bytes for switch in loads),
         waits_s=tuple(outcome.stages[0].queued_ms / 1e3 for outcome in outcomes if outcome.stages),
         latencies_s=tuple(
             image.at_s - began_s - work.trace.images[image.outcome.inspection_id - 1].arrives_s for image in finished

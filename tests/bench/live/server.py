@@ -82,7 +82,6 @@ class LruModels:
 
     def __init__(self, loader: Loader, budget_bytes: int) -> None:
         self.loads = 0
-        self.loaded_bytes = 0
         self.loader = loader
         self._free_bytes = budget_bytes
         self._entries: OrderedDict[ExpertId, _Entry] = OrderedDict()
@@ -99,7 +98,6 @@ class LruModels:
                 self._entries[spec.expert] = _Entry(spec)
                 self._free_bytes -= spec.weights_bytes
                 self.loads += 1
-                self.loaded_bytes += spec.weights_bytes
             entry = self._entries[spec.expert]
             entry.users += 1
             self._entries.move_to_end(spec.expert)
@@ -122,7 +120,7 @@ class LruModels:
             if spec.weights_bytes <= self._free_bytes:
                 with self.use(spec):
                     pass
-        self.loads = self.loaded_bytes = 0
+        self.loads = 0
         return set(self._entries)
 
     def _make_room(self, size_bytes: int) -> bool:
@@ -191,7 +189,6 @@ class Server:
             seconds=max((each for each in self._end_times_s()), default=self._now_s()),
             stopped=is_stopped,
             loads=sum(models.loads for models in self._models.values()),
-            loaded_bytes=sum(models.loaded_bytes for models in self._models.values()),
             waits_s=tuple(each.wait_s for each in finished),
             latencies_s=tuple(each.latency_s for each in finished),
             unknown=sum(each.unknown for each in finished),

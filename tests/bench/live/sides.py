@@ -140,11 +140,10 @@ class LiveOptions:
 class MachineCosts:
     """Costs of a batch while all executors compute; `disk_s` in them is of plain files on the cold disk.
 
-    `residuals` are the largest relative errors of the fits by architecture; `read_method` names how files were read.
+    `read_method` names how files were read.
     """
 
     rows: tuple[Performance, ...]
-    residuals: dict[str, float]
     cold_bytes_per_s: float
     read_method: str
 
@@ -206,7 +205,6 @@ class SideResult:
     seconds: float
     stopped: bool
     loads: int
-    loaded_bytes: int
     waits_s: tuple[float, ...]
     latencies_s: tuple[float, ...]
     unknown: int = 0
@@ -330,18 +328,16 @@ def _measure_costs(work: CostWork) -> MachineCosts:
     shelf = bench_shelf(packs=[*options.devices] == ["cpu"])
     bytes_per_s, method = _cold_read(list(specs.values()))
     rows: list[Performance] = []
-    residuals: dict[str, float] = {}
     layouts = {spec.layout: spec for spec in specs.values()}
     for device, (layout, spec) in itertools.product(options.devices, layouts.items()):
         threads = max(1, options.threads // executors) if device == "cpu" else 1
         with Bench(device, executors, threads, shelf) as bench:
             line = fit_line(bench.latencies_s(bench.slots(spec), samples, _BATCHES, _BATCH_ROUNDS).items())
         _, ram_s = load_seconds(device, spec, _RAM_LOADS, shelf)
-        residuals[f"{device} {layout}"] = line.residual
         max_batch = largest_useful_batch(line, max(_BATCHES))
         disk_s = spec.weights_bytes / bytes_per_s
         rows.append(Performance(device, ArchitectureId(layout), line.k_s, line.b_s, max_batch, 0, disk_s, ram_s))
-    return MachineCosts(tuple(rows), residuals, bytes_per_s, method)
+    return MachineCosts(tuple(rows), bytes_per_s, method)
 
 
 def _cold_read(specs: list[ExpertSpec]) -> tuple[float, str]:

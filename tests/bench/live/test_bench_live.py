@@ -50,7 +50,7 @@ def setup(catalog: Path, tmp_path: Path) -> LiveSetup:
     rows = tuple(Performance("cpu", spec.layout, 0.01, 0.01, 4, disk_s=0.05) for spec in specs.values())  # pyright: ignore[reportArgumentType]
     # After so long what hangs is ended.
     options = LiveOptions(tmp_path, RECIPE, requests=24, memory_share=0.8, limit_s=240.0)
-    costs = MachineCosts(rows, {}, 1e9, "direct")
+    costs = MachineCosts(rows, 1e9, "direct")
     return LiveSetup(options, tmp_path, {"float32": catalog}, specs, make_pictures(PICTURES, 1), costs, OwnProcesses())
 
 
