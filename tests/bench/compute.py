@@ -198,14 +198,6 @@ def _memory_format(weight: "Tensor") -> "torch.memory_format":
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-def _normalised(pixels: "NDArray[np.uint8]", spec: "ExpertSpec") -> "Tensor":
-    import torch
-
-    from experts.vision.infer import normalise
-
-    return normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
-
-
 def _original_answers(output: "Tensor", spec: "ExpertSpec", prepared: "Sequence[Prepared]") -> "list[Answer]":
     """Return the answers to a framework's own output, a detector's after the framework's own suppression."""
     import torch
@@ -226,9 +218,12 @@ def _network_alone(network: "nn.Module", pixels: "NDArray[np.uint8]", spec: "Exp
     """Return a run of a network, its input ready in its dtype, device and memory format."""
     import torch
 
+    from experts.vision.infer import normalise
+
     weight = next(parameter for parameter in network.parameters() if parameter.dim() == 4)
     place = next(parameter.device for parameter in network.parameters() if parameter.device.type != "meta")
-    images = _normalised(pixels, spec).to(place, weight.dtype, memory_format=_memory_format(weight))
+    images = normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
+    images = images.to(place, weight.dtype, memory_format=_memory_format(weight))
     synchronise = torch.cuda.synchronize if place.type == "cuda" else lambda: None
 
     def run() -> None:

@@ -57,10 +57,9 @@ class _Line:
         self._detectors = {
             name: ExpertId(f"d{number % _DETECTORS}") for number, name in enumerate(self._names) if number % 5 < 2
         }
+        then = {name: ((detector, _PASS_RATE),) for name, detector in self._detectors.items()}
         experts = [
-            ExpertFacts(
-                name, ArchitectureId("resnet101"), _EXPERT_BYTES, 1 / _CLASSIFIERS, _then(self._detectors.get(name))
-            )
+            ExpertFacts(name, ArchitectureId("resnet101"), _EXPERT_BYTES, 1 / _CLASSIFIERS, then.get(name, ()))
             for name in self._names
         ]
         experts += [
@@ -179,7 +178,3 @@ def bench_scheduler(
         print_json({"machine": platform.platform(), "costs": [asdict(cost) for cost in costs]})
     else:
         print_rows("The scheduler's work for one request, median", [asdict(cost) for cost in costs])
-
-
-def _then(detector: ExpertId | None) -> tuple[tuple[ExpertId, float], ...]:
-    return () if detector is None else ((detector, _PASS_RATE),)

@@ -1,26 +1,31 @@
 """`coserve soak`: a real daemon under steady and hostile load for an hour, sampled every few seconds; a verdict."""
 
 import json
+import math
 import platform
 import sqlite3
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
+from scipy import stats
 
 from coserve_client import Results
 from tests.contract.client import Line
-from tests.stress.growth import slope
 from tests.stress.hostile import KINDS, Attack
 from tests.stress.line import assert_judged, make_jpegs, make_small_line, rules_of
 from tests.stress.steady import SteadyPublisher, quantile_ms
 
+_CONFIDENCE = 0.95
+#: Neighbouring samples of memory are nearly the same: only the means of so many blocks count as independent.
+_BLOCKS = 30
 #: Words of the daemon's log where a message or a thread broke.
 _BROKEN = (
     *("intake_failed", "intake_waits", "intake_turn_failed", "reply_failed", "payload_scan_failed"),
@@ -46,6 +51,32 @@ _QUERIES = (
 )
 #: Small, so that back-pressure, segments and the quarantine all turn over many times in the hour.
 _LIMITS = {"backlog_images": 2000, "backlog_bytes": "256MB", "in_memory": "64MB", "max_payload_bytes": "8MB"}
+
+
+class Slope(NamedTuple):
+    """Growth per hour, and the bounds between which it lies with 95 % confidence; infinite where samples are few."""
+
+    per_hour: float
+    lowest: float
+    highest: float
+
+    def is_flat(self, tolerance_per_hour: float) -> bool:
+        """Return True if growth beyond the tolerance is not shown."""
+        return self.per_hour <= tolerance_per_hour or self.lowest <= 0
+
+
+def slope(at_s: Sequence[float], values: Sequence[float]) -> Slope:
+    """Fit a straight line by least squares over the means of blocks of samples."""
+    blocks = min(_BLOCKS, len(at_s))
+    if blocks < 3:
+        return Slope(0.0, -math.inf, math.inf)
+    hours = [float(np.mean(block)) / 3600 for block in np.array_split(np.asarray(at_s), blocks)]
+    means = [float(np.mean(block)) for block in np.array_split(np.asarray(values), blocks)]
+    if max(means) == min(means):
+        return Slope(0.0, 0.0, 0.0)
+    fit: Any = stats.linregress(hours, means)
+    margin = float(stats.t.ppf((1 + _CONFIDENCE) / 2, blocks - 2)) * float(fit.stderr)
+    return Slope(float(fit.slope), float(fit.slope) - margin, float(fit.slope) + margin)
 
 
 class StreamConsumer:

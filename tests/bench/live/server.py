@@ -22,7 +22,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import prepare
 from tests.bench.live.expert_files import read_experts, reader_of
 from tests.bench.live.loading import Loader, loader_of
-from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.live.sides import WINDOW, SideInput, SideResult, side_of
 from tests.bench.processes import peak_bytes
 
 #: Niceness of threads that compute, the same as our executors': beside other work all sides get the same share.
@@ -158,7 +158,7 @@ class Server:
             for (device, loader), budget_bytes in zip(loaders.items(), work.budgets, strict=True)
         }
         max_batch = max(row.max_batch for row in work.costs)
-        self._queue = RequestQueue(work.window if side.window == "limited" else side.window, max_batch)
+        self._queue = RequestQueue(WINDOW if side.window == "limited" else side.window, max_batch)
         self._wanted = min(len(work.trace.images), work.enough_images or len(work.trace.images))
         self._waits_s: dict[int, float] = {}
         self._finished: dict[int, _Finished] = {}

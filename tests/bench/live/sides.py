@@ -97,6 +97,8 @@ def side_of(name: str) -> Side:
     return SIDES[name]
 
 
+#: The requests among which a server looks for a batch.
+WINDOW = 64
 _PICTURES = 120
 _SEED = 17
 _BATCHES = (1, 2, 4, 8, 16)
@@ -118,7 +120,7 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """Sizes that are the same for every side. `window`: the requests among which a server looks for a batch.
+    """Sizes that are the same for every side.
 
     A side is stopped after `limit_s`; the rate is then over the images that it finished. Each of the `devices` has
     `executors`, and `budgets` bytes for experts; without budgets as many as `memory_share` says.
@@ -131,7 +133,6 @@ class LiveOptions:
     limit_s: float = 600.0
     executors: int = 2
     threads: int = 2
-    window: int = 64
     devices: tuple[str, ...] = ("cpu",)
     budgets: tuple[int, ...] = ()
 
@@ -173,7 +174,6 @@ class SideInput:
     threads: int = 2
     costs: tuple[Performance, ...] = ()
     deadline_s: float | None = None
-    window: int = 64
     enough_images: int | None = None
     devices: tuple[str, ...] = ("cpu",)
 
@@ -260,7 +260,6 @@ class LiveSetup:
             executors=self.options.executors,
             threads=self.options.threads,
             costs=tuple(replace(row, disk_s=read_bytes[row.architecture] / bytes_per_s) for row in self.costs.rows),
-            window=self.options.window,
             # Others serve the popular experts first: only the whole trace shows how fast they are.
             enough_images=_ENOUGH_IMAGES if side_of(side).window == 1 else None,
             devices=self.options.devices,
