@@ -612,6 +612,7 @@ def test_reload_keeps_the_old_rules_on_error_and_sighup_reloads(line: Line, requ
         with line.peer() as peer:
             fresh = peer.ask(line.inspect(board={"type": "named", "serial": "newer"}), a_jpeg(1))
             assert fresh["code"] == "unknown_board"
+        line.send(board={"type": "renamed", "serial": "newer"}, designator="P1")
         assert {version for (version,) in line.rows("SELECT rules_version FROM rules_versions")} == {before, after}
     finally:
         line.write_rules(RULES)
