@@ -16,7 +16,7 @@ from experts.spec import ArchitectureId, ExpertId
 from tests.bench.live.expert_files import DISKS, Disk
 from tests.bench.live.image_trace import ImageTrace
 from tests.bench.live.libraries import library_versions, missing_library
-from tests.bench.live.sides import ALONE, LADDER, PLUS, SAMBA, THIN, LiveSetup, SideResult, side_of
+from tests.bench.live.sides import ALONE, LADDER, PLUS, SAMBA, SIDES, THIN, LiveSetup, SideResult
 from tests.bench.processes import RunError
 from tests.bench.rounds import Runs, Spread, ratios, run_in_turn, spread
 from tests.bench.tables import print_rows
@@ -69,7 +69,7 @@ class LiveCell:
 
     def best_other(self) -> list[str]:
         """Return the fastest side that has neither our slots nor one of our policies, if one ran."""
-        others = [side for side in self.runs if self.runs[side] and not side_of(side).is_ours]
+        others = [side for side in self.runs if self.runs[side] and not SIDES[side].is_ours]
         return sorted(others, key=lambda side: median(self.rates(side)))[-1:]
 
     def row(self, side: str) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     text = Spread(**rate).text(1) + ("*" if row["stopped"] else "") if rate else row["failure"] and "failed"
     return {
         "side": row["side"],
-        "images/s (range)": "not installed" if missing_library(side_of(row["side"]).library) else text,
+        "images/s (range)": "not installed" if missing_library(SIDES[row["side"]].library) else text,
         "loads": row["loads"],
         "p50 s": row["p50_wait_s"],
         "p95 s": row["p95_wait_s"],

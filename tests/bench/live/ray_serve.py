@@ -22,7 +22,7 @@ from experts.vision.preprocess import prepare
 from tests import ROOT
 from tests.bench.live.expert_files import read_experts, reader_of
 from tests.bench.live.loading import loader_of
-from tests.bench.live.sides import WINDOW, SideInput, SideResult, side_of
+from tests.bench.live.sides import SIDES, WINDOW, SideInput, SideResult
 from tests.bench.processes import peak_bytes
 
 #: Seconds for which a batch waits for more requests; all images wait anyhow.
@@ -111,8 +111,8 @@ def _inspector(serve: Any, work: SideInput) -> Any:
     largest_bytes = max(spec.weights_bytes for spec in specs.values())
     models = _models_of_a_replica(work, largest_bytes)
     threads, disk, lock, device = work.threads_per_executor, work.disk, work.disk_lock, work.devices[0]
-    loading, ongoing = side_of(work.side).loading, max(1, WINDOW // work.executors)
-    max_batch = side_of(work.side).max_batch or ongoing
+    loading, ongoing = SIDES[work.side].loading, max(1, WINDOW // work.executors)
+    max_batch = SIDES[work.side].max_batch or ongoing
 
     class Inspector:
         """One replica: an executor with its own models."""

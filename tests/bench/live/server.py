@@ -22,7 +22,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import prepare
 from tests.bench.live.expert_files import read_experts, reader_of
 from tests.bench.live.loading import Loader, loader_of
-from tests.bench.live.sides import WINDOW, SideInput, SideResult, side_of
+from tests.bench.live.sides import SIDES, WINDOW, SideInput, SideResult
 from tests.bench.processes import peak_bytes
 
 #: Niceness of threads that compute, the same as our executors': beside other work all sides get the same share.
@@ -145,7 +145,7 @@ class Server:
     """One run. All times are from its beginning."""
 
     def __init__(self, work: SideInput) -> None:
-        side = side_of(work.side)
+        side = SIDES[work.side]
         self._work = work
         self._specs = read_experts(work.catalog)
         reader = reader_of(work.disk)

@@ -50,13 +50,9 @@ class Side:
     store: str = PLAIN
 
     @property
-    def is_policy(self) -> bool:
-        return self.scheduler in PRESETS
-
-    @property
     def is_ours(self) -> bool:
         """Return True if it uses our slots or one of our policies."""
-        return self.loading == "slots" or self.is_policy
+        return self.loading == "slots" or self.scheduler in PRESETS
 
     @property
     def library(self) -> str:
@@ -91,10 +87,6 @@ SIDES: dict[str, Side] = {
     **COMPARED,
     **{name: Side(name, "slots") for name in PRESETS if name not in COMPARED and not name.startswith("samba")},
 }
-
-
-def side_of(name: str) -> Side:
-    return SIDES[name]
 
 
 #: The requests among which a server looks for a batch.
@@ -246,7 +238,7 @@ class LiveSetup:
         return make_trace(types, order, self.options.requests, len(self.pictures), _SEED)
 
     def side_input(self, side: str, trace: ImageTrace, disk: Disk) -> SideInput:
-        bytes_per_s, catalog = self.costs.bytes_per_s(disk), self.catalogs[side_of(side).store]
+        bytes_per_s, catalog = self.costs.bytes_per_s(disk), self.catalogs[SIDES[side].store]
         read_bytes = {ArchitectureId(spec.layout): spec.read_bytes for spec in read_experts(catalog).values()}
         return SideInput(
             side=side,
@@ -261,13 +253,13 @@ class LiveSetup:
             threads=self.options.threads,
             costs=tuple(replace(row, disk_s=read_bytes[row.architecture] / bytes_per_s) for row in self.costs.rows),
             # Others serve the popular experts first: only the whole trace shows how fast they are.
-            enough_images=_ENOUGH_IMAGES if side_of(side).window == 1 else None,
+            enough_images=_ENOUGH_IMAGES if SIDES[side].window == 1 else None,
             devices=self.options.devices,
         )
 
     def run(self, work: SideInput) -> SideResult:
         """Carry out one run in a process of its own. Raises RunError, at once where a library is not installed."""
-        if (missing := missing_library(side_of(work.side).library)) is not None:
+        if (missing := missing_library(SIDES[work.side].library)) is not None:
             raise RunError(missing)
         return self.processes.call(run_side, work, work.limit_s + _AROUND_A_RUN_S)
 
@@ -280,11 +272,11 @@ def prepare(
     """
     processes = OwnProcesses(["tests.bench.live.preload"])
     folder, catalogs = options.folder.resolve(), dict[str, Path]()
-    for store in {PLAIN, *(side_of(side).store for side in sides)}:
+    for store in {PLAIN, *(SIDES[side].store for side in sides)}:
         recipe, place = replace(options.recipe, store=store), folder if store == PLAIN else folder / store
         catalogs[store] = make_experts(place, recipe, lambda name: on_step(f"making {name}"))
     catalog = catalogs[PLAIN]
-    loadings = {side_of(side).loading for side in sides}
+    loadings = {SIDES[side].loading for side in sides}
     libraries = tuple(name for name in LIBRARIES if name in loadings and missing_library(name) is None)
     if libraries:
         on_step(f"compiling for {' and '.join(libraries)}")
@@ -298,7 +290,7 @@ def prepare(
 
 def run_side(work: SideInput) -> SideResult:
     """Run one side; each imports only its own parts."""
-    scheduler = side_of(work.side).scheduler
+    scheduler = SIDES[work.side].scheduler
     if scheduler == "server":
         from tests.bench.live.server import run_server
 

@@ -19,13 +19,13 @@ from tests.bench.live.loading import Loading, loader_of
 from tests.bench.live.server import RequestQueue, Waiting
 from tests.bench.live.sides import (
     COMPARED,
+    SIDES,
     LiveOptions,
     LiveSetup,
     MachineCosts,
     SideInput,
     SideResult,
     run_side,
-    side_of,
 )
 from tests.bench.online import live_rows
 from tests.bench.processes import OwnProcesses
@@ -90,7 +90,7 @@ def test_every_way_to_load_an_expert_gives_the_answers_of_its_slot(
     ["coserve-plus", "coserve", "samba-scheduling", *(n for n, side in COMPARED.items() if side.scheduler == "server")],
 )
 def test_every_image_of_the_trace_ends(side: str, setup: LiveSetup) -> None:
-    loading = side_of(side).loading
+    loading = SIDES[side].loading
     if missing_library(loading):
         pytest.skip(f"{loading} is not installed")
     compile_all(CompileWork(setup.catalogs["float32"], tuple({loading} & libraries.LIBRARIES.keys())))
