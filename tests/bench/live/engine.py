@@ -27,7 +27,7 @@ from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import goes_on, read_experts, reader_of
 from tests.bench.live.image_trace import BOARD_TYPE, LABELS
 from tests.bench.live.loading import Forward, ModelPool, accept_file, loader_of
-from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.live.sides import SIDES, SideInput, SideResult
 from tests.bench.processes import peak_bytes
 from tests.editions import a_serving
 
@@ -50,7 +50,7 @@ class LiveEngine:
         self._work = work
         self._routes = compile_rules(work.trace.rules(), "bench")
         self._specs = read_experts(work.catalog)
-        side = side_of(work.side)
+        side = SIDES[work.side]
         max_batch = side.max_batch or max(row.max_batch for row in work.costs)
         pool_facts, executor_facts = partition(
             [
@@ -90,7 +90,6 @@ class LiveEngine:
                 )
                 for name, memory in memories.items()
             ],
-            record=work.record,
         )
 
     def finished(self, verdicts: list[Verdict]) -> None:
@@ -137,7 +136,7 @@ class LiveEngine:
 
     def _memories(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
         work, reader = self._work, reader_of(self._work.disk)
-        if (loading := side_of(work.side).loading) != "slots":
+        if (loading := SIDES[work.side].loading) != "slots":
             return {
                 facts.pool: ModelPool(
                     loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device),
@@ -196,7 +195,6 @@ def _result(
         seconds=ended_s - began_s,
         stopped=len(finished) < len(work.trace.images),
         loads=len(loads),
-        loaded_bytes=sum(switch.bytes for switch in loads),
         waits_s=tuple(verdict.stages[0].queued_ms / 1e3 for verdict in verdicts if verdict.stages),
         latencies_s=tuple(
             one.at_s - began_s - work.trace.images[one.verdict.image.inspection_id - 1].arrives_s for one in finished
