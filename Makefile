@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Only what a line needs, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak fuzz faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
 # A line with trained experts, judged images and its pages: begin here.
 demo: $(LINE)
@@ -74,7 +74,7 @@ gpu-wheels: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/coserve bench line --dir demo
 
-# Hundreds of kills, power cuts and refused writes; `make faults SEED=2 JOBS=1`. Run again, it goes on where it stopped.
+# Hundreds of kills, power cuts and refused writes: `make faults SEED=2 JOBS=1`.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
 
@@ -94,11 +94,7 @@ promises-list: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/coserve soak --minutes 60
 
-# A million broken frames at a running line; about ten minutes.
-fuzz: $(INSTALLED)
-	$(BIN)/coserve fuzz --frames 1000000 --out build/fuzz.json
-
-# docs/img/dashboard-*.png: every page at three widths, of a copy of the demo's line. Needs chromium (make system-tools).
+# docs/img/dashboard-*.png, of a copy of the demo's line. Needs chromium (make system-tools).
 screenshots: $(INSTALLED)
 	$(BIN)/python -m tests.screenshots --dir demo --out docs/img
 

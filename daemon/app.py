@@ -154,7 +154,7 @@ class App:
         self._gate = Gate(self._context, keys) if keys else None
         self._backlog = Backlog(backlog_limits(config.limits))
         self._open_storage(config, line.served, tell)
-        self._metrics = Metrics(self._serving.architecture_of)
+        self._metrics = Metrics()
         self._recover()
         self._shadows = Shadows(config.catalog, path, self._writer)
         self._drive = self._make_drive(images_config(config), line.measured, devices)
@@ -167,7 +167,7 @@ class App:
             self._backlog,
             self._quarantine,
             server=f"coserve {version('coserve')}",
-            room=self._disk_space.problem,
+            disk_space=self._disk_space,
             texts=TextIntake(self._language.prompts, self._reader, self._writer),
             on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
@@ -264,7 +264,7 @@ class App:
 
     def _serve_on(self, number: int, sha256: str) -> None:
         """Let an earlier edition go on judging what began in it; where it cannot, that is `unknown`."""
-        if self._serving.get(number) is not None:
+        if number in self._serving.served:
             return
         folder = EditionFolder(self._config.catalog)
         try:
@@ -317,7 +317,7 @@ class App:
             self._admission,
             self._reader.results_since,
             keys,
-            self._count_answer,
+            self._answered,
             self._gate.is_allowed if self._gate else None,
             self._handles["intake"],
         )
@@ -336,10 +336,11 @@ class App:
             self._children.hang_up(PAGES)
         return []
 
-    def _count_answer(self, answer: Answer) -> None:
-        self._metrics.answered(answer.kind, answer.code)
-        if answer.code is not None:
-            self._rejections.note(answer.source, answer.code, answer.reason)
+    def _answered(self, answers: list[Answer]) -> None:
+        self._metrics.answered(answers)
+        for answer in answers:
+            if answer.code is not None:
+                self._rejections.note(answer.source, answer.code, answer.reason)
 
     def _make_operations(self, config: Config) -> None:
         #: For the watchdog of the process (serve.py).
@@ -525,7 +526,6 @@ class App:
         self._shadows.offer(answers)
 
     def finished(self, verdicts: list[Verdict]) -> None:
-        self._metrics.finished(verdicts)
         self._writer.store_verdicts(verdicts)
 
     def bad_image(self, image: Image, reason: str) -> None:

@@ -170,7 +170,6 @@ class Operations:
         return self.state != "starting" and not self.language.is_opening
 
     def heartbeat(self) -> tuple[str, int]:
-        """Return the line's state and its backlog of images. Called every second."""
         self._last_error()
         return self.state, self.backlog.images
 
@@ -205,7 +204,6 @@ class Operations:
         return Vitals(state, self.probe.held_by(), self.admission.held, unjudged, troubles)
 
     def health(self) -> dict[str, Any]:
-        """Return whether the line is alive and ready, each with a sentence, and what it rejected."""
         return {**health(self.vitals()), "rejected": self.rejections.rows()}
 
     def facts(self) -> dict[str, Any]:
@@ -433,7 +431,6 @@ class Operations:
         return asdict(written)
 
     def _rate(self, completed: int) -> float:
-        """Return verdicts per second since the request about ten seconds earlier."""
         now_s = time.monotonic()
         while len(self._completions) > 1 and self._completions[1][0] <= now_s - _RATE_WINDOW_S:
             self._completions.popleft()

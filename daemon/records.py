@@ -1,7 +1,7 @@
 """The values that travel between the daemon's drivers: an image arrives, is accepted, is judged, is published."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,13 +82,8 @@ class Image:
     edition: int = 0
     late: bool = False
     key: JournalKey = _NOWHERE
-    accepted_wall_s: float = 0.0
-    #: Monotonic seconds; None for an image that a restart found: only its wall clock time is known.
-    accepted_s: float | None = field(default=None, compare=False)
-
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.component, self.designator
+    #: Monotonic seconds; after a restart worked out from the wall clock.
+    accepted_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +106,6 @@ class WriteFailed:
     """An image or request that is not stored: its publisher keeps it and sends it again."""
 
     reason: str
-
-
-def accepted_at_s(item: "Image | Generation", clock_s: float, wall_s: float) -> float:
-    """Return when an image or a request was accepted, on the clock that shows `clock_s` now.
-
-    After a restart in between only the wall clock tells; if that was set back, the downtime is not counted.
-    """
-    if item.accepted_s is not None:
-        return item.accepted_s
-    return clock_s - max(0.0, wall_s - item.accepted_wall_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +153,9 @@ class Generation:
     deadline_ms: int | None = None
     board: BoardRef | None = None
     stream: bool = False
-    #: Of an accepted request. `accepted_s` is monotonic; None if a restart found it.
+    #: Of an accepted request; `accepted_s` as of an image.
     generation_id: int = 0
-    accepted_wall_s: float = 0.0
-    accepted_s: float | None = None
+    accepted_s: float = field(default=0.0, compare=False)
     #: Of one that ended; `reason` says why there is no `text`.
     text: str | None = None
     reason: str | None = None
@@ -229,6 +213,8 @@ class BatchDone:
     ended_wall_s: float
     load_ms: float
     infer_ms: float
+    #: Step and wait in milliseconds of each image.
+    waits: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)

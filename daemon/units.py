@@ -91,6 +91,14 @@ def wall_seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+def monotonic_of(stamp: str, now_s: float, now_wall_s: float) -> float:
+    """Return when a stamp from before a restart was, on today's monotonic clock.
+
+    Had the wall clock been set back meanwhile, it is now: the downtime is not counted.
+    """
+    return now_s - max(0.0, now_wall_s - wall_seconds(stamp))
+
+
 #: A spreadsheet takes text that begins so for a formula, and would run it on the reader's PC. In countries with a
 #: decimal comma it divides a CSV file at semicolons too, and then does not see the quotes around a line break. It may
 #: drop control, zero-width and bidi characters before it looks.

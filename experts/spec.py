@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -46,11 +45,6 @@ class Answer:
     label: str | None
     confidence: float | None
     detections: tuple[Detection, ...] = ()
-
-    @property
-    def is_finite(self) -> bool:
-        numbers = [number for box in self.detections for number in (box.confidence, *box.box)]
-        return all(map(math.isfinite, numbers if self.confidence is None else [self.confidence, *numbers]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,7 @@ class ExpertSpec:
         """The catalog's name of the expert; for a backbone with its version: `line@50e527a8f71d`."""
         return name_of(self.expert)
 
-    @property
+    @cached_property
     def resident(self) -> "ExpertSpec":
         """Return what the slot holds while this expert answers: the expert itself, or a head's backbone."""
         return self.backbone or self
@@ -107,7 +101,7 @@ class ExpertSpec:
     def read_bytes(self) -> int:
         return self.stored_bytes or self.weights_bytes
 
-    @property
+    @cached_property
     def version(self) -> str:
         """The first 12 hex digits of the weights' sha256 (RESULTS.md, `expert_version`)."""
         return self.sha256[:12]

@@ -2,7 +2,6 @@
 
 import types
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -45,13 +44,8 @@ def validate(model: type[Model], document: Document) -> tuple[Model | None, list
     return (None if problems else sound), problems
 
 
-def salvage(
-    model: type[Model], document: Document, gone: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Model | None, list[Problem], list[KeyPath]]:
-    """Return the sound part of the document, its mistakes, and the paths of the parts taken out.
-
-    `gone` says of a key that an earlier version had (`section.key`) what to write instead.
-    """
+def salvage(model: type[Model], document: Document) -> tuple[Model | None, list[Problem], list[KeyPath]]:
+    """Return the sound part of the document, its mistakes, and the paths of the parts taken out."""
     problems = list(document.problems)
     if document.data is None and problems:
         return None, problems, []
@@ -64,7 +58,7 @@ def salvage(
         except ValidationError as error:
             errors = error.errors(include_url=False)
             if first:
-                problems += _problems(model, document, errors, gone)
+                problems += _problems(model, document, errors)
             first = False
             taken = [path for detail in errors if _remove(data, path := _to_remove(detail, data))]
             if not taken:
@@ -119,9 +113,7 @@ def _path(detail: ErrorDetails, data: Any) -> KeyPath:
     return tuple(path)
 
 
-def _problems(
-    model: type[BaseModel], document: Document, errors: list[ErrorDetails], gone: Mapping[str, str]
-) -> list[Problem]:
+def _problems(model: type[BaseModel], document: Document, errors: list[ErrorDetails]) -> list[Problem]:
     """Return one problem per place: members of a union that all refuse a value become one sentence."""
     data: Any = {} if document.data is None else document.data
     unknown = _unknown_keys(model, errors, data)
@@ -131,9 +123,7 @@ def _problems(
         path = _path(detail, data)
         kind = detail["type"]
         if kind == "extra_forbidden":
-            successor = gone.get(f"{path[0]}.{path[-1]}")
-            hint = f": {successor}" if successor else meant(str(path[-1]), unknown[path])
-            messages[path, True] = [f"unknown key `{path[-1]}`{hint}"]
+            messages[path, True] = [f"unknown key `{path[-1]}`{meant(str(path[-1]), unknown[path])}"]
             continue
         if kind == "missing":
             if path in misspelt:

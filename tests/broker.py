@@ -31,9 +31,7 @@ def mosquitto() -> str | None:
 class Broker:
     """mosquitto in `folder`, on a port that stays its own from start to start."""
 
-    def __init__(
-        self, folder: Path, *settings: str, persistence: bool = False, anonymous: bool = True, port: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *settings: str, anonymous: bool = True, port: int | None = None) -> None:
         """`settings` are further lines of mosquitto.conf."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = port or free_port()
@@ -41,10 +39,6 @@ class Broker:
         self._config = folder / "mosquitto.conf"
         lines = [f"listener {self.port} 127.0.0.1", f"allow_anonymous {str(anonymous).lower()}"]
         lines += ["user root", "max_queued_messages 0", *settings]  # a queue without an end, as nothing is to be lost
-        if persistence:
-            # It saves each change at once, and runs as the user who started it.
-            lines += ["persistence true", f"persistence_location {folder}/", "autosave_on_changes true"]
-            lines += ["autosave_interval 1"]
         self._config.write_text("\n".join(lines) + "\n", encoding="utf-8")
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -80,7 +80,7 @@ def answer(spec: ExpertSpec, image: Prepared) -> Answer:
         return Answer(spec.classes[int(image.pixels.sum(dtype="int64")) % len(spec.classes)], 0.9**spec.temperature)
     if spec.confidence_floor > 0:
         return Answer(None, None)
-    width, height = image.placement.width, image.placement.height
+    width, height = image.width, image.height
     boxes = tuple(
         Detection(
             spec.classes[-(n % 2)], 0.02 - 0.001 * n, (width * n / 10, height * n / 10, float(width), float(height))

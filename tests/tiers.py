@@ -58,7 +58,6 @@ class FastTestGuard:
 
     def __init__(self) -> None:
         self._now = "the start"
-        self._violations: list[str] = []
         self._is_watching = False
         self._sleep, self._start = time.sleep, multiprocessing.process.BaseProcess.start
         if "torch" in sys.modules:
@@ -85,9 +84,7 @@ class FastTestGuard:
             self._fail(f"starts a process ({event})")
 
     def _fail(self, deed: str) -> NoReturn:
-        message = f"{self._now} {deed}, which no fast test does. {_REMEDY}"
-        self._violations.append(message)
-        pytest.fail(message)
+        pytest.fail(f"{self._now} {deed}, which no fast test does. {_REMEDY}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -102,16 +99,7 @@ class FastTestGuard:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._now = item.nodeid
-        self._violations.clear()
         return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Iterator[None]:
-        """Fail the test too where another thread, or an `except`, took the failure."""
-        result = yield
-        if self._violations:
-            pytest.fail(self._violations[0])
-        return result
 
     def pytest_unconfigure(self) -> None:
         self._is_watching = False

@@ -131,32 +131,23 @@ class RelayedDevice:
     # Orders of the daemon
 
     def carry_out(self, head: dict[str, Any], body: bytes) -> None:
-        """Pass on an order; drop one for an earlier life of the device, which was reported as lost."""
+        """Call the worker's method; drop an order for an earlier life of the device, which was reported as lost."""
         if head["life"] != self._life:
             return
-        actor = self._actor
-        match head["do"]:
-            case "run":
-                run = actor.run.options(concurrency_group="batches")
-                self._ask(actor, head, lambda: run.remote(head["executor"], head["batch_bytes"], body))
-            case "load":
-                load, spec = actor.load.options(concurrency_group="loads"), json.dumps(head["spec"])
-                self._ask(actor, head, lambda: load.remote(head["pool"], spec))
-            case "prefetch":
-                prefetch, replaced = actor.prefetch.options(concurrency_group="loads"), json.dumps(head["replaced"])
-                self._ask(actor, head, lambda: prefetch.remote(replaced))
-            case "unload":
-                actor.unload.options(concurrency_group="loads").remote(head["pool"], head["expert"])
-            case "resize":
-                actor.resize.options(concurrency_group="loads").remote(head["pool"], head["bytes"])
-            case "give_up":  # only a new process frees what the hung thread holds of the device
-                self._hangs = True
-                self._lost.set()
-            case other:
-                raise ValueError(f"an unknown order: {other}")
+        if head["do"] == "give_up":  # only a new process frees what the hung thread holds of the device
+            self._hangs = True
+            self._lost.set()
+            return
+        actor, group = self._actor, "batches" if head["do"] == "run" else "loads"
+        method = getattr(actor, head["do"]).options(concurrency_group=group)
 
-    def _ask(self, actor: Any, head: dict[str, Any], call: Callable[[], Any]) -> None:
-        self._calls.submit(self._answer, actor, head, call(), call)
+        def call() -> Any:
+            return method.remote(*head["arguments"], *([body] if body else []))
+
+        if "call" in head:
+            self._calls.submit(self._answer, actor, head, call(), call)
+        else:
+            call()
 
     def _answer(self, actor: Any, head: dict[str, Any], first: Any, again: Callable[[], Any]) -> None:
         """Pass on the answer; if weights are missing, send them and pass on the answer of `again`."""

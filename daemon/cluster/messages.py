@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from daemon.dispatch.pool import Batch, Fault
+from daemon.dispatch.pool import Batch, Fault, is_finite
 from daemon.policy.request import ExecutorId
 from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ExpertSpec
@@ -90,7 +90,6 @@ def spec_of(plain: dict[str, Any], folder: Path) -> ExpertSpec:
 
 
 def _cached_in(folder: Path, spec: ExpertSpec) -> ExpertSpec:
-    """Return an expert whose files lie in a worker's cache, by their digests."""
     backbone = spec.backbone and _cached_in(folder, spec.backbone)
     return replace(spec, file=folder / spec.sha256, backbone=backbone)
 
@@ -143,6 +142,6 @@ def checked_report(plain: Any, experts: Sequence[ExpertSpec]) -> Report:
         labels = {answer.label, *(box.label for box in answer.detections)}
         if unknown := labels - {*expert.classes, *([None] if expert.task == "detect" else [])}:
             raise ValueError(f"{expert.expert} has no label {', '.join(map(repr, unknown))}")
-        if not answer.is_finite:
+        if not is_finite(answer):
             raise ValueError("a confidence or a box is not a finite number")
     return report

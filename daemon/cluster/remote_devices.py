@@ -4,6 +4,7 @@ Running orders of a lost device are reported at once as errors of that device, s
 others; later answers are dropped. A lost device comes back empty, and the drive is told of the loss before the return.
 """
 
+import json
 import queue
 import socket
 import sys
@@ -83,11 +84,11 @@ class RemoteDevice:
         with suppress(OSError):  # the connection is gone: its reader notes that, and ends the call
             self._post(head | {"device": self.name, "life": life, "call": number}, body)
 
-    def tell(self, head: dict[str, Any]) -> None:
+    def tell(self, order: str, *arguments: str | int) -> None:
         """Send an order that needs no answer; a lost device has nothing left to change."""
         if self._is_used:
             with suppress(OSError):
-                self._post(head | {"device": self.name, "life": self.life})
+                self._post({"do": order, "arguments": arguments, "device": self.name, "life": self.life})
 
     def answered(self, message: dict[str, Any]) -> None:
         with self._lock:
@@ -122,7 +123,7 @@ class RemoteDevice:
 
     def resize(self, pool: PoolId, budget_bytes: int) -> None:
         self._resized[pool] = budget_bytes
-        self.tell({"do": "resize", "pool": pool, "bytes": budget_bytes})
+        self.tell("resize", pool, budget_bytes)
 
     def error(self) -> DeviceLostError:
         host = self._settings.worker
@@ -146,7 +147,8 @@ class RemoteSlots:
         """
         answer: Future[dict[str, Any] | None] = Future()
         began_s = time.monotonic()
-        order = {"do": "load", "pool": self._pool, "files": {spec.sha256: str(spec.file)}, "spec": plain_spec(spec)}
+        arguments = [self._pool, json.dumps(plain_spec(spec))]
+        order = {"do": "load", "arguments": arguments, "files": {spec.sha256: str(spec.file)}}
         self._device.call(self._device.life, answer.set_result, order)
         done = answer.result()
         if done is None:
@@ -160,7 +162,7 @@ class RemoteSlots:
         return LoadReport(size, (time.monotonic() - began_s) * 1000.0)
 
     def unload(self, expert: ExpertId) -> None:
-        self._device.tell({"do": "unload", "pool": self._pool, "expert": expert})
+        self._device.tell("unload", self._pool, expert)
 
     def resize(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -185,7 +187,7 @@ class RemotePool(ThreadedPool):
 
     def abandon_batch(self, batch: Batch) -> None:
         """Restart the worker: which image hangs is unknown here."""
-        self._device.tell({"do": "give_up"})
+        self._device.tell("give_up")
         super().abandon_batch(batch)
 
     def _send(self, batch: Batch, first: int, life: str | None, done: Callable[[Batch], None]) -> None:
@@ -217,7 +219,7 @@ class RemotePool(ThreadedPool):
             return
         heads = [head for number in payloads if (head := batch.heads[number]) is not None]
         files = {head.sha256: str(head.file) for head in heads}
-        head = {"do": "run", "executor": batch.executor, "files": files, "batch_bytes": len(packed)}
+        head = {"do": "run", "arguments": [batch.executor, len(packed)], "files": files}
         self._device.call(life, on_answer, head, packed, *payloads.values())
 
     def _take(self, batch: Batch, numbers: Sequence[int], answer: dict[str, Any] | None) -> None:
@@ -306,7 +308,7 @@ class ClusterDevices:
         answers: list[Future[dict[str, Any] | None]] = []
         for device in self._remote.values() if replaced else ():
             answers.append(Future())
-            head = {"do": "prefetch", "files": files, "replaced": replaced}
+            head = {"do": "prefetch", "arguments": [json.dumps(replaced)], "files": files}
             device.call(device.life, answers[-1].set_result, head)
         wait(answers, _PREFETCH_S)
 

@@ -37,8 +37,6 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Shift(Span):
-    """One shift that began on `day` of the plant."""
-
     name: str
     day: date
 

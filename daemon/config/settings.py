@@ -4,7 +4,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from daemon.config.addresses import absolute_database, absolute_endpoint, absolute_file, http_endpoint
 from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds, between, size_text
 from daemon.wire.messages import NAME, NAME_EXPECTED, shown
+from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
 
+#: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
+CREDENTIALS = "$CREDENTIALS_DIRECTORY"
 #: The names that PROTOCOL.md allows in a request, without characters that are special to a shell.
 _MODEL_NAME = r"^[A-Za-z0-9._:-]{1,128}$"
 _DATABASE = "sqlite:///inspection.db"
@@ -34,6 +36,47 @@ CLUSTER_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 DEVICE_NAME = r"^(cpu|cuda:\d+|[a-z][a-z0-9-]{0,62})$"
 #: A password in an address.
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*(?=@)|((?:password|token|secret)=)[^&\s\"]*", re.IGNORECASE)
+
+
+def http_endpoint(value: str) -> str:
+    if re.fullmatch(r"http://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", value) is None:
+        raise ValueError(
+            f"expected http://ADDRESS:PORT such as http://127.0.0.1:9470 (TLS: docs/security.md), not {value!r}"
+        )
+    return value
+
+
+def absolute_file(given: Path, folder: Path, environ: Mapping[str, str]) -> Path:
+    """Make a path absolute. An unset $CREDENTIALS_DIRECTORY stays: only a start needs it."""
+    return folder / str(given).replace(CREDENTIALS, environ.get(CREDENTIALS[1:]) or CREDENTIALS)
+
+
+def absolute_database(value: str, folder: Path) -> str:
+    scheme, separator, rest = value.partition("://")
+    if not separator or scheme != "sqlite":  # the rest may hold a password, and is not repeated
+        raise ValueError(
+            f"a line keeps its results in a SQLite file: expected sqlite:///FILE, for example sqlite:///inspection.db,"
+            f" not {scheme!r}; a plant's PostgreSQL gets them through the consumer `plant` (docs/plant.md)"
+        )
+    file = rest.removeprefix("/")
+    if file in ("", ":memory:"):
+        raise ValueError("expected a file, for example sqlite:///inspection.db: results in memory are lost")
+    return f"sqlite:///{folder / file}"
+
+
+def absolute_endpoint(value: str, folder: Path, environ: Mapping[str, str]) -> str:
+    if value.startswith("tcp://"):
+        if re.fullmatch(r"tcp://[^:/]+(:\d{1,5}|:\*)|tcp://\[[0-9a-fA-F:]+\]:(\d{1,5}|\*)", value) is None:
+            raise ValueError(f"expected tcp://ADDRESS:PORT, not {value!r}")
+        return value
+    if not value.startswith("ipc://"):
+        raise ValueError(f"expected an endpoint such as ipc://run/intake.sock or tcp://127.0.0.1:5570, not {value!r}")
+    runtime = environ.get("RUNTIME_DIRECTORY") or str(folder / "run")
+    path = folder / value.removeprefix("ipc://").replace("$RUNTIME_DIRECTORY", runtime)
+    problem = ipc_problem(str(path))
+    if problem:
+        raise ValueError(problem)
+    return f"ipc://{path}"
 
 
 class _ConfigSection(BaseModel):
@@ -73,7 +116,6 @@ class Device(_ConfigSection):
 
     @property
     def processor(self) -> str:
-        """The processor of another PC's device."""
         return (self.host or "").partition("/")[2] or "cuda:0"
 
 
@@ -135,8 +177,6 @@ class Retention(_ConfigSection):
 
 
 class PlantClock(_ConfigSection):
-    """The plant's clock, the start of each shift, and the yield goal."""
-
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None
     shifts: dict[Annotated[str, AfterValidator(shift_name)], Annotated[str, AfterValidator(clock_time)]] = {}
     yield_goal: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -147,8 +187,6 @@ class PlantClock(_ConfigSection):
 
 
 class Plant(PlantClock):
-    """The plant, and whose releases the line accepts."""
-
     signers: Annotated[list[Path], Field(max_length=64)] = []
 
 
@@ -178,24 +216,6 @@ class Security(_ConfigSection):
     weights: list[Path] = []
 
 
-#: Keys of earlier versions, with what each became.
-GONE = {
-    "consumers.keepalive": "a broker that is silent for 30s is tested: remove it",
-    "consumers.line": "a hub knows the line by its own name, the key `line` at the top: remove it here",
-    "consumers.port": "write it after the host: `host: broker.plant.lan:8883`",
-    "devices.device": "write it after the host: `host: pc2/cuda:0`",
-    "devices.pinned_memory": "as much is pinned as CUDA allows: remove it",
-    "limits.source_bytes": "`source_share` is a source's part of `backlog_images` and `backlog_bytes`",
-    "limits.source_images": "`source_share` is a source's part of `backlog_images` and `backlog_bytes`",
-    "models.schedule": "requests are always scheduled by least slack: remove it",
-    "models.tpot_slo": "with mode brownout write `options: {ttft_slo_ms: 200, tpot_slo_ms: 50}`",
-    "models.ttft_slo": "with mode brownout write `options: {ttft_slo_ms: 200, tpot_slo_ms: 50}`",
-    "retention.quarantine": "quarantine is as large as a journal file, 1/32 of `limits.backlog_bytes`: remove it",
-    "retention.reserve": "64 MiB are always reserved; `free` keeps more of the images' disk free",
-    "retention.segment": "a journal file has 1/32 of `limits.backlog_bytes`: remove it",
-    "stop.drain": "write `backlog_for: 1h` to finish the backlog; running batches are finished in any case",
-    "stop.within": "write `backlog_for: 1h` to finish the backlog; running batches are finished in any case",
-}
 _ABSENT = object()
 #: Sections whose entries have names of their own, with the keys of an entry.
 _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.keys(), "consumers": CONSUMER_KEYS}
@@ -258,7 +278,7 @@ def load_config(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
 def sound_config(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[Config | None, list[Problem], set[str]]:
     """Return the sound part of `path`, every mistake with its line, and the sections that lost a part."""
     document, problems = read_settings(path, environ)
-    config, mistakes, removed = salvage(Config, document, GONE)
+    config, mistakes, removed = salvage(Config, document)
     problems += mistakes
     if config is None:
         return None, problems, set()
@@ -275,7 +295,7 @@ def read_settings(path: Path, environ: Mapping[str, str] = os.environ) -> tuple[
     if not isinstance(document.data, dict):
         expected = Problem(str(path), 1, 1, "expected a mapping with keys such as rules, catalog and devices")
         raise ConfigError(document.problems or [expected])
-    return document, override(document, environ, Config, _NAMED)
+    return document, _override(document, environ)
 
 
 def stated_settings(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -436,24 +456,23 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], at: tuple[st
 _PREFIX = "COSERVE_"
 #: A variable with this prefix that is not a setting: the command line's default for the file.
 _NOT_A_SETTING = "COSERVE_CONFIG"
-
-Named = Mapping[str, Collection[str]]
+#: Devices that a variable may add to the file.
+_OWN_DEVICES = ("cpu", *(f"cuda:{number}" for number in range(16)))
 
 
 def is_setting(name: str) -> bool:
     return name.startswith(_PREFIX) and name != _NOT_A_SETTING
 
 
-def override(document: Document, environ: Mapping[str, str], settings: type[BaseModel], named: Named) -> list[Problem]:
+def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
     """Put values of `environ`, such as the YAML text of `COSERVE_DATABASE`, into the data; return the mistakes."""
     problems: list[Problem] = []
+    paths = _paths_by_variable(document.data)
     for name in sorted(filter(is_setting, environ)):
-        path = _setting(name.removeprefix(_PREFIX), document.data, settings, named)
+        path = paths.get(name.replace("__", "_").upper())
         if path is None:
-            close = nearest(name, [_PREFIX + key.upper() for key in settings.model_fields])
+            close = nearest(name, list(paths))
             hint = f"; did you mean {close}?" if close else ""
-            gone = name.removeprefix(_PREFIX).replace("__", "_").lower().replace("_", ".", 1)
-            hint = f": {GONE[gone]}" if gone in GONE else hint
             problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
             continue
         try:
@@ -469,21 +488,13 @@ def override(document: Document, environ: Mapping[str, str], settings: type[Base
     return problems
 
 
-def _setting(suffix: str, data: Mapping[str, Any], settings: type[BaseModel], named: Named) -> KeyPath | None:
-    """Return the key path of `ENDPOINTS_RESULTS` (or `ENDPOINTS__RESULTS`), or None."""
-    flat = suffix.replace("__", "_").lower()
-    for top, field in settings.model_fields.items():
-        if flat == top:
-            return (top,)
-        if not flat.startswith(top + "_"):
-            continue
-        rest = flat.removeprefix(top + "_")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            return (top, rest) if rest in field.annotation.model_fields else None
-        if top in named:
-            more = ["cpu", *(f"cuda:{n}" for n in range(16))] if top == "devices" else []
-            for name in [*(data.get(top) or {}), *more]:
-                key = rest.removeprefix(re.sub("[:.-]", "_", str(name)).lower() + "_")
-                if key != rest and key in named[top]:
-                    return (top, name, key)
-    return None
+def _paths_by_variable(data: Mapping[str, Any]) -> dict[str, KeyPath]:
+    """Return the key path of each variable that there may be, such as that of `COSERVE_ENDPOINTS_RESULTS`."""
+    paths: list[KeyPath] = []
+    for top, field in Config.model_fields.items():
+        section = field.annotation
+        keys = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else ()
+        names = [*(data.get(top) or {}), *(_OWN_DEVICES if top == "devices" else ())] if top in _NAMED else []
+        paths += [(top,), *((top, key) for key in keys)]
+        paths += [(top, name, key) for name in names for key in _NAMED[top]]
+    return {_PREFIX + re.sub("[:.-]", "_", "_".join(map(str, path))).upper(): path for path in paths}

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from daemon.config.addresses import CREDENTIALS
-from daemon.config.settings import Config, at_their_lines
+from daemon.config.settings import CREDENTIALS, Config, at_their_lines
 from daemon.consumers.kinds import make_consumer
 from daemon.consumers.protocol import NotYetError, ReviewAnswerError
 from daemon.errors import MissingExtraError

@@ -89,7 +89,6 @@ class Runner:
         self.stopping.set()
 
     async def run(self) -> None:
-        """Deliver until `stop`. Every failure is reported and retried."""
         has_begun = False
         while not self.stopping.is_set():
             try:

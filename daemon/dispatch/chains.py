@@ -11,7 +11,7 @@ from daemon.dispatch.pool import Fault
 from daemon.line.serving import Serving
 from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
-from daemon.records import Image, Stage, Verdict, accepted_at_s
+from daemon.records import Image, Stage, Verdict
 from experts.spec import Answer, ExpertId, ExpertSpec, name_of, resident_in
 from routing_rules.routes import Judgement, Step, judge
 
@@ -65,7 +65,6 @@ class Chains:
         *,
         hang_after_s: float,
         clock: Callable[[], float],
-        wall: Callable[[], float],
     ) -> None:
         self._scheduler, self._serving = scheduler, serving
         #: What the drive reports once a turn, and empties.
@@ -73,7 +72,7 @@ class Chains:
         self.bad_images: list[tuple[Image, str]] = []
         self.verdicts: list[Verdict] = []
         self._may_wait_s = _PARKED_FACTOR * hang_after_s
-        self._clock, self._wall = clock, wall
+        self._clock = clock
         self._chains: dict[RequestId, Chain] = {}
         self._parked: dict[RequestId, Chain] = {}
         self._last_id = 0
@@ -133,20 +132,20 @@ class Chains:
         return next((held for held in self.resident.values() if held.sha256 == spec.sha256), spec)
 
     def _serves_no_more(self, chain: Chain) -> bool:
-        return self._serving.get(chain.image.edition) is None
+        return chain.image.edition not in self._serving.served
 
     # From expert to expert
 
     def admit(self, images: Iterable[Image]) -> None:
         for image in images:
-            served = self._serving.get(image.edition)
+            served = self._serving.served.get(image.edition)
             step = None if served is None else served.routes.first_step(image.board.type, image.component)
             if served is None or step is None:
                 self._finish(Verdict(image, "unknown", reason="edition_gone"))
                 continue
             deadline_s = None
             if image.deadline_ms is not None:
-                deadline_s = accepted_at_s(image, self._clock(), self._wall()) + image.deadline_ms / 1000.0
+                deadline_s = image.accepted_s + image.deadline_ms / 1000.0
             self._ask(Chain(image, served.catalog, step, deadline_s))
 
     def answered(self, request: Request, answer: Answer, image_size: tuple[int, int], stage: Stage) -> None:

@@ -139,7 +139,6 @@ class Drive:
             serving,
             hang_after_s=hang_after_s,
             clock=clock,
-            wall=wall,
         )
         self._health = ExecutorHealth(makeup.executors, self._scheduler)
         self._control = SchedulerControl(self._scheduler, self._chains, self._health)
@@ -580,6 +579,7 @@ def _record_of(batch: Batch, device: str, wall_ahead_s: float) -> BatchDone:
         ended_wall_s=batch.ended_s + wall_ahead_s,
         load_ms=batch.load_ms,
         infer_ms=batch.infer_ms,
+        waits=[(request.step, max(0.0, batch.started_s - request.arrived_s) * 1000.0) for request in batch.requests],
     )
 
 

@@ -3,6 +3,7 @@
 The drive sees a `Pool`: a device of this PC (`DevicePool`), of another PC (daemon/cluster) or a simulated one.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -374,7 +375,7 @@ class DevicePool(ThreadedPool):
         for number, image in enumerate(batch.images):
             try:
                 each = prepared[number] = self._prepare_one(batch, number, image)
-                batch.sizes[number] = each.placement.width, each.placement.height
+                batch.sizes[number] = each.width, each.height
             except ImageError as error:
                 batch.answers[number] = Fault("bad_image", error.reason)
             except JournalError as error:
@@ -470,10 +471,15 @@ def _raise_if_abandoned(batch: Batch) -> None:
         raise _AbandonedError("this batch took too long and was given up")
 
 
+def is_finite(answer: Answer) -> bool:
+    numbers = [number for box in answer.detections for number in (box.confidence, *box.box)]
+    return all(map(math.isfinite, numbers if answer.confidence is None else [answer.confidence, *numbers]))
+
+
 def _checked(answer: Answer | ExpertError) -> Answer | Fault:
     if isinstance(answer, ExpertError):
         return Fault("expert_failed", str(answer))
-    return answer if answer.is_finite else Fault("expert_failed", _NOT_NUMBERS)
+    return answer if is_finite(answer) else Fault("expert_failed", _NOT_NUMBERS)
 
 
 def _text(error: BaseException) -> str:

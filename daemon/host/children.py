@@ -10,11 +10,10 @@ import ctypes
 import os
 import select
 import signal
-import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,11 +233,10 @@ class _Child:
         self.process = self._heart = self._hung = None
 
 
-async def heartbeat(fd: int | None, healthy: Callable[[], bool] = lambda: True) -> None:
-    """Send a heartbeat from the event loop every second while `healthy()`. Without `fd` do nothing."""
+async def heartbeat(fd: int | None) -> None:
+    """Send a heartbeat from the event loop every second. Without `fd` do nothing."""
     while fd is not None:
-        if healthy():
-            os.eventfd_write(fd, 1)
+        os.eventfd_write(fd, 1)
         await asyncio.sleep(_BEAT_EVERY_S)
 
 
@@ -258,11 +256,6 @@ def live_with_parent() -> None:
 
 
 def _is_orphan() -> bool:
-    try:
-        if not stat.S_ISFIFO(os.fstat(0).st_mode):
-            return False
-    except OSError:
-        return False  # no standard input: started by hand
     poll = select.poll()
     poll.register(0, select.POLLIN)
     return any(event & select.POLLHUP for _, event in poll.poll(0))

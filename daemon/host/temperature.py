@@ -23,8 +23,6 @@ class Reading:
 
 
 class Thermometer:
-    """Reads all sensors, at most once in 5 s. Any thread."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readings: tuple[Reading, ...] = ()

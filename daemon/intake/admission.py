@@ -17,6 +17,7 @@ from daemon.config.settings import Limits
 from daemon.intake.backlog import Accounts, Backlog, Peer
 from daemon.line.serving import Serving
 from daemon.records import BoardRef, Duplicate, Generation, Image, Pixels, Refused, WriteFailed
+from daemon.storage.disk_space import DiskSpace
 from daemon.storage.quarantine import Quarantine
 from daemon.wire.messages import VERSION, Answer, Code, Hello, Message, MessageError, answer, parse
 from experts.errors import ImageHeaderError, LongWalkError
@@ -139,17 +140,16 @@ class Admission(Accounts):
         backlog: Backlog,
         quarantine: Quarantine,
         server: str = "coserve",
-        room: Callable[[int], str | None] = lambda _bytes: None,
+        disk_space: DiskSpace | None = None,
         texts: TextIntake | None = None,
         on_stored: Callable[[float], None] = lambda _seconds: None,
         identity: Mapping[str, str] | None = None,
     ) -> None:
-        """`room(bytes)` returns why the disk cannot take an image of that size now; None reserves its bytes.
+        """`on_stored(seconds)` is called with the time that each accepted image spent at the writer.
 
-        `on_stored(seconds)` is called with the time that each accepted image spent at the writer. `identity` is `line`
-        and `epoch`, for each `welcome`.
+        `identity` is `line` and `epoch`, for each `welcome`.
         """
-        super().__init__(limits, backlog, room)
+        super().__init__(limits, backlog, disk_space or DiskSpace({}))
         self._texts = texts
         self._on_stored = on_stored
         self._serving = serving
@@ -314,7 +314,7 @@ class Admission(Accounts):
         self._check_rules(message)
         sha256 = self._check_payload(message, payload, scan)
         image = message if message.sha256 else replace(message, sha256=sha256)
-        write = partial(self._writer.store_image, image, payload, peer.identity)
+        write = partial(self._writer.store_image, image, payload, peer[0])
         return self._store(peer, message, sha256, len(payload), write)
 
     def _generate(self, peer: Peer, request: Generation) -> Answer | None:
@@ -373,10 +373,10 @@ class Admission(Accounts):
             raise refusal(message, *problem)
 
     def _routes_of(self, board: BoardRef) -> Routes:
-        if self._serving.is_alone:
+        if len(self._serving.served) == 1:
             return self._serving.current.routes
         edition = self._reader.open_edition(board.type, board.serial, board.attempt)
-        served = None if edition is None else self._serving.get(edition)
+        served = None if edition is None else self._serving.served.get(edition)
         return (served or self._serving.current).routes
 
     def _check_payload(self, message: Image, payload: bytes, scan: PayloadScan | None) -> str:

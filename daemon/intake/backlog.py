@@ -8,11 +8,12 @@ a method says "any thread".
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from daemon.config.settings import Limits
 from daemon.records import Generation, Image
+from daemon.storage.disk_space import VERDICT_BYTES, DiskSpace
 from daemon.wire.messages import Answer, Message, answer
 
 
@@ -201,24 +202,17 @@ def backlog_limits(limits: Limits) -> BacklogLimits:
     return BacklogLimits(images, size_bytes, *(max(1, int(n * limits.source_share)) for n in (images, size_bytes)))
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The address of an answer: the connection's identity, and the envelope of its message."""
-
-    identity: bytes
-    envelope: tuple[bytes, ...]
+#: The address of an answer: the connection's identity, then the envelope of its message.
+Peer = tuple[bytes, ...]
 
 
 class Accounts:
     """Counts unanswered messages and bytes in memory; `in_flight` is 0 when every message has its answer."""
 
-    def __init__(
-        self, limits: Limits, backlog: Backlog, room: Callable[[int], str | None] = lambda _bytes: None
-    ) -> None:
-        """`room(bytes)` returns why the disk cannot take that much now; None reserves it."""
+    def __init__(self, limits: Limits, backlog: Backlog, disk_space: DiskSpace) -> None:
         self.limits = limits
         self.backlog = backlog
-        self._room = room
+        self._disk_space = disk_space
         # Of all images between their arrival and the disk one source may have half.
         half = _IMAGES_IN_MEMORY // 2, limits.in_memory // 2
         in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory, *half)
@@ -256,15 +250,15 @@ class Accounts:
 
     def count_unanswered(self, peer: Peer) -> None:
         """Count one more message of this connection that waits for its answer."""
-        self._outstanding[peer.identity] += 1
+        self._outstanding[peer[0]] += 1
 
     def answered(self, peer: Peer) -> None:
-        self._outstanding[peer.identity] -= 1
-        if not self._outstanding[peer.identity]:
-            del self._outstanding[peer.identity]
+        self._outstanding[peer[0]] -= 1
+        if not self._outstanding[peer[0]]:
+            del self._outstanding[peer[0]]
 
     def is_over_credit(self, peer: Peer) -> bool:
-        return self._outstanding[peer.identity] >= self.limits.credit
+        return self._outstanding[peer[0]] >= self.limits.credit
 
     def credit(self, source: str | None) -> int:
         """Return how many unanswered messages a connection of this source may have from now on."""
@@ -287,13 +281,14 @@ class Accounts:
         busy = self.refuse_for_now(peer, message)
         if busy is not None:
             return busy
-        image = message.source, size_bytes, peer.identity
+        image = message.source, size_bytes, peer[0]
         full = self.memory.full(*image) or self.backlog.full(*image)
         if full is not None:
             return self.busy(message, full.reason, full.retry_after_ms)
-        no_room = self._room(size_bytes)  # the last check, since a successful one reserves the room
-        if no_room is not None:
+        disk, disk_bytes = self._disk_space, size_bytes + VERDICT_BYTES
+        if disk.admitted_bytes + disk_bytes > disk.admit_until_bytes and (no_room := disk.problem(size_bytes)):
             return self.busy(message, no_room, _HELD_RETRY_MS)
+        disk.admitted_bytes += disk_bytes
         self.memory.add(*image)
         self.backlog.add(*image)
         return None
@@ -306,5 +301,5 @@ class Accounts:
 
     def enter_memory(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
         """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
-        full = self.memory.enter(message.source, size_bytes, peer.identity)
+        full = self.memory.enter(message.source, size_bytes, peer[0])
         return None if full is None else self.busy(message, full.reason, full.retry_after_ms)

@@ -66,7 +66,7 @@ _Waiting = tuple[Peer, Image | Generation | Hello | Answer, bytes | None]
 def _sharers(peer: Peer, message: Image | Generation | Hello | Answer) -> Sequence[Hashable]:
     """Return the names that share fairly: connection and source."""
     source = None if isinstance(message, Answer) else message.source
-    return (peer.identity,) if source is None else (peer.identity, source)
+    return (peer[0],) if source is None else (peer[0], source)
 
 
 class Intake:
@@ -79,16 +79,17 @@ class Intake:
         admission: Admission,
         results_since: ResultsReader,
         keys: ServerKeys | None = None,
-        on_answer: Callable[[Answer], None] = lambda _answer: None,
+        on_answers: Callable[[list[Answer]], None] = lambda _answers: None,
         is_allowed: Callable[[str], bool] | None = None,
         max_connections: int = 256,
     ) -> None:
-        """`results_since(seq, limit)` is called in a thread of its own; `on_answer` counts answers.
+        """`results_since(seq, limit)` is called in a thread of its own; `on_answers` counts answers.
 
         `is_allowed(key)` tells if a client's public key is still allowed; None if clients need no key.
         """
         self._admission = admission
-        self._on_answer = on_answer
+        self._on_answers = on_answers
+        self._sent: list[Answer] = []
         self._is_allowed = is_allowed
         self._mailbox: Mailbox[Reply | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
@@ -163,6 +164,7 @@ class Intake:
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
             self._send_replies(router)
+        self._count_answers()
 
     def _wait(self, router: Socket, poller: zmq.Poller, replies: zmq.Poller) -> None:
         """Wait for work. Let messages that arrive one by one gather; send replies at once."""
@@ -185,6 +187,12 @@ class Intake:
         self._send_replies(router)
         self._read_messages(router)
         self._carry_out(router)
+        self._count_answers()
+
+    def _count_answers(self) -> None:
+        if self._sent:
+            self._on_answers(self._sent)
+            self._sent = []
 
     def _read_messages(self, router: Socket) -> None:
         """Read what has arrived, so that fairness, not the number of connections, decides which message comes next."""
@@ -203,7 +211,7 @@ class Intake:
 
     def _read(self, router: Socket, frames: list[bytes], fd: int) -> None:
         envelope, body = split_envelope(frames[1:])
-        peer = Peer(frames[0], tuple(envelope))
+        peer = (frames[0], *envelope)
         read = self._admission.read(body)
         message, payload = (read, b"") if isinstance(read, Answer) else read
         if isinstance(message, ResultsSince):
@@ -263,9 +271,9 @@ class Intake:
                 self._send(router, peer, answer)
 
     def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
-        self._on_answer(answer)
+        self._sent.append(answer)
         try:
-            router.send_multipart([peer.identity, *peer.envelope, MAGIC, answer.header], zmq.NOBLOCK)
+            router.send_multipart([*peer, MAGIC, answer.header], zmq.NOBLOCK)
         except zmq.ZMQError:  # the peer is gone, or does not read: it will send again
             self.dropped_answers += 1
 
@@ -280,7 +288,7 @@ class Intake:
                 answer = results_answer(question, page, self._admission.credit(question.source))
             self._mailbox.put(lambda: [(peer, answer)])
 
-        if not self._catch_ups.ask(peer.identity.hex(), question, is_reading, done):
+        if not self._catch_ups.ask(peer[0].hex(), question, is_reading, done):
             self._send(
                 router, peer, self._admission.busy(question, "too many results_since wait for their answers", 50)
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from daemon.line.lease import next_step_s
-from daemon.records import Generation, accepted_at_s
+from daemon.records import Generation
 
 if TYPE_CHECKING:
     from daemon.language.served_model import ServedModel
@@ -40,7 +40,7 @@ Opener = Callable[[int, Callable[[], None]], "ServedModel"]
 class ModelThread:
     """The thread of one model. `generate`, `resize`, `give_up` and `status` may be called by any thread."""
 
-    def __init__(  # noqa: PLR0913  models.py names each part it wires
+    def __init__(
         self,
         name: str,
         opener: Opener,
@@ -51,7 +51,6 @@ class ModelThread:
         hang_after_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         ran: Callable[[], float] | None = None,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """Hold `budget_bytes` from the start, also if the checkpoint cannot be opened.
 
@@ -63,7 +62,7 @@ class ModelThread:
         self._on_outcome = on_outcome
         self._images_under_way = images_under_way
         self._hang_after_s = hang_after_s
-        self._clock, self._wall = clock, wall
+        self._clock = clock
         self._ran = ran or clock
         self._letters: queue.SimpleQueue[Generation | _Resize | None] = queue.SimpleQueue()
         self._model: ServedModel | None = None
@@ -226,7 +225,7 @@ class ModelThread:
         if text.generation_id not in self._texts:
             return  # given up while it was opened
         assert self._model is not None, "it has just been opened"
-        refused = self._model.begin(text, accepted_at_s(text, self._clock(), self._wall()))
+        refused = self._model.begin(text, text.accepted_s)
         if refused is not None:
             self._end(refused)
 
@@ -350,7 +349,7 @@ class ModelThread:
         with self._lock:
             if self._texts.pop(ended.generation_id, None) is None:
                 return
-        total_s = self._clock() - accepted_at_s(ended, self._clock(), self._wall())
+        total_s = self._clock() - ended.accepted_s
         self._on_outcome(replace(ended, total_ms=total_s * 1000))
 
 

@@ -155,7 +155,7 @@ class LanguageModels:
         for text in texts:
             thread = self.threads.get(text.model)
             if thread is None:
-                waited_s = max(0.0, time.time() - text.accepted_wall_s)
+                waited_s = self._clock() - text.accepted_s
                 self._finish(replace(text, reason="unknown_model", total_ms=waited_s * 1000))
             else:
                 thread.generate(text)

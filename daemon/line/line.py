@@ -11,8 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.addresses import CREDENTIALS
-from daemon.config.settings import Config, Security, load_config
+from daemon.config.settings import CREDENTIALS, Config, Security, load_config
 from daemon.errors import ConfigError
 from daemon.host.folders import folder_problem
 from daemon.line.devices import Measurements, complete, device_problems, memory_problems, profile_warnings

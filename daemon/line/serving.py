@@ -6,6 +6,7 @@ one in force, the writer reads: each access is one operation, never half an edit
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from daemon.line.served import Served
@@ -21,28 +22,22 @@ class Serving:
     """The edition `current`, in which attempts begin, and replaced ones until `end`."""
 
     def __init__(self, current: Served) -> None:
-        self._served = {current.number: current}
+        #: By number; replaced as a whole, so that any thread may read it.
+        self.served: Mapping[int, Served] = {current.number: current}
         #: When a replaced edition ends, in monotonic seconds.
         self._ends_s: dict[int, float] = {}
         self.current = current
         #: Held while a group of images is written, so that an edition comes into force between two groups.
         self.opening = threading.Lock()
 
-    @property
-    def is_alone(self) -> bool:
-        return len(self._served) == 1
-
-    def get(self, number: int) -> Served | None:
-        return self._served.get(number)
-
     def all(self) -> tuple[Served, ...]:
         """Return every edition that serves, the current one first."""
         current = self.current
-        return (current, *(served for served in self._served.values() if served is not current))
+        return (current, *(served for served in self.served.values() if served is not current))
 
     def add(self, served: Served, now_s: float | None = None) -> None:
         """Let an edition serve for boards that began in it; with `now_s` as one that was replaced then."""
-        self._served = {**self._served, served.number: served}
+        self.served = {**self.served, served.number: served}
         if now_s is not None:
             self._ends_s[served.number] = now_s + served.serves_s
 
@@ -71,7 +66,7 @@ class Serving:
     def end(self, numbers: list[int]) -> None:
         """End replaced editions: what comes for them, or is still on its way, is `unknown`."""
         gone = [number for number in numbers if number != self.current.number]
-        self._served = {number: served for number, served in self._served.items() if number not in gone}
+        self.served = {number: served for number, served in self.served.items() if number not in gone}
         for number in gone:
             self._ends_s.pop(number, None)
 
@@ -79,10 +74,6 @@ class Serving:
         """Describe weights at their first verdict."""
         found = (version_of(served.catalog, expert, expert_version) for served in self.all())
         return next((version for version in found if version is not None), None)
-
-    def architecture_of(self, expert: str) -> str | None:
-        spec = self.current.catalog.get(ExpertId(expert))
-        return None if spec is None else spec.architecture
 
 
 def changed_experts(before: Catalog, after: Catalog) -> list[dict[str, Any]]:

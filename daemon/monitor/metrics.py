@@ -20,8 +20,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Message, Verdict
-from daemon.wire.messages import Code
+from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Message
+from daemon.wire.messages import Answer, Code
 from routing_rules.routes import VerdictName
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
@@ -36,10 +36,9 @@ _REASONS = ("deadline", "expert_failed", "bad_image", "no_expert")
 class Metrics:
     """Counts since the start; each driver reports its own events, from its own thread."""
 
-    def __init__(self, architecture_of: Callable[[str], str | None] = lambda _expert: None) -> None:
+    def __init__(self) -> None:
         disable_created_metrics()  # the creation time of a series is of no use, and would double the number of series
         self.registry = CollectorRegistry()
-        self._architecture_of = architecture_of
         self.accepted_count = 0
         self.completed_count = 0
         ProcessCollector(registry=self.registry)
@@ -108,19 +107,17 @@ class Metrics:
         self.accepted_count += len(images)
         self._accepted.inc(len(images))
 
-    def answered(self, kind: str, code: str | None = None) -> None:
-        self._answer_of(kind).inc()
-        if code is not None:
-            self._rejects.labels(code).inc()
-
-    def finished(self, verdicts: Sequence[Verdict]) -> None:
-        for step, stage in (each for verdict in verdicts for each in enumerate(verdict.stages)):
-            where = (min(step, _LAST_STEP), self._architecture_of(stage.expert) or "", stage.device)
-            self._queued_at(*where).observe(stage.queued_ms / 1000)
+    def answered(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            self._answer_of(answer.kind).inc()
+            if answer.code is not None:
+                self._rejects.labels(answer.code).inc()
 
     def batch_done(self, batch: BatchDone) -> None:
         where = (str(min(batch.step, _LAST_STEP)), batch.architecture, batch.device)
         self._batch.labels(*where).observe(batch.images)
+        for step, waited_ms in batch.waits:
+            self._queued_at(min(step, _LAST_STEP), *where[1:]).observe(waited_ms / 1000)
         self._infer.labels(*where).observe(batch.infer_ms / 1000)
         if batch.load_ms:
             self._load.labels(*where).observe(batch.load_ms / 1000)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from daemon.config.addresses import absolute_file, http_endpoint
-from daemon.config.settings import PlantClock
+from daemon.config.settings import PlantClock, absolute_file, http_endpoint
 from daemon.consumers.plant.settings import ONE_HOST, hub_database, line_name
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
@@ -50,8 +49,6 @@ class Retention(_Section):
 
 
 class LineKey(_Section):
-    """A line that may send pictures: the file with its key."""
-
     key: Path
 
 

@@ -83,7 +83,7 @@ class ShadowJudge:
         (answer,) = infer(self._pool.slot(spec.resident.expert), [prepared], spec)
         infer_ms = (time.perf_counter() - begin_s) * 1000.0
         boxes = [(each.label, each.confidence, each.box) for each in answer.detections]
-        size = (prepared.placement.width, prepared.placement.height)
+        size = (prepared.width, prepared.height)
         answered = {"label": answer.label, "confidence": answer.confidence, "boxes": boxes}
         return answered | {"size": size, "infer_ms": infer_ms}
 

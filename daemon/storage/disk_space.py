@@ -1,6 +1,7 @@
 """Space on the disks of a line's files: a reserve stays free, so that every accepted image can be finished."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from daemon.storage.database.migrate import check_schema
 from daemon.units import size_text
 
 #: A verdict's rows and their pages in the write-ahead log: an image, a few stages, a few dozen boxes.
-_VERDICT_BYTES = 4096
+VERDICT_BYTES = 4096
 #: This much stays free on the disks of the line's files.
 RESERVE_BYTES = 64 * 2**20
 #: On a small disk the reserve is this share of it.
@@ -50,8 +51,8 @@ class LowSpaceError(OSError):
 class DiskSpace:
     """The space of `places`: the folders of `journal`, `images` and `database`.
 
-    One thread looks, again and again; any thread may ask. `problem` asks no disk (one that hangs must not hold up
-    intake), but counts the bytes that were admitted since the last look.
+    One thread looks, again and again; any thread may ask. Intake asks no disk (one that hangs must not hold it up): it
+    admits up to `admit_until_bytes`, and then asks `problem`, which counts what was admitted since the last look.
     """
 
     def __init__(
@@ -64,14 +65,24 @@ class DiskSpace:
         self._reserve_bytes = reserve_bytes
         self._claims = claims
         self._spaces: dict[str, FreeSpace] | None = None
-        self._admitted_bytes = 0
+        #: Of all images so far, with `VERDICT_BYTES` each. Only intake writes it.
+        self.admitted_bytes = 0
+        #: Until here there is room without a further question. Only `look` writes it.
+        self.admit_until_bytes = 0
+        self._admitted_before = self._arriving_bytes = 0
         self._refused = False
 
     def look(self) -> dict[str, FreeSpace]:
         """Measure the free space by place. Places that give none (OSError) are left out: writing there says why."""
         # Before the disk is asked: bytes that reach it meanwhile count twice until the next time, rather than never.
-        self._admitted_bytes = self._claims().arriving_bytes
+        self._admitted_before, self._arriving_bytes = self.admitted_bytes, self._claims().arriving_bytes
         self._spaces = {name: space for name in self._places if (space := self.space(name)) is not None}
+        # An image takes its bytes where the journal is, and again where its copy may go.
+        left = [
+            (space.free_bytes - floor) // max(1, len({"journal", "images"} & set(names)))
+            for names, space, floor in self._floors(0, 1.0)
+        ]
+        self.admit_until_bytes = self._admitted_before + min(left, default=sys.maxsize)
         return self._spaces
 
     def space(self, place: str) -> FreeSpace | None:
@@ -81,7 +92,7 @@ class DiskSpace:
             return None
 
     def problem(self, arriving_bytes: int = 0, *, factor: float = 1.0) -> str | None:
-        """Return why an image is refused; None admits it and reserves its bytes. `factor` enlarges the reserve."""
+        """Return why an image of that size is refused, None if there is room. `factor` enlarges the reserve."""
         for places, space, floor in self._floors(arriving_bytes, factor):
             if space.free_bytes < floor:
                 self._refused |= arriving_bytes > 0
@@ -90,7 +101,6 @@ class DiskSpace:
                     f" {size_text(space.free_bytes)} free, and {size_text(floor)} are kept for what is accepted"
                     " already: free some room, or let old images go (retention in coserve.yaml)"
                 )
-        self._admitted_bytes += arriving_bytes
         return None
 
     def refused(self) -> bool:
@@ -115,13 +125,13 @@ class DiskSpace:
         return min(self._reserve_bytes, space.total_bytes // _RESERVE_SHARE)
 
     def _floors(self, arriving_bytes: int, factor: float) -> Iterator[tuple[list[str], FreeSpace, int]]:
+        spaces = self.look() if self._spaces is None else self._spaces
         claims = self._claims()
         needed = {
-            "journal": self._admitted_bytes + arriving_bytes,
-            "database": claims.images * _VERDICT_BYTES,
+            "journal": self._arriving_bytes + self.admitted_bytes - self._admitted_before + arriving_bytes,
+            "database": claims.images * VERDICT_BYTES,
             "images": claims.bytes + claims.to_copy_bytes + arriving_bytes,
         }
-        spaces = self.look() if self._spaces is None else self._spaces
         for disk in dict.fromkeys(space.disk for space in spaces.values()):
             names = [name for name, space in spaces.items() if space.disk == disk]
             space = spaces[names[0]]

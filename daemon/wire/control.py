@@ -77,8 +77,7 @@ class ControlServer:
 
     def _answer(self, frames: list[bytes]) -> bytes:
         try:
-            header = read_header(frames)
-            return encode({"type": "ok", **self._handle(header.fields)})
+            return encode({"type": "ok", **self._handle(read_header(frames))})
         except (ControlError, MessageError) as error:
             return encode({"type": "error", "code": error.code, "reason": error.reason})
         except Exception as error:  # noqa: BLE001 - a broken handler is the asker's answer, not the line's end

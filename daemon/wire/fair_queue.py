@@ -7,24 +7,13 @@ goes first either way. No clock, no threads.
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 #: Cost of a message beside its bytes, in bytes.
 _MESSAGE_COST = 50_000
-
-
-@dataclass(order=True, slots=True)
-class _Place(Generic[T]):
-    """One message. `tag`: what its flows will have had once it is served, in bytes; `number` orders equal tags."""
-
-    tag: float
-    number: int
-    names: Sequence[Hashable] = field(compare=False)
-    size_bytes: int = field(compare=False)
-    item: T = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -39,7 +28,9 @@ class FairQueue(Generic[T]):
     """Waiting messages; `names` are all names of the sender. `take` removes the fairest, `shed` the least fair."""
 
     def __init__(self) -> None:
-        self._places: list[_Place[T]] = []
+        #: In order: what their flows will have had once they are served (in bytes), a number that orders equals, then
+        #: the names of the flows, the message's bytes, and the message.
+        self._places: list[tuple[float, int, Sequence[Hashable], int, T]] = []
         self._flows: defaultdict[Hashable, _Flow] = defaultdict(_Flow)
         self.bytes = 0
         self._number = 0
@@ -56,20 +47,20 @@ class FairQueue(Generic[T]):
             flow.waiting += 1
         self._number += 1
         self.bytes += size_bytes
-        insort(self._places, _Place(tag, self._number, names, size_bytes, item))
+        insort(self._places, (tag, self._number, names, size_bytes, item))
 
     def take(self) -> T:
         """Remove and return the message whose flows have had least. IndexError if none waits."""
-        place = self._places.pop(0)
-        self._now = place.tag
-        return self._leave(place)
+        self._now, _, names, size_bytes, item = self._places.pop(0)
+        self._leave(names, size_bytes)
+        return item
 
     def take_group(self, max_items: int, max_bytes: int) -> list[T]:
         """Remove the next messages, at most `max_items` of `max_bytes` together; at least one if any waits."""
         group: list[T] = []
         room_bytes = max_bytes
         while self._places and len(group) < max_items:
-            size_bytes = self._places[0].size_bytes
+            size_bytes = self._places[0][3]
             if group and size_bytes > room_bytes:
                 break
             group.append(self.take())
@@ -78,27 +69,30 @@ class FairQueue(Generic[T]):
 
     def shed(self) -> T:
         """Remove and return the newest message of the flow with the most bytes. IndexError if none waits."""
-        return self._leave(self._places.pop())
+        _, _, names, size_bytes, item = self._places.pop()
+        self._leave(names, size_bytes)
+        return item
 
     def drop_payload(self, lighter: Callable[[T], T]) -> None:
         """Strip the least fair message that has bytes, as `lighter(item)`."""
-        for place in reversed(self._places):
-            if place.size_bytes:
-                self.bytes -= place.size_bytes
-                place.size_bytes, place.item = 0, lighter(place.item)
+        for at in reversed(range(len(self._places))):
+            tag, number, names, size_bytes, item = self._places[at]
+            if size_bytes:
+                self.bytes -= size_bytes
+                self._places[at] = (tag, number, names, 0, lighter(item))
                 return
 
-    def _leave(self, place: _Place[T]) -> T:
-        self.bytes -= place.size_bytes
-        for name in place.names:
+    def _leave(self, names: Sequence[Hashable], size_bytes: int) -> None:
+        self.bytes -= size_bytes
+        for name in names:
             flow = self._flows[name]
             flow.waiting -= 1
             if not flow.waiting:
                 del self._flows[name]
-        return place.item
 
     def check(self) -> None:
-        assert self.bytes == sum(place.size_bytes for place in self._places), "bytes differ"
-        assert self._places == sorted(self._places), "out of order"
+        assert self.bytes == sum(place[3] for place in self._places), "bytes differ"
+        order = [place[:2] for place in self._places]
+        assert order == sorted(order), "out of order"
         waiting = sum(flow.waiting for flow in self._flows.values())
-        assert waiting == sum(len(place.names) for place in self._places), "flows differ"
+        assert waiting == sum(len(place[2]) for place in self._places), "flows differ"

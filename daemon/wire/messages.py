@@ -25,7 +25,7 @@ from daemon.records import (
 )
 
 __all__ = [
-    "KEY", "MAGIC", "MAX_HEADER_BYTES", "MAX_INTEGER", "Code", "Header", "MessageError", "encode", "read_header",
+    "KEY", "MAGIC", "MAX_HEADER_BYTES", "MAX_INTEGER", "Code", "MessageError", "encode", "read_header",
     "split_envelope",
 ]  # fmt: skip
 
@@ -58,15 +58,6 @@ class MessageError(Exception):
         self.source = source
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """One valid JSON object: `fields` without those that are null (null means absent)."""
-
-    fields: dict[str, Any]
-    image_id: str | None
-    source: str | None
-
-
 def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
     """Split off routing frames (a REQ's delimiter, its request number, a proxy's ids) for the answer."""
     for at, frame in enumerate(frames[: _MAX_ENVELOPE_FRAMES + 1]):
@@ -78,15 +69,15 @@ def split_envelope(frames: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
     return [], list(frames)
 
 
-def read_header(frames: Sequence[bytes]) -> Header:
+def read_header(frames: Sequence[bytes]) -> dict[str, Any]:
+    """Return the fields of a valid header, without those that are null (null means absent)."""
     flaw = _flaw_of_frames(frames)
     if flaw is None:
         return _parse_header(frames[1])
     image_id = source = None
     if len(frames) > 1 and frames[1]:
         try:
-            header = _parse_header(frames[1])
-            image_id, source = header.image_id, header.source
+            image_id, source = _keys_sent(_parse_header(frames[1]))
         except MessageError as error:
             image_id, source = error.image_id, error.source
     raise MessageError(*flaw, image_id, source)
@@ -140,7 +131,7 @@ class _Scan:
         return -MAX_INTEGER - 1 if text.startswith("-") else MAX_INTEGER + 1
 
 
-def _parse_header(header: bytes) -> Header:
+def _parse_header(header: bytes) -> dict[str, Any]:
     if len(header) > MAX_HEADER_BYTES:
         raise MessageError("bad_header", f"the header has {len(header)} bytes, at most {MAX_HEADER_BYTES} are read")
     scan = _Scan()
@@ -164,14 +155,18 @@ def _parse_header(header: bytes) -> Header:
         raise MessageError("bad_header", "the header is nested too deeply") from None
     if not isinstance(parsed, dict):
         raise MessageError("bad_header", "the header is not a JSON object")
-    image_id, source = _legal_key(parsed.get("id")), _legal_key(parsed.get("source"))
     if scan.flaw:
-        raise MessageError("bad_header", scan.flaw, image_id, source)
-    return Header({name: value for name, value in parsed.items() if value is not None}, image_id, source)
+        raise MessageError("bad_header", scan.flaw, *_keys_sent(parsed))
+    return {name: value for name, value in parsed.items() if value is not None}
 
 
-def _legal_key(value: object) -> str | None:
-    return value if isinstance(value, str) and KEY.fullmatch(value) else None
+def _keys_sent(fields: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return `id` and `source`, for an answer to a message that may lack them; None for what is no legal key."""
+    image_id, source = (
+        value if isinstance(value := fields.get(name), str) and KEY.fullmatch(value) else None
+        for name in ("id", "source")
+    )
+    return image_id, source
 
 
 VERSION = 1
@@ -250,6 +245,9 @@ class _Fields:
         if value is None:
             raise self._wrong(name, expected, None)
         return value
+
+    def keys_sent(self) -> tuple[str | None, str | None]:
+        return _keys_sent(self._fields)
 
     def key(self, name: str) -> str:
         return self.needed(name, KEY, _KEY_EXPECTED)
@@ -346,15 +344,15 @@ class _Fields:
 def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
     """Check frames without envelope; return message and payload. MessageError if it will never be accepted."""
     header = read_header(frames)
+    fields = _Fields(header)
     try:
-        message = _KINDS[_Fields(header.fields).choice("type", *_KINDS)](header)
+        message = _KINDS[fields.choice("type", *_KINDS)](fields)
     except _FieldError as error:
-        raise MessageError("bad_field", str(error), header.image_id, header.source) from None
+        raise MessageError("bad_field", str(error), *_keys_sent(header)) from None
     return message, frames[2] if len(frames) == 3 else None
 
 
-def _inspect(header: Header) -> Image:
-    fields = _Fields(header.fields)
+def _inspect(fields: _Fields) -> Image:
     image_id = fields.key("id")
     return Image(
         image_id=image_id,
@@ -403,8 +401,7 @@ def _pixels(fields: _Fields) -> Pixels:
     return Pixels("raw", shape)
 
 
-def _generate(header: Header) -> Generation:
-    fields = _Fields(header.fields)
+def _generate(fields: _Fields) -> Generation:
     return Generation(
         request_id=fields.key("id"),
         source=fields.key("source"),
@@ -413,23 +410,22 @@ def _generate(header: Header) -> Generation:
         max_new_tokens=fields.integer("max_new_tokens", 1),
         task=fields.name_or_none("task"),
         slo_ms=fields.integer("slo_ms", 1),
-        board=None if header.fields.get("board") is None else _board(fields),
+        board=None if fields.inner("board") is None else _board(fields),
         stream=fields.flag("stream") or False,
         deadline_ms=fields.integer("deadline_ms", 1, DAY_MS),
     )
 
 
-def _hello(header: Header) -> Hello:
-    return Hello(header.image_id, header.source)
+def _hello(fields: _Fields) -> Hello:
+    return Hello(*fields.keys_sent())
 
 
-def _results_since(header: Header) -> ResultsSince:
-    fields = _Fields(header.fields)
+def _results_since(fields: _Fields) -> ResultsSince:
     seq = fields.integer("seq", 0)
     if seq is None:
         raise _FieldError("seq", "an integer from 0", None)
     limit = fields.integer("limit", 1, 1000)
-    return ResultsSince(header.image_id, header.source, seq, 100 if limit is None else limit)
+    return ResultsSince(*fields.keys_sent(), seq, 100 if limit is None else limit)
 
 
 _KINDS = {"inspect": _inspect, "generate": _generate, "hello": _hello, "results_since": _results_since}

@@ -92,7 +92,7 @@ def detect_answers(
 
 def _detection(row: list[float], image: Prepared, spec: ExpertSpec) -> Detection:
     x1, y1, x2, y2, confidence, label = row
-    return Detection(spec.classes[int(label)], confidence, image.placement.to_stored((x1, y1, x2, y2)))
+    return Detection(spec.classes[int(label)], confidence, image.to_stored((x1, y1, x2, y2)))
 
 
 def select_detections(output: torch.Tensor, spec: ExpertSpec, *, end_to_end: bool) -> list[NDArray[np.float32]]:

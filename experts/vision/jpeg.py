@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from experts.errors import ImageHeaderError, LongWalkError
 
+SIGNATURE = b"\xff\xd8\xff"
 #: Progressive JPEGs have about ten scans. Each is a pass over the whole image, 0.14 s at 64 million pixels, however few
 #: its bytes are: a file of 350 KB took 144 s.
 _MAX_SCANS = 50

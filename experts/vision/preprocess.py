@@ -21,7 +21,7 @@ from PIL import UnidentifiedImageError
 
 from experts.errors import ImageError
 from experts.spec import Box, ExpertSpec, Task
-from experts.vision import tiff
+from experts.vision import jpeg, tiff
 from experts.vision.structure import check_size, check_structure
 
 Encoding = Literal["image", "raw"]
@@ -52,7 +52,8 @@ def decode(
         return _decode_raw(payload, shape)
     if payload.startswith(tiff.SIGNATURES):
         return _decode_tiff(payload, max_pixels)
-    if check_structure(payload, max_pixels, to_end=False).format == "jpeg":
+    check_structure(payload, max_pixels, to_end=False)
+    if payload.startswith(jpeg.SIGNATURE):
         return _decode_jpeg(payload, max_pixels)
     return _decode_opencv(payload)
 
@@ -88,8 +89,8 @@ def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
     """Use Pillow: OpenCV accepts damaged compressed data, and never sees libtiff's warnings about a JPEG."""
     page = tiff.first_page(payload)
     check_size(page.width, page.height, max_pixels)
-    for jpeg in tiff.jpegs(payload, page, tiff.parts(payload, page)):
-        _decode_jpeg(jpeg, max_pixels)
+    for part in tiff.jpegs(payload, page, tiff.parts(payload, page)):
+        _decode_jpeg(part, max_pixels)
     try:
         with Pillow.open(io.BytesIO(tiff.upright(payload, page)), formats=("TIFF",)) as image:
             check_size(*image.size, max_pixels)
@@ -111,9 +112,13 @@ LETTERBOX_GREY = 114
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Position of a stored image of `width` × `height` pixels in a square input: x_square = x · gain_x + left."""
+class Prepared:
+    """One image ready for a batch: (S, S, 3) uint8 RGB, and where the stored image lies in it.
 
+    A stored image of `width` × `height` pixels lies at x_square = x · gain_x + left.
+    """
+
+    pixels: Image
     width: int
     height: int
     gain_x: float
@@ -132,14 +137,6 @@ class Placement:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """One image ready for a batch: (S, S, 3) uint8 RGB, and where the stored image lies in it."""
-
-    pixels: Image
-    placement: Placement
-
-
 def prepare(
     payload: bytes,
     encoding: Encoding,
@@ -154,17 +151,23 @@ def prepare(
 def fit(image: Image, task: Task, size: int) -> Prepared:
     """Fit a decoded image (H, W, 3) uint8 RGB to the input of an expert of this task."""
     height, width = image.shape[:2]
-    return Prepared(to_square(image, task, size), place(width, height, task, size))
+    inner_width, inner_height = size_in_square(width, height, task, size)
+    left, top = _margins(inner_width, inner_height, size)
+    square = to_square(image, task, size)
+    return Prepared(square, width, height, inner_width / width, inner_height / height, left, top)
 
 
-def place(width: int, height: int, task: Task, size: int) -> Placement:
-    """Place an image in a square: classifiers fill the square, detectors keep the aspect ratio, centred."""
+def size_in_square(width: int, height: int, task: Task, size: int) -> tuple[int, int]:
+    """Classifiers fill the square, detectors keep the aspect ratio, centred."""
     if task == "classify":
-        return Placement(width, height, size / width, size / height, 0, 0)
-    inner_width, inner_height = _letterbox_size(width, height, size)
+        return size, size
+    ratio = min(size / height, size / width)
+    return max(round(width * ratio), 1), max(round(height * ratio), 1)
+
+
+def _margins(inner_width: int, inner_height: int, size: int) -> tuple[int, int]:
     # The rounding of ultralytics' LetterBox: an odd pixel of padding goes to the right and below.
-    left, top = round((size - inner_width) / 2 - 0.1), round((size - inner_height) / 2 - 0.1)
-    return Placement(width, height, inner_width / width, inner_height / height, left, top)
+    return round((size - inner_width) / 2 - 0.1), round((size - inner_height) / 2 - 0.1)
 
 
 def to_square(image: Image, task: Task, size: int) -> Image:
@@ -180,18 +183,13 @@ def to_square(image: Image, task: Task, size: int) -> Image:
         shrinks = width >= size and height >= size
         resized = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
         return np.asarray(resized, dtype=np.uint8)
-    inner = _letterbox_size(width, height, size)
-    placement = place(width, height, task, size)
+    inner = size_in_square(width, height, task, size)
+    left, top = _margins(*inner, size)
     if inner != (width, height):
         image = np.asarray(cv2.resize(image, inner, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
     square = np.full((size, size, 3), LETTERBOX_GREY, dtype=np.uint8)
-    square[placement.top : placement.top + inner[1], placement.left : placement.left + inner[0]] = image
+    square[top : top + inner[1], left : left + inner[0]] = image
     return square
-
-
-def _letterbox_size(width: int, height: int, size: int) -> tuple[int, int]:
-    ratio = min(size / height, size / width)
-    return max(round(width * ratio), 1), max(round(height * ratio), 1)
 
 
 def _clamp(value: float, limit: int) -> float:

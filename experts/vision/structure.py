@@ -6,8 +6,6 @@ OpenCV.
 """
 
 import struct
-from dataclasses import dataclass
-from typing import Literal
 
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision import jpeg, tiff
@@ -25,15 +23,6 @@ _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _SPARE_PIXEL_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
-    """Format and size in pixels, as the image's own header says."""
-
-    format: Literal["jpeg", "png", "bmp", "tiff", "raw"]
-    width: int
-    height: int
-
-
 def check_structure(
     payload: bytes,
     max_pixels: int,
@@ -41,8 +30,8 @@ def check_structure(
     *,
     raw_shape: tuple[int, int, int] | None = None,
     to_end: bool = True,
-) -> ImageFacts:
-    """Return the facts of the header, or of `raw_shape` (h, w, c) for raw pixels.
+) -> tuple[int, int]:
+    """Return width and height in pixels by the header, or by `raw_shape` (h, w, c) for raw pixels.
 
     Raise ImageHeaderError if the image cannot be judged or is too large, LongWalkError if it has more than `max_steps`
     parts but may be walked further. Without `to_end` the end marker of a JPEG is left to the decoder.
@@ -54,13 +43,12 @@ def check_structure(
         if len(payload) != expected:
             reason = f"shape {[*raw_shape]} needs {expected} bytes, the payload has {len(payload)}"
             raise ImageHeaderError(reason)
-        return ImageFacts("raw", width, height)
+        return width, height
     try:
-        if payload.startswith(b"\xff\xd8\xff"):
+        if payload.startswith(jpeg.SIGNATURE):
             frame = jpeg.read_frame(payload, max_steps, to_end=to_end)
-            facts = ImageFacts("jpeg", frame.width, frame.height)
-            check_size(facts.width, facts.height, max_pixels)
-            return facts
+            check_size(frame.width, frame.height, max_pixels)
+            return frame.width, frame.height
         if payload.startswith(b"\x89PNG\r\n\x1a\n"):
             return _walk_png(payload, max_pixels, max_steps)
         if payload.startswith(b"BM"):
@@ -69,7 +57,7 @@ def check_structure(
             page = tiff.first_page(payload, max_steps)
             check_size(page.width, page.height, max_pixels)
             tiff.parts(payload, page)
-            return ImageFacts("tiff", page.width, page.height)
+            return page.width, page.height
     except struct.error:
         raise ImageHeaderError("the image ends inside its header") from None
     except LongWalkError as error:
@@ -87,7 +75,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
         raise ImageHeaderError(f"{width} × {height} pixels, at most {max_pixels} are taken", "too_large")
 
 
-def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
+def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> tuple[int, int]:
     """Walk the chunks from IHDR to IEND; the decoder checks their checksums."""
     length, kind, width, height, depth, colour = struct.unpack_from(">I4sIIBB", data, 8)
     if kind != b"IHDR" or length != 13:
@@ -103,7 +91,7 @@ def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
         if kind == b"IEND":
             if not pixel_bytes:
                 raise ImageHeaderError("the PNG has no pixels: it has no image data chunk")
-            return ImageFacts("png", width, height)
+            return width, height
         if kind in _ANIMATION_CHUNKS:
             raise ImageHeaderError("the PNG is animated: send each picture as a PNG of its own")
         pixel_bytes += length if kind == b"IDAT" else 0
@@ -116,7 +104,7 @@ def _walk_png(data: bytes, max_pixels: int, max_steps: int) -> ImageFacts:
     raise LongWalkError(f"the PNG has more than {max_steps} chunks")
 
 
-def _walk_bmp(data: bytes, max_pixels: int) -> ImageFacts:
+def _walk_bmp(data: bytes, max_pixels: int) -> tuple[int, int]:
     """Read the size from the old (12 bytes) or any newer header; uncompressed rows must lie inside the file."""
     pixels_at, header_bytes = struct.unpack_from("<II", data, 10)
     if header_bytes == 12:
@@ -134,4 +122,4 @@ def _walk_bmp(data: bytes, max_pixels: int) -> ImageFacts:
     needed = row_bytes * (height - 1) + (width * depth + 7) // 8  # the last row's padding is often left out
     if depth == 0 or pixels_at < 14 or pixels_at + needed > len(data):
         raise ImageHeaderError("the BMP is cut off: its rows lie behind the end of the file")
-    return ImageFacts("bmp", width, height)
+    return width, height

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from daemon.policy.presets import WITHOUT
 from tests.bench.live.image_trace import PASS_RATE, Arrivals, ImageOrder, arrival_times_s, make_trace, make_types
 from tests.bench.options import JsonFile
 from tests.bench.paper import SCENARIOS
-from tests.bench.tables import print_narrow
+from tests.bench.tables import print_rows
 from tools.simulate.files import DeviceFile, TaskFile, read_device, read_task
 from tools.simulate.world import Loading, SimulatedMachine, Task, machine_of, task_of
 from tools.terminal.console import fail
@@ -163,52 +163,43 @@ def jobs(folder: Path, machines: Sequence[str], policies: Sequence[str]) -> Iter
                     yield folder, name, task, loading, policy, load, arrivals
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
+def bench_ablation(
+    folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")] = SCENARIOS,
+    policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
+    machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
 
-    @app.command("ablation")
-    def bench_ablation(
-        folder: Annotated[Path, typer.Option("--dir", help="Folder of device-*.json and task-*.json.gz.")] = SCENARIOS,
-        policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
-        machine: Annotated[list[str] | None, typer.Option(help="numa, uma, one, live; repeat.")] = None,
-        processes: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 2,
-        json_file: JsonFile = None,
-    ) -> None:
-        """Simulate coserve-plus without each of its ideas: throughput with all images waiting, waits online.
-
-        Example: coserve bench ablation --machine numa
-        """
-        names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
-        must_be_policies(names)
-        machines = machine or list(_MACHINES)
-        if unknown := [name for name in machines if name not in _MACHINES]:
-            fail(f"--machine {unknown[0]}: expected one of {', '.join(_MACHINES)}", status=2)
-        with ProcessPoolExecutor(processes) as pool:
-            cells = list(pool.map(measure, jobs(folder, machines, names)))
-        for title, columns, rows in tables(cells):
-            print_narrow(title, columns, rows)
-        if json_file is not None:
-            json_file.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
+    Example: coserve bench ablation --machine numa
+    """
+    names = policy or ["coserve", "coserve-plus", *(f"coserve-plus-without-{idea}" for idea in WITHOUT)]
+    must_be_policies(names)
+    machines = machine or list(_MACHINES)
+    if unknown := [name for name in machines if name not in _MACHINES]:
+        fail(f"--machine {unknown[0]}: expected one of {', '.join(_MACHINES)}", status=2)
+    with ProcessPoolExecutor(processes) as pool:
+        cells = list(pool.map(measure, jobs(folder, machines, names)))
+    for title, rows in tables(cells):
+        print_rows(title, rows)
+    if json_file is not None:
+        json_file.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n", encoding="utf-8")
 
 
-def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[str], list[list[object]]]]:
+def tables(cells: Sequence[Cell]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield a table for each scenario and way of loading: a row for each policy."""
     for scenario_name, loading in dict.fromkeys((cell.scenario, cell.loading) for cell in cells):
-        mine = [cell for cell in cells if (cell.scenario, cell.loading) == (scenario_name, loading)]
-        rows: list[list[object]] = []
-        for policy in dict.fromkeys(cell.policy for cell in mine):
-            row: list[object] = [policy.removeprefix("coserve-plus-")]
-            for cell in (cell for cell in mine if cell.policy == policy):
-                if cell.load is None:
-                    row += [
-                        f"{cell.images_per_s:.2f}",
-                        cell.loads,
-                        f"{cell.share_of_bound:.3f}",
-                        f"{cell.share_of_attainable:.3f}",
-                    ]
-                else:
-                    row += [f"{cell.p95_latency_s:.1f}", f"{cell.longest_wait_s:.1f}", f"{cell.images_per_s:.1f}"]
-            rows.append(row)
-        columns = ["policy", "images/s", "loads", "bound", "attain"]
-        columns += [column for load in ("90 %", "150 %") for column in (f"{load} p95 s", "longest", "images/s")]
-        yield f"{scenario_name}, loads as {loading}", columns, rows
+        rows: dict[str, dict[str, Any]] = {}
+        for cell in cells:
+            if (cell.scenario, cell.loading) != (scenario_name, loading):
+                continue
+            row = rows.setdefault(cell.policy, {"policy": cell.policy.removeprefix("coserve-plus-")})
+            if cell.load is None:
+                row |= {"images/s": cell.images_per_s, "loads": cell.loads}
+                row |= {"bound": cell.share_of_bound, "attain": cell.share_of_attainable}
+            else:
+                at = f"{cell.load:.0%}"
+                row |= {f"{at} p95 s": cell.p95_latency_s, f"{at} longest s": cell.longest_wait_s}
+                row[f"{at} images/s"] = cell.images_per_s
+        yield f"{scenario_name}, loads as {loading}", [*rows.values()]

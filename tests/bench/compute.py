@@ -5,18 +5,18 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tests.bench.options import DeviceNames, chosen_devices
 from tests.bench.rounds import run_in_turn
-from tests.bench.tables import print_narrow
+from tests.bench.tables import print_rows
 from tools.terminal.console import AsJson, console, errors, fail, print_json
 from tools.terminal.option_values import must_be_one_of
 
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 #: The networks that are compared, and the side of their input in pixels.
 NETWORKS = {"resnet18": 224, "resnet101": 224, "yolo11n": 320, "yolov8n": 320}
-#: A processor with bfloat16 instructions has to reach so many times plain eager torch on ResNets.
-TARGET = 1.7
+_DTYPES = ("float32", "bfloat16")
 _CLASSES = 6
 #: The largest batch that may be asked for: beyond it, memory is gigabytes and the rate no higher.
 _MAX_BATCH = 256
@@ -65,67 +64,51 @@ class ComputeFigures:
     box_pixels: float = 0.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("compute")(bench_compute)
-
-
 def bench_compute(
     networks: Annotated[str, typer.Option(help="resnet18 … resnet152, yolov5n … yolo26x, with commas.")] = ",".join(
         NETWORKS
     ),
     batches: Annotated[str, typer.Option(help="Batch sizes, with commas between.")] = "1,8",
-    dtypes: Annotated[str, typer.Option(help="How slots compute: float32, bfloat16, float16.")] = "float32,bfloat16",
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each side, in turn; the median counts.")] = 9,
-    threads: Annotated[int, typer.Option(min=1, help="Intra-op threads of both sides.")] = 1,
     device: DeviceNames = None,
     as_json: AsJson = False,
 ) -> None:
     """Pixels to answers: our slots (folded, fused, packed) beside plain eager torch in float32, same run.
 
     On a GPU beside eager torch as one would write it there: channels-last, in the slot's dtype.
-    Weights are random, images are rendered parts. Then executors × threads, images per second.
+    Weights are random, images are rendered parts, and both sides have one thread.
 
     Example: coserve bench compute --networks resnet18 --batches 1,8
     """
     import torch
 
-    from experts.vision.architectures import ARCHITECTURES, DTYPES
-    from experts.vision.slot import LayoutShelf
-    from tools.profile.measure import ProfileEffort, try_pairs
+    from daemon.line.profile import this_machine
+    from experts.vision.architectures import ARCHITECTURES
     from tools.profile.samples import drawn_samples
     from tools.terminal.progress import Bars
 
-    names, ways = networks.split(","), dtypes.split(",")
+    names = networks.split(",")
     for name in names:
         must_be_one_of("--networks", name, ARCHITECTURES)
-    for dtype in ways:
-        must_be_one_of("--dtypes", dtype, DTYPES)
     if not all(size.isdecimal() and 1 <= int(size) <= _MAX_BATCH for size in batches.split(",")):
         fail(f"--batches: expected whole numbers from 1 to {_MAX_BATCH} such as 1,8, not {batches!r}", status=2)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     samples, figures = drawn_samples(), list[ComputeFigures]()
     sizes, devices = [int(size) for size in batches.split(",")], chosen_devices(device)
     with tempfile.TemporaryDirectory(prefix="coserve-compute-") as folder, Bars(console=errors) as bar:
-        task = bar.add_task("starting", total=(len(names) + 1) * len(devices))
+        task = bar.add_task("starting", total=len(names) * len(devices))
         for where, name in itertools.product(devices, names):
             bar.update(task, description=f"{where}: {name}")
-            figures += compare_network(name, sizes, ways, rounds, samples, Path(folder), where)
+            figures += compare_network(name, sizes, _DTYPES, rounds, samples, Path(folder), where)
             bar.advance(task)
-        bar.update(task, description="executors × threads")
-        spec = random_expert(names[0], "float32", samples, Path(folder))
-        pairs = {where: try_pairs(where, spec, samples, ProfileEffort(), LayoutShelf(packs=True)) for where in devices}
-    result = {
-        "cpu": cpu_facts(),
-        "threads": threads,
-        "images": samples.origin,
-        "sides": [asdict(each) for each in figures],
-        "pairs": {where: [asdict(pair) for pair in tried] for where, tried in pairs.items()},
-    }
+    machine = this_machine()
+    where = f"{machine.cpu}, {machine.cores} cores, {torch.backends.cpu.get_cpu_capability()}"
+    sides = [asdict(each) for each in figures]
     if as_json:
-        print_json(result)
-    else:
-        _show(result)
+        print_json({"machine": where, "images": samples.origin, "sides": sides})
+        return
+    print_rows("Pixels to answers, and the network alone, one thread, random weights", sides)
+    console.print(f"{where}; {samples.origin}", markup=False)
 
 
 def compare_network(
@@ -215,14 +198,6 @@ def _memory_format(weight: "Tensor") -> "torch.memory_format":
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-def _normalised(pixels: "NDArray[np.uint8]", spec: "ExpertSpec") -> "Tensor":
-    import torch
-
-    from experts.vision.infer import normalise
-
-    return normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
-
-
 def _original_answers(output: "Tensor", spec: "ExpertSpec", prepared: "Sequence[Prepared]") -> "list[Answer]":
     """Return the answers to a framework's own output, a detector's after the framework's own suppression."""
     import torch
@@ -243,9 +218,12 @@ def _network_alone(network: "nn.Module", pixels: "NDArray[np.uint8]", spec: "Exp
     """Return a run of a network, its input ready in its dtype, device and memory format."""
     import torch
 
+    from experts.vision.infer import normalise
+
     weight = next(parameter for parameter in network.parameters() if parameter.dim() == 4)
     place = next(parameter.device for parameter in network.parameters() if parameter.device.type != "meta")
-    images = _normalised(pixels, spec).to(place, weight.dtype, memory_format=_memory_format(weight))
+    images = normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
+    images = images.to(place, weight.dtype, memory_format=_memory_format(weight))
     synchronise = torch.cuda.synchronize if place.type == "cuda" else lambda: None
 
     def run() -> None:
@@ -259,29 +237,6 @@ def _network_alone(network: "nn.Module", pixels: "NDArray[np.uint8]", spec: "Exp
 def share_of_same_labels(expected: "Sequence[Answer]", answers: "Sequence[Answer]") -> float:
     """Return the share of images whose two answers name the same labels."""
     return sum(_labels(left) == _labels(right) for left, right in zip(expected, answers, strict=True)) / len(answers)
-
-
-def cpu_facts() -> dict[str, Any]:
-    """Return the processor's model and cores, and whether bfloat16 is fast on it."""
-    import torch
-
-    from daemon.line.profile import this_machine
-
-    machine = this_machine()
-    return {
-        "model": machine.cpu,
-        "cores": machine.cores,
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "bfloat16": has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()),
-    }
-
-
-def has_bfloat16(cpuinfo: Iterable[str]) -> bool:
-    """Return True if the processor multiplies bfloat16 (x86: AVX-512 or AMX; ARM: bf16)."""
-    flags = next(
-        (line.partition(":")[2].split() for line in cpuinfo if line.lower().startswith(("flags", "features"))), []
-    )
-    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def random_expert(name: str, dtype: str, samples: "Samples", folder: Path) -> "ExpertSpec":
@@ -336,29 +291,9 @@ def _answer(boxes: list[list[float]], image: "Prepared", spec: "ExpertSpec") -> 
     from experts.spec import Answer, Detection
 
     detections = tuple(
-        Detection(spec.classes[int(label)], confidence, image.placement.to_stored((x1, y1, x2, y2)))
+        Detection(spec.classes[int(label)], confidence, image.to_stored((x1, y1, x2, y2)))
         for x1, y1, x2, y2, confidence, label in boxes
     )
     if not detections:
         return Answer(None, None)
     return Answer(detections[0].label, detections[0].confidence, detections)
-
-
-def _show(result: dict[str, Any]) -> None:
-    cpu = result["cpu"]
-    formats = ("{}", "{}", "{}", "{}", "{}", "{:.1f}", "{:.2f}", "{:.0%}", "{:.0e}", "{:.0e}")
-    rows = [
-        [text.format(value) for text, value in zip(formats, figures.values(), strict=True)]
-        for figures in result["sides"]
-    ]
-    columns = ("device", "network", "batch", "part", "side", "ms", "ratio", "labels", "conf.", "px")
-    print_narrow(
-        f"Pixels to answers, and the network alone, {result['threads']} thread(s), random weights", columns, rows
-    )
-    for device, tried in result["pairs"].items():
-        pairs = ", ".join(f"{pair['executors']} × {pair['threads']}: {pair['images_per_s']:.1f}" for pair in tried)
-        console.print(f"{device}, executors × threads, images/s: {pairs}")
-    kind = f"target {TARGET} over plain on ResNets" if cpu["bfloat16"] else "without bfloat16 instructions"
-    console.print(
-        f"{cpu['model']}, {cpu['cores']} cores, {cpu['capability']}, {kind}; {result['images']}", markup=False
-    )

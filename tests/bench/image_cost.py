@@ -20,7 +20,8 @@ from typing import Annotated
 import typer
 
 from tests.bench.rounds import run_in_turn
-from tools.terminal.console import AsJson, console, fail, print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import AsJson, fail, print_json
 
 _IMAGE_BYTES = 20_000
 _WARM_S = 1.5
@@ -37,15 +38,10 @@ class ImageCost:
     threads_ms: dict[str, float]
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("image-cost")(bench_image_cost)
-
-
 def bench_image_cost(
-    rates: Annotated[str, typer.Option("--rates", help="Images a second, commas between; 0: as many as taken.")] = (
-        "300,0"
-    ),
+    rate: Annotated[
+        list[float] | None, typer.Option(min=0, help="Images a second, 0: as many as taken; repeat. [300 and 0]")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each rate, interleaved; the median counts.")] = 3,
     as_json: AsJson = False,
@@ -60,14 +56,11 @@ def bench_image_cost(
     from tests.bench.intake_runs import BenchError
     from tools.setup.service import ServiceError
 
-    try:
-        asked = [float(rate) for rate in rates.split(",")]
-    except ValueError:
-        fail(f"--rates {rates}: expected numbers such as 300,0", status=2)
+    asked = [300.0, 0.0] if rate is None else rate
     try:
         with tempfile.TemporaryDirectory(prefix="coserve-cost-") as scratch:
             runs = run_in_turn(
-                {f"{rate:g} a second": partial(_measure, Path(scratch), rate, seconds) for rate in asked}, rounds
+                {f"{each:g} a second": partial(_measure, Path(scratch), each, seconds) for each in asked}, rounds
             )
     except (BenchError, ServiceError, OSError) as error:
         fail(f"could not measure: {error}", status=1)
@@ -78,14 +71,16 @@ def bench_image_cost(
     names = sorted(
         {name for cost in costs for name in cost.threads_ms}, key=lambda name: -costs[0].threads_ms.get(name, 0.0)
     )
-    rows = [["judged a second", *(cost.judged_per_s for cost in costs)]]
-    rows += [["all threads, ms", *(cost.total_ms for cost in costs)]]
-    rows += [[f"  {name}", *(cost.threads_ms.get(name, 0.0) for cost in costs)] for name in names]
-    columns = ("", *(f"{cost.rate:g} a second" if cost.rate else "as many as taken" for cost in costs))
-    print_table("Processor time of one image", columns, rows)
-    console.print(
-        f"medians of {rounds} rounds; {os.cpu_count()} cores; images of 8 × 8 pixels; experts that compute nothing"
-    )
+    shown = {
+        f"{cost.rate:g} a second" if cost.rate else "as many as taken": {
+            "judged a second": cost.judged_per_s,
+            "all threads": cost.total_ms,
+            **{name: cost.threads_ms.get(name, 0.0) for name in names},
+        }
+        for cost in costs
+    }
+    rows = [{"": name} | {rate: own[name] for rate, own in shown.items()} for name in next(iter(shown.values()))]
+    print_rows(f"Processor milliseconds of one image, medians of {rounds} rounds; {os.cpu_count()} cores", rows)
 
 
 def _middle(runs: list[ImageCost]) -> ImageCost:
@@ -112,7 +107,7 @@ def _measure(scratch: Path, rate: float, seconds: float) -> ImageCost:
     with Service(config, folder / "daemon.log", command=("tests.bench.image_cost",)) as service:
         assert service.process is not None
         pid = service.process.pid
-        endpoint, control = f"ipc://{folder}/intake.sock", f"ipc://{folder}/control.sock"
+        endpoint, control = f"ipc://{folder}/run/intake.sock", f"ipc://{folder}/run/control.sock"
         camera = Camera(Order(endpoint, "camera", str(image), seconds + _WARM_S, 0.0, rate or None))
         time.sleep(_WARM_S)
         before, judged, began_s = _seconds_of_threads(pid), ask(control, "status")["completed"], time.monotonic()

@@ -5,11 +5,12 @@ import platform
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tools.terminal.console import AsJson, console, errors, fail, print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import AsJson, console, errors, fail, print_json
 
 if TYPE_CHECKING:
     from tests.bench.intake_runs import Flood, Plan, Steady
@@ -17,15 +18,10 @@ if TYPE_CHECKING:
 _DELAY = "5 ms more a sync"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("intake")(bench_intake)
-
-
 def bench_intake(
-    sizes: Annotated[
-        str, typer.Option("--kilobytes", help="Bytes of an image in thousands, commas between.")
-    ] = "20,100",
+    kilobytes: Annotated[
+        list[float] | None, typer.Option(min=1, help="Bytes of an image in thousands; repeat. [20 and 100]")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="Length of each measurement.")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each kind, interleaved; the median counts.")] = 5,
     rate: Annotated[float, typer.Option(min=1.0, help="Images a second of the open loop.")] = 300.0,
@@ -35,7 +31,6 @@ def bench_intake(
         typer.Option("--folder", metavar="FOLDER", help="On the disk to measure; temporary files go there."),
     ] = None,
     delayed: Annotated[bool, typer.Option(help="Also with 5 ms added to each sync (needs a C compiler).")] = True,
-    saturated: Annotated[bool, typer.Option(help="Also beside saturated inference.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Measure accepted images per second of a real daemon with real sockets, beside raw group commits of its disk.
@@ -45,27 +40,32 @@ def bench_intake(
 
     Example: coserve bench intake --folder /var/lib/coserve
     """
-    try:
-        image_sizes = [int(float(size) * 1000) for size in sizes.split(",")]
-    except ValueError:
-        fail(f"--kilobytes {sizes}: expected numbers such as 20,100", status=2)
+    image_sizes = [int(size * 1000) for size in kilobytes or (20, 100)]
     if folder is not None and not folder.is_dir():
         fail(f"no folder {folder}", status=2)
     from tests.bench.intake_runs import Plan
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-", dir=folder) as scratch:
         plan = Plan(Path(scratch), image_sizes, seconds, rounds, rate, executors)
-        floods, steady = _measure(plan, delayed=delayed, saturated=saturated)
+        floods, steady = _measure(plan, delayed=delayed)
     groups = {size: plan.group(size) for size in image_sizes}
     if as_json:
         facts = {"machine": platform.platform(), "cores": os.cpu_count(), "seconds": seconds, "rounds": rounds}
         facts |= {"executors": executors, "raw_groups": groups}
         print_json({**facts, "floods": [asdict(row) for row in floods], "steady": [asdict(row) for row in steady]})
     else:
-        _show(floods, steady, rounds, " or ".join(map(str, groups.values())))
+        print_rows(f"As many as are taken, idle; medians of {rounds} rounds", [asdict(row) for row in floods])
+        print_rows("At a steady rate", [asdict(row) for row in steady])
+        console.print(
+            f"raw: a loop of one pwritev and one fdatasync for each {' or '.join(map(str, groups.values()))} images, no"
+            " sockets, checks or hashes; with rows: then one SQLite transaction of bare rows\n"
+            "idle: a daemon that judges nothing; saturated: executors that always have full batches; latency from when"
+            f" an image is due to its answer, all rounds together; {os.cpu_count()} cores",
+            markup=False,
+        )
 
 
-def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flood], list[Steady]]":
+def _measure(plan: "Plan", *, delayed: bool) -> "tuple[list[Flood], list[Steady]]":
     from tests.bench.intake_runs import Bench, BenchError
     from tests.faults.shim import ShimError, shim_environment
     from tools.setup.service import ServiceError
@@ -80,29 +80,7 @@ def _measure(plan: "Plan", *, delayed: bool, saturated: bool) -> "tuple[list[Flo
             bench = Bench(plan, lambda what: bar.update(task, description=what))
             floods = [bench.flood(size, disk, faults) for size in plan.sizes for disk, faults in disks.items()]
             steady = [bench.steady_idle(size) for size in plan.sizes]
-            steady += [bench.steady_saturated(size) for size in plan.sizes if saturated]
+            steady += [bench.steady_saturated(size) for size in plan.sizes]
     except (BenchError, ServiceError, ShimError, OSError, ValueError) as error:
         fail(f"could not measure: {error}", status=1)
     return floods, steady
-
-
-def _show(floods: "list[Flood]", steady: "list[Steady]", rounds: int, groups: str) -> None:
-    columns = ("KB", "disk", "accepted/s", "raw/s", "raw with rows/s", "of raw", "of raw with rows")
-    print_table(f"As many as are taken, idle; medians of {rounds} rounds", columns, [_cells(row) for row in floods])
-    columns = ("KB", "inference", "accepted/s", "p50 ms", "p99 ms", "judged/s beside", "judged/s alone", "kept")
-    print_table("At a steady rate", columns, [_cells(row) for row in steady])
-    console.print(
-        f"raw: a loop of one pwritev and one fdatasync for each {groups} images, no sockets, checks or hashes; with"
-        " rows: then one SQLite transaction of bare rows (WAL, synchronous=FULL)",
-        markup=False,
-    )
-    console.print(
-        "idle: a daemon that judges nothing; saturated: executors that always have full batches;"
-        f" latency from when an image is due to its answer, all rounds together; {os.cpu_count()} cores",
-        markup=False,
-    )
-
-
-def _cells(row: "Flood | Steady") -> tuple[Any, ...]:
-    image_bytes, *figures = asdict(row).values()
-    return (image_bytes // 1000, *figures)

@@ -9,17 +9,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import yaml
 from PIL import Image
 
 from daemon.app import App
 from daemon.dispatch.drive import Drive
 from daemon.line.line import load_line
 from tests.bench.intake_camera import BOARD_IMAGES
+from tests.lines import a_line
 from tools.setup.service import READY
 
 _RULES = """\
@@ -48,30 +47,20 @@ def make_expert(folder: Path) -> None:
 def make_line(
     folder: Path, *, executors: int, make: Callable[[Path], None] = make_expert, expert: str = "part"
 ) -> Path:
-    """Write a `coserve.yaml` in `folder` with everything it names; `expert`, of those that `make` writes, judges."""
-    make(folder / "experts")
+    """Write a `coserve.yaml` in `folder` with everything it names; `expert`, of those that `make` writes, judges.
+
+    Its limits are so large that every image is accepted and none is answered `busy`.
+    """
+    make(folder / "made")
+    config = a_line(
+        folder,
+        folder / "made",
+        devices={"cpu": {"expert_memory": "200MB", "executors": executors}},
+        limits={"backlog_images": 10**7, "source_share": 1, "backlog_bytes": "1TB", "max_wait": "1h"},
+        retention={"keep": []},
+    )
     (folder / "rules.yaml").write_text(_RULES.format(images=BOARD_IMAGES, expert=expert), encoding="utf-8")
-    config: dict[str, Any] = {
-        "endpoints": {
-            "intake": [f"ipc://{folder}/intake.sock"],
-            "results": f"ipc://{folder}/results.sock",
-            "control": f"ipc://{folder}/control.sock",
-        },
-        "rules": "rules.yaml",
-        "catalog": "experts/catalog.yaml",
-        "devices": {"cpu": {"expert_memory": "200MB", "executors": executors}},
-        # Limits so large that every image is accepted and none is answered `busy`.
-        "limits": {
-            "backlog_images": 10**7,
-            "source_share": 1,
-            "backlog_bytes": "1TB",
-            "max_wait": "1h",
-        },
-        "retention": {"keep": []},
-    }
-    path = folder / "coserve.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return path
+    return config
 
 
 def a_jpeg_of(size_bytes: int, side: int | None = None) -> bytes:

@@ -172,7 +172,7 @@ class Bench:
         return (now["completed"] - before) / (time.perf_counter() - began_s)
 
     def _status(self) -> dict[str, Any]:
-        return ask(f"ipc://{self._plan.folder}/control.sock", "status")
+        return ask(f"ipc://{self._plan.folder}/run/control.sock", "status")
 
     def _image(self, size: int) -> str:
         return f"{self._plan.folder}/{size}.jpg"
@@ -199,7 +199,7 @@ class Bench:
         run = folder / f"run-{self._runs}"
         try:
             with Service(self._config, folder / "daemon.log", {**files_in(run), **faults}, command=_DAEMON[kind]):
-                yield f"ipc://{folder}/intake.sock"
+                yield f"ipc://{folder}/run/intake.sock"
         finally:
             shutil.rmtree(run, ignore_errors=True)
 

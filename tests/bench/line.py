@@ -16,7 +16,8 @@ import typer
 
 from tests.bench.options import chosen_devices
 from tests.bench.rounds import run_in_turn, spread
-from tools.terminal.console import AsJson, console, fail, print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import AsJson, fail, print_json
 from tools.terminal.option_values import must_be_policies
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ class RunFigures:
     images_per_s: float
     expert_switches: int
     unknown: int
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("line")(bench_line)
 
 
 def bench_line(
@@ -82,10 +78,8 @@ def bench_line(
     if as_json:
         print_json({"machine": platform.platform(), "cores": os.cpu_count(), "images": len(images), "policies": rows})
         return
-    columns = ("policy", "images/s (range)", "expert switches (median)", f"ratio to {names[0]}")
-    table = [(row["policy"], rates[row["policy"]].text(1), row["expert_switches"], row["ratio"]) for row in rows]
-    print_table(f"{len(images)} images of {boards} boards, in board order, {rounds} rounds", columns, table)
-    console.print(f"on {os.cpu_count()} cores, trained experts of {folder}")
+    title = f"{len(images)} images of {boards} boards, in board order, {rounds} rounds; ratio to {names[0]}"
+    print_rows(title, [row | {"images_per_s": rates[row["policy"]].text(1), "runs": len(row["runs"])} for row in rows])
 
 
 def on_devices(config: Path, devices: Sequence[str]) -> dict[str, str]:
@@ -105,12 +99,7 @@ def files_in(folder: Path | str) -> dict[str, str]:
     }
 
 
-def run_line(
-    config: Path,
-    images: "Sequence[CameraImage]",
-    name: str,
-    environ: Mapping[str, str],
-) -> RunFigures:
+def run_line(config: Path, images: "Sequence[CameraImage]", name: str, environ: Mapping[str, str]) -> RunFigures:
     """Publish all images as fast as a fresh daemon with a fresh database takes them."""
     from coserve_client import Publisher, publish_images
     from daemon.config.settings import load_config

@@ -10,30 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tests.bench.options import DeviceNames, chosen_devices
-from tools.terminal.console import AsJson, console, fail, print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import AsJson, console, fail, print_json
 from tools.terminal.option_values import must_be_one_of
 
 if TYPE_CHECKING:
     from experts.vision.slot import LayoutShelf
     from tests.bench.loading import LoadFigures
 
-COLUMNS = ("way", "from", "MB", "ms", "GB/s", "of raw", "slot is ×")
 _NOTES = (
     "random weights; medians; shares and ratios within a round",
     "a file's sha256 is checked at its first load only: later loads are measured",
-    "ordinary ways end with load_state_dict; slot is ×: how many times faster the slot is, cold or warm alike",
-    "slots from thin files: of raw compares with a read of that file alone, slot is × with a slot from the plain file",
+    "ordinary ways end with load_state_dict; slot is faster: how many times faster the slot is, cold or warm alike",
+    "slots from thin files stand beside a read of that file alone, and beside the slot from the plain file",
 )
 _COLD_READS = {
     "direct": "cold slot and raw reads go past the page cache (O_DIRECT); ordinary ones after it was dropped",
     "dropped": "cold reads are made after the page cache was dropped: this filesystem has no O_DIRECT",
     "cached": "NO COLD READS: this filesystem lives in memory; name a folder on a disk with --folder",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("load")(bench_load)
 
 
 def bench_load(
@@ -113,19 +108,14 @@ def measure_loads(
     }
 
 
-def cells(figures: "LoadFigures") -> tuple[object, ...]:
-    """Return a row of a table with `COLUMNS`."""
-    megabytes = round(figures.bytes / 1e6, 1)
-    speeds = (figures.ms, figures.gb_per_s, figures.share_of_raw, figures.slot_is_faster)
-    return figures.way, figures.tier, megabytes, *speeds
-
-
 def print_result(result: dict[str, Any]) -> None:
     """Print a table for each architecture, and how it was measured."""
-    figures: list[LoadFigures] = result["figures"]
-    for kind in dict.fromkeys((entry.architecture, entry.dtype, entry.device) for entry in figures):
-        own = [entry for entry in figures if (entry.architecture, entry.dtype, entry.device) == kind]
-        print_table(f"{', '.join(kind)}, {result['rounds']} rounds", COLUMNS, [cells(entry) for entry in own])
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for entry in map(asdict, result["figures"]):
+        kind = ", ".join(entry.pop(name) for name in ("architecture", "dtype", "device"))
+        kinds.setdefault(kind, []).append(entry)
+    for kind, rows in kinds.items():
+        print_rows(f"{kind}, {result['rounds']} rounds", rows)
     machine = f"{result['cores']} cores, torch {result['torch']} with {result['torch_threads']} threads"
     for note in (_COLD_READS[result["cold_reads"]], *_NOTES, machine):
         console.print(note, markup=False)

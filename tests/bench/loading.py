@@ -196,7 +196,7 @@ class LoadBench:
 
     def _ordinary(self, state: str, tier: str, prepare: Callable[[Path], object]) -> list[list[LoadWay]]:
         """Return the ways of ordinary programs; `prepare` brings a file into its tier, or out of the page cache."""
-        expert, module, place = self._expert, self._construct(self._place), self._place
+        expert, place = self._expert, self._place
 
         def assigned() -> nn.Module:
             with torch.device("meta"):
@@ -217,20 +217,12 @@ class LoadBench:
             return run
 
         def torch_load() -> nn.Module:
-            return _with_state(
-                self._construct(self._place), torch.load(expert.checkpoint, map_location=place, weights_only=True)
-            )
+            model = self._construct(place)
+            model.load_state_dict(torch.load(expert.checkpoint, map_location=place, weights_only=True))
+            return model
 
         ways = {
             "torch.load + construct": (expert.checkpoint, torch_load),
-            "safetensors + construct": (
-                expert.plain,
-                lambda: _with_state(self._construct(self._place), load_file(expert.plain, str(place))),
-            ),
-            "safetensors, module kept": (
-                expert.plain,
-                lambda: _with_state(module, load_file(expert.plain, str(place))),
-            ),
             "safetensors, assigned": (expert.plain, assigned),
         }
         return [
@@ -295,8 +287,3 @@ def _settle(place: torch.device) -> None:
     """Wait for the work of a device that computes beside its callers."""
     if place.type == "cuda":
         torch.cuda.synchronize(place)
-
-
-def _with_state(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
-    model.load_state_dict(state)
-    return model

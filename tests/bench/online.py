@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tests.bench.options import DeviceNames, JsonFile, chosen_devices
-from tests.bench.tables import print_narrow
+from tests.bench.tables import print_rows
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import must_be_architecture
 
 if TYPE_CHECKING:
     from tests.bench.live.expert_files import Disk
@@ -23,41 +22,19 @@ if TYPE_CHECKING:
 POLICIES = ("samba", "coserve", "coserve-plus")
 #: The images of each kind of arrivals: single images by usage, whole boards in placement order.
 _ORDERS: "dict[Arrivals, ImageOrder]" = {"poisson": "skewed", "bursty": "board"}
-#: Columns that fit a terminal of 80; `--json` has everything.
-_COLUMNS = {
-    "policy": "policy",
-    "arrivals": "arrivals",
-    "load": "load",
-    "images_per_s": "images/s",
-    "p50_s": "p50 s",
-    "p95_s": "p95 s",
-    "p99_s": "p99 s",
-    "longest_wait_s": "longest",
-    "finished": "finished",
-    "unknown_share": "unknown",
-}
-
 Rows = list[dict[str, Any]]
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("online")(bench_online)
+#: A run ends so long after its last image.
+_LIMIT_S = 60.0
 
 
 def bench_online(
-    loads: Annotated[str, typer.Option(help="Shares of coserve's saturated throughput, with commas.")] = ".9",
+    load: Annotated[
+        list[float] | None, typer.Option(min=0.01, help="A share of coserve's saturated throughput; repeat. [.9]")
+    ] = None,
     deadline_s: Annotated[float, typer.Option(min=0.1, help="Seconds from an image's arrival to its verdict.")] = 20.0,
     device: DeviceNames = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="The experts' folder; a cache folder.")] = None,
-    experts: Annotated[int, typer.Option(min=1, help="Classifiers.")] = 60,
-    detectors: Annotated[int, typer.Option(min=1, help="Detectors that they share.")] = 4,
-    classifier: Annotated[str, typer.Option(help="The classifiers' architecture.")] = "resnet101",
-    detector: Annotated[str, typer.Option(help="The detectors' architecture.")] = "yolo11m",
-    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 128,
     requests: Annotated[int, typer.Option(min=1, help="Images of each run.")] = 600,
-    memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, a share of the experts' bytes.")] = 0.1,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="A run ends so long after its last image.")] = 60.0,
     json_file: JsonFile = None,
 ) -> None:
     """Latency, deadline misses and unknown verdicts of FCFS, coserve and coserve-plus, Poisson and board by board.
@@ -65,35 +42,22 @@ def bench_online(
     On this machine, with real images and experts and a paced disk. Status 1 where a run failed. Simulated:
     `coserve bench ablation`.
 
-    Example: coserve bench online --loads .9
+    Example: coserve bench online --load .9
     """
-    shares = _shares(loads)
     from tests.bench.live.expert_files import ExpertRecipe
     from tests.bench.live.sides import LiveOptions, default_folder
 
-    must_be_architecture("--classifier", classifier, "classify")
-    must_be_architecture("--detector", detector, "detect")
-    recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
-    options = LiveOptions(folder or default_folder(), recipe, requests, memory, limit_s, devices=chosen_devices(device))
-    title, rows = _measured(options, shares, deadline_s)
-    columns = [name for name in rows[0] if name in _COLUMNS]
-    print_narrow(title, [_COLUMNS[name] for name in columns], [[row[name] for name in columns] for row in rows])
+    options = LiveOptions(
+        folder or default_folder(), ExpertRecipe(), requests, limit_s=_LIMIT_S, devices=chosen_devices(device)
+    )
+    title, rows = _measured(options, load or [0.9], deadline_s)
+    print_rows(title, rows)
     console.print(
         "latencies (from arrival to verdict) and waits are of runs without deadlines; unknown (no verdict in time) of"
         " runs with them"
     )
     if json_file is not None:
         json_file.write_text(json.dumps({"title": title, "rows": rows}, indent=2) + "\n", encoding="utf-8")
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        fail(f"--loads {text}: expected numbers with commas between, such as .6,.9", status=2)
-    if not all(share > 0 for share in shares):
-        fail(f"--loads {text}: a share must be above 0", status=2)
-    return shares
 
 
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:

@@ -1,6 +1,5 @@
 """Options that several benchmarks have."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -24,14 +23,6 @@ def chosen_devices(names: Iterable[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names or here))
 
 
-def _checked_json_file(file: Path | None) -> Path | None:
-    if file is None or (os.access(file, os.W_OK) and not file.is_dir()):
-        return file
-    if file.exists() or not os.access(file.parent, os.W_OK | os.X_OK):
-        raise typer.BadParameter(f"cannot write {file}: name a file in a folder that exists and that you may write to")
-    return file
-
-
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write all figures to this file.", callback=_checked_json_file)
+    Path | None, typer.Option("--json", help="Write all figures to this file.", dir_okay=False, writable=True)
 ]

@@ -13,7 +13,7 @@ import typer
 
 from daemon.policy.presets import PRESETS
 from tests.bench.options import JsonFile
-from tests.bench.tables import print_narrow
+from tests.bench.tables import print_rows
 from tools.simulate.world import Loading
 from tools.terminal.console import console
 from tools.terminal.option_values import must_be_one_of
@@ -28,11 +28,6 @@ TASKS = ("A1", "A2", "B1", "B2")
 #: Task A1 in the order of a board's placement list, which is not one of the paper's tasks.
 BOARD = "A1-board"
 WORLDS: dict[Loading, str] = {"ordinary": "as the paper loads", "slots": "slots"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("paper")(bench_paper)
 
 
 def bench_paper(
@@ -50,10 +45,12 @@ def bench_paper(
         must_be_one_of("--tasks", name, (*TASKS, BOARD))
         for device, described in DEVICES.items():
             rows = {(policy, each): simulated(device, name, each, policy) for policy in PRESETS for each in WORLDS}
-            print_narrow(
+            print_rows(
                 f"{name} on {described}: images/s · loads · share of the bound",
-                ("policy", *WORLDS.values()),
-                [[policy, *(_cell(rows[policy, each]) for each in WORLDS)] for policy in PRESETS],
+                [
+                    {"policy": policy} | {WORLDS[each]: _cell(rows[policy, each]) for each in WORLDS}
+                    for policy in PRESETS
+                ],
             )
             figures["rows"] += [
                 {"device": device, "task": name, "loading": loading} | row for (_, loading), row in rows.items()

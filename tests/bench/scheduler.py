@@ -17,7 +17,8 @@ from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
-from tools.terminal.console import print_json, print_table
+from tests.bench.tables import print_rows
+from tools.terminal.console import print_json
 from tools.terminal.option_values import must_be_policies
 
 _CLASSIFIERS, _DETECTORS, _EXPERT_BYTES = 350, 8, 178_000_000
@@ -35,7 +36,8 @@ class Cost:
     policy: str
     queued: int
     us_per_request: float
-    runs: list[float]
+    lowest: float
+    highest: float
 
 
 class _Line:
@@ -55,10 +57,9 @@ class _Line:
         self._detectors = {
             name: ExpertId(f"d{number % _DETECTORS}") for number, name in enumerate(self._names) if number % 5 < 2
         }
+        then = {name: ((detector, _PASS_RATE),) for name, detector in self._detectors.items()}
         experts = [
-            ExpertFacts(
-                name, ArchitectureId("resnet101"), _EXPERT_BYTES, 1 / _CLASSIFIERS, _then(self._detectors.get(name))
-            )
+            ExpertFacts(name, ArchitectureId("resnet101"), _EXPERT_BYTES, 1 / _CLASSIFIERS, then.get(name, ()))
             for name in self._names
         ]
         experts += [
@@ -155,38 +156,25 @@ def measure(policy: str, queued: int, *, requests: int, rounds: int) -> Cost:
             runs.append((time.process_time() - began_s) / served * 1e6)
     finally:
         gc.unfreeze()
-    return Cost(policy, queued, round(median(runs), 2), [round(run, 2) for run in runs])
+    return Cost(policy, queued, *(round(figure, 2) for figure in (median(runs), min(runs), max(runs))))
 
 
-def register(app: typer.Typer) -> None:
-    @app.command("scheduler")
-    def bench_scheduler(
-        queued: Annotated[list[int] | None, typer.Option(help="Requests that wait; repeat.")] = None,
-        policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
-        requests: Annotated[int, typer.Option(help="Requests in each measured stretch.")] = 5000,
-        rounds: Annotated[int, typer.Option(help="Stretches; the median is printed.")] = 5,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Measure the scheduler's processor time per request, all decisions included, however many requests wait.
+def bench_scheduler(
+    queued: Annotated[list[int] | None, typer.Option(help="Requests that wait; repeat.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="Policies; repeat.")] = None,
+    requests: Annotated[int, typer.Option(help="Requests in each measured stretch.")] = 5000,
+    rounds: Annotated[int, typer.Option(help="Stretches; the median is printed.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the scheduler's processor time per request, all decisions included, however many requests wait.
 
-        Example: coserve bench scheduler --policy coserve --queued 10000
-        """
-        sizes = queued or [100, 10_000, 1_000_000]
-        names = policy or ["coserve", "coserve-plus"]
-        must_be_policies(names)
-        costs = [measure(name, size, requests=requests, rounds=rounds) for name in names for size in sizes]
-        if as_json:
-            print_json(
-                {
-                    "machine": platform.platform(),
-                    "experts": _CLASSIFIERS + _DETECTORS,
-                    "costs": [asdict(c) for c in costs],
-                }
-            )
-            return
-        rows = [(cost.policy, f"{cost.queued:,}", cost.us_per_request) for cost in costs]
-        print_table("the scheduler's work for one request", ("policy", "queued", "µs a request (median)"), rows)
-
-
-def _then(detector: ExpertId | None) -> tuple[tuple[ExpertId, float], ...]:
-    return () if detector is None else ((detector, _PASS_RATE),)
+    Example: coserve bench scheduler --policy coserve --queued 10000
+    """
+    sizes = queued or [100, 10_000, 1_000_000]
+    names = policy or ["coserve", "coserve-plus"]
+    must_be_policies(names)
+    costs = [measure(name, size, requests=requests, rounds=rounds) for name in names for size in sizes]
+    if as_json:
+        print_json({"machine": platform.platform(), "costs": [asdict(cost) for cost in costs]})
+    else:
+        print_rows("The scheduler's work for one request, median", [asdict(cost) for cost in costs])

@@ -1,11 +1,12 @@
-"""A client of PROTOCOL.md and RESULTS.md: stock pyzmq and sqlite3, nothing of ours but what starts a daemon."""
+"""A client of PROTOCOL.md and RESULTS.md: stock pyzmq and sqlite3; of ours, what starts a daemon, and a camera."""
 
 import hashlib
 import json
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from typing import Any, Self
 import yaml
 import zmq
 
+from coserve_client import PublishAccount, Publisher
 from tests.contract.peer import Peer
 from tests.lines import a_jpeg, a_line
 from tests.simulated import DAEMON
@@ -49,7 +51,7 @@ class Listener:
     def __init__(self, endpoint: str, *topics: str) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
-        self.socket.rcvtimeo = int(PATIENCE_S * 1000)
+        self.socket.rcvtimeo, self.socket.rcvhwm = int(PATIENCE_S * 1000), 0
         for topic in topics:
             self.socket.subscribe(topic.encode())
         self.socket.connect(endpoint)
@@ -76,11 +78,19 @@ class Line:
     def __init__(
         self, folder: Path, experts: Path, rules: str = RULES, command: Sequence[str] = DAEMON, **settings: Any
     ) -> None:
-        self.folder = folder
-        self.command = command
-        self.config = a_line(folder, experts, **settings)
-        self.endpoints = yaml.safe_load(self.config.read_text(encoding="utf-8"))["endpoints"]
+        self._open(a_line(folder, experts, **settings), command)
         self.write_rules(rules)
+
+    @classmethod
+    def at(cls, config: Path, command: Sequence[str] = DAEMON) -> Self:
+        """Return a line whose files are there already."""
+        line = cls.__new__(cls)
+        line._open(config, command)
+        return line
+
+    def _open(self, config: Path, command: Sequence[str]) -> None:
+        self.config, self.folder, self.command = config, config.parent, command
+        self.endpoints = yaml.safe_load(config.read_text(encoding="utf-8"))["endpoints"]
         self.count = 0
 
     @property
@@ -95,8 +105,22 @@ class Line:
     def write_rules(self, text: str) -> None:
         (self.folder / "rules.yaml").write_text(text, encoding="utf-8")
 
-    def service(self) -> Service:
-        return Service(self.config, self.folder / "daemon.log", command=self.command)
+    def change_entry(self, expert: str, **fields: Any) -> None:
+        """Edit an expert's entry in the working catalog."""
+        document = yaml.safe_load(self.catalog.read_text(encoding="utf-8"))
+        document["experts"][expert] |= fields
+        self.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    def forget(self, component: str, expert: str) -> None:
+        """Let the working files know neither this component nor its expert."""
+        rules = (self.folder / "rules.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+        self.write_rules("".join(row for row in rules if expert not in row and f"{component}:" not in row))
+        document = yaml.safe_load(self.catalog.read_text(encoding="utf-8"))
+        del document["experts"][expert]
+        self.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    def service(self, environ: Mapping[str, str] | None = None) -> Service:
+        return Service(self.config, self.folder / "daemon.log", environ, command=self.command)
 
     def log(self) -> str:
         return (self.folder / "daemon.log").read_text(encoding="utf-8")
@@ -146,6 +170,31 @@ class Line:
             answer = peer.ask(header, a_jpeg(self.count) if payload is None else payload)
         assert answer["type"] == "accepted", answer
         return header["id"]
+
+    @contextmanager
+    def camera(self, images: Iterable[tuple[bytes, dict[str, Any]]], pause_s: float = 0.01) -> Iterator[PublishAccount]:
+        """Send images, each a payload and fields of `inspect`, until the body ends; the line must take each of them.
+
+        Their ids are `0`, `1` and so on.
+        """
+        over = threading.Event()
+        with Publisher(self.intake, "camera", patience_s=PATIENCE_S) as publisher:
+
+            def send() -> None:
+                for number, (payload, fields) in enumerate(images):
+                    publisher.send(str(number), payload, **fields)
+                    if over.wait(pause_s):
+                        break
+                publisher.finish()
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            try:
+                yield publisher.account
+            finally:
+                over.set()
+                thread.join()
+        assert publisher.account.complete, publisher.account.as_dict()
 
     def result(self, image_id: str) -> dict[str, Any]:
         """The published message of an image, by `results_since`, once there is one."""

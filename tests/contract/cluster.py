@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from daemon.cluster.joining import unreachable
 from tests.contract.client import Line, everything_is_whole
 from tests.lines import a_jpeg
 from tests.ports import free_port
@@ -27,6 +28,8 @@ _FIRST_PORT = 21000
 TOO_SMALL = {"cpu": {"expert_memory": "60MB"}}
 THERE = {"pc2-cpu": {"host": "pc2/cpu", "expert_memory": "150MB"}}
 _BURST = 12
+#: Ray starts a node in seconds, and tries again where a crowded machine keeps its parts from being there in time.
+RAY_S = 900.0
 
 
 class Node:
@@ -45,16 +48,7 @@ class Node:
         """`code` is a folder with other code than this checkout's; `before` is a command that runs the node's."""
         self._code = code
         self._environ = dict(environ or {})
-        self._command = [
-            *before,
-            sys.executable,
-            "-m",
-            "tools",
-            "worker",
-            "--token",
-            str(token),
-            *options,
-        ]
+        self._command = [*before, sys.executable, "-m", "tools", "worker", "--token", str(token), *options]
         self._command += ["--ports", str(_FIRST_PORT + 100 * number + 1000 * (os.getpid() % 10))]
         self._command += ["--dir", str(folder / f"n{number}"), "--cache", str(folder / f"cache{number}")]
         self.log = folder / f"n{number}.log"
@@ -63,32 +57,18 @@ class Node:
         self._ending = threading.Lock()
 
     def start(self) -> None:
-        """Begin, and begin again whenever it ends by itself, as the unit does: a head may not answer yet."""
-        self._begin()
+        """Begin, and begin again whenever it ends by itself, as the unit does: Ray may need many tries."""
+        self.start_once()
         threading.Thread(target=self._keep_running, daemon=True).start()
-        until(self._has_started, lambda: self.log.read_text()[-2000:])
-
-    def _has_started(self) -> bool:
-        time.sleep(0.3)  # a look costs more than others, and Ray gives its parts 15 s to start
-        return self._part("raylet") is not None
 
     def start_once(self) -> subprocess.Popen[bytes]:
         """Begin, and not again when it ends by itself."""
-        self._begin()
-        assert self.process is not None
-        return self.process
-
-    def _begin(self) -> None:
-        environ = (
-            os.environ
-            | {"OMP_NUM_THREADS": "1"}
-            | self._environ
-            | ({"PYTHONPATH": str(self._code)} if self._code else {})
-        )
+        environ = os.environ | self._environ | ({"PYTHONPATH": str(self._code)} if self._code else {})
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=environ, start_new_session=True, cwd=self._code
             )
+        return self.process
 
     def _keep_running(self) -> None:
         while process := self.process:
@@ -96,40 +76,28 @@ class Node:
             time.sleep(1)
             with self._ending:
                 if self.process is process:
-                    self._begin()
-
-    def _part(self, name: str) -> psutil.Process | None:
-        return next((each for each in self._below() if name in _name(each)), None)
-
-    def _below(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self.process.pid).children(recursive=True) if self.process else []
-        except psutil.NoSuchProcess:
-            return []
+                    self.start_once()
 
     def actor(self) -> psutil.Process:
         """Return the process that computes."""
-        until(lambda: self._part("DeviceWorker") is not None)
-        actor = self._part("DeviceWorker")
-        assert actor is not None
-        return actor
+        found = until(
+            lambda: [each for each in _session(self.process) if "DeviceWorker" in _name(each)], patience_s=RAY_S
+        )
+        return found[0]
 
     def kill_actor(self) -> None:
         """End the process that computes, as the kernel does when memory runs out."""
         self.actor().kill()
 
     def kill(self) -> None:
-        """Cut the power of this node."""
+        """Cut the power of this node: one process that stays would keep its ports from the next."""
         with self._ending:
-            process, processes = self.process, self._below()
-            self.process = None
-        if process is not None:
-            process.kill()
-            process.wait()
-        for each in processes:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(processes, 10)
+            process, self.process = self.process, None
+        while left := _session(process):
+            for each in left:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(left, 10)
 
     def stop(self) -> int:
         """SIGTERM, as systemd sends it; the exit status."""
@@ -138,6 +106,16 @@ class Node:
         assert process is not None
         process.send_signal(signal.SIGTERM)
         return process.wait(60)
+
+
+def _session(leader: "subprocess.Popen[bytes] | None") -> list[psutil.Process]:
+    """Return the processes of a node: none of Ray's leaves the session."""
+    found: list[psutil.Process] = []
+    for each in psutil.process_iter() if leader else ():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if leader and os.getsid(each.pid) == leader.pid and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def _name(process: psutil.Process) -> str:
@@ -166,6 +144,11 @@ class RayCluster:
             folder, 1, "--name", "pc2", "--address", self.address, token=self.token, before=before_worker
         )
 
+    def start(self) -> None:
+        self.head.start()
+        until(lambda: unreachable(self.address) is None, patience_s=RAY_S)
+        self.worker.start()
+
     def another(self, name: str, *, token: Path | None = None, **of_node: Any) -> Node:
         """Return a further worker's PC, with more of what `Node` takes."""
         options = ("--name", name, "--address", self.address)
@@ -181,9 +164,18 @@ class RayCluster:
             node.kill()
 
 
-def is_used(line: Line, device: str = "pc2-cpu") -> bool:
-    rows = [row for row in line.status()["executors"] if row["device"] == device]
+def is_used(line: Line) -> bool:
+    rows = [row for row in line.status()["executors"] if row["device"] == "pc2-cpu"]
     return all("out_of_service" not in row and row["budget_bytes"] for row in rows)
+
+
+def until_used(line: Line) -> None:
+    line.wait(lambda: is_used(line), RAY_S)
+
+
+def times_lost(line: Line) -> int:
+    """Count how often the line has noticed that the other PC is gone: that may be over before one looks."""
+    return line.log().count("event=device_lost ")
 
 
 def judged_there(line: Line, more_than: int | None = None) -> int:
@@ -193,37 +185,22 @@ def judged_there(line: Line, more_than: int | None = None) -> int:
         return line.rows("SELECT count(*) FROM stages WHERE device = 'pc2-cpu'")[0][0]
 
     if more_than is not None:
-        line.wait(lambda: count() > more_than)
+        line.wait(lambda: count() > more_than, RAY_S)
     return count()
 
 
-@contextmanager
-def images_for_two(line: Line) -> Iterator[list[str]]:
-    """Send images of every component at once, again and again, until the body ends; yield the ids of all."""
-    stopping, sent = threading.Event(), list[str]()
-
-    def camera() -> None:
-        with line.peer() as peer:
-            while not stopping.wait(0.2):
-                if line.status()["backlog"] < _BURST:
-                    headers = [line.inspect(component="PVF"[number % 3]) for number in range(_BURST)]
-                    for number, header in enumerate(headers):
-                        peer.send(header, a_jpeg(number))
-                    assert {peer.take()["type"] for _ in headers} == {"accepted"}
-                    sent.extend(header["id"] for header in headers)
-
-    thread = threading.Thread(target=camera)
-    thread.start()
-    try:
-        yield sent
-    finally:
-        stopping.set()
-        thread.join()
+def images_for_two(line: Line) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield images of every component, so many at once that the other PC is needed."""
+    board = {"type": "free", "serial": "S1"}
+    while True:
+        line.wait(lambda: line.status()["backlog"] < _BURST)
+        for number in range(_BURST):
+            yield a_jpeg(number), {"board": board, "component": "PVF"[number % 3]}
 
 
-def each_was_judged_once(line: Line, sent: list[str]) -> None:
+def each_was_judged_once(line: Line, sent: int) -> None:
     everything_is_whole(line)
-    assert line.rows("SELECT count(*), count(DISTINCT image_id) FROM inspections") == [(len(sent), len(sent))]
+    assert line.rows("SELECT count(*), count(DISTINCT image_id) FROM inspections") == [(sent, sent)]
     assert line.rows("SELECT count(*) FROM inspections WHERE verdict = 'unknown'") == [(0,)]
     unjudged = "SELECT count(*) FROM inspections i WHERE verdict = 'pass' AND NOT EXISTS"
     unjudged += " (SELECT 1 FROM stages s WHERE s.inspection_id = i.inspection_id)"

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from tests.contract.client import Line
 from tests.contract.cluster import (
+    RAY_S,
     THERE,
     TOO_SMALL,
     RayCluster,
     each_was_judged_once,
     images_for_two,
-    is_used,
     judged_there,
+    times_lost,
+    until_used,
 )
 from tests.lines import COSERVE_RUN
 from tests.waiting import until
@@ -59,24 +61,24 @@ def main(folder: Path, experts: Path) -> None:
     cable = Cable()
     cluster = RayCluster(folder, HERE_IP, cable.before_worker)
     try:
-        cluster.head.start()
-        cluster.worker.start()
+        cluster.start()
         devices = TOO_SMALL | THERE
         line = Line(folder / "line", experts, command=COSERVE_RUN, devices=devices, cluster=cluster.settings)
         with line.service():
-            line.wait(lambda: is_used(line))
-            with images_for_two(line) as sent:
+            until_used(line)
+            with line.camera(images_for_two(line)) as account:
                 judged_there(line, more_than=0)
+                lost = times_lost(line)
                 cable.cut()
-                line.wait(lambda: not is_used(line))
+                line.wait(lambda: times_lost(line) > lost, RAY_S)
                 count = len(line.rows("SELECT 1 FROM inspections"))
                 line.wait(lambda: len(line.rows("SELECT 1 FROM inspections")) > count + 5)
                 cable.mend()
-                line.wait(lambda: is_used(line))
+                until_used(line)
                 judged_there(line, more_than=judged_there(line))
             line.idle()
-            assert line.status()["state"] == "ready"
-        each_was_judged_once(line, sent)
+            line.wait(lambda: line.status()["state"] == "ready", RAY_S)
+        each_was_judged_once(line, account.sent)
     finally:
         cluster.end()
         cable.end()

@@ -4,8 +4,7 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,7 @@ import pytest
 from tests.contract.client import RULES, Line, everything_is_whole
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
-from tests.simulated import a_service
 from tests.waiting import PATIENCE_S
-from tools.setup.service import Service
-
-
-@contextmanager
-def served(line: Line, environ: dict[str, str] | None = None) -> Iterator[Service]:
-    with a_service(line.config, line.folder / "daemon.log", environ) as service:
-        yield service
 
 
 @pytest.mark.promise(
@@ -35,7 +26,7 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
 ) -> None:
     line = Line(tmp_path / "line", experts_folder)
     environ = poisoned(a_poisonous_library(tmp_path), "segv")
-    service = a_service(line.config, line.folder / "daemon.log", environ)
+    service = line.service(environ)
     service.start()
     before = [line.send() for _ in range(3)]
     for image in before:
@@ -43,7 +34,7 @@ def test_an_image_that_kills_its_decoder_costs_one_restart_and_no_other_image(
     poison = line.send(a_tiff())
     assert service.process is not None
     assert service.process.wait(PATIENCE_S) == -signal.SIGSEGV
-    with served(line, environ):
+    with line.service(environ):
         after = [line.send() for _ in range(3)]
         assert (line.result(poison)["verdict"], line.result(poison)["reason"]) == ("unknown", "bad_image")
         assert {line.result(image)["verdict"] for image in (*before, *after)} == {"pass"}
@@ -75,7 +66,7 @@ def test_a_database_that_is_locked_deleted_moved_or_replaced_loses_nothing(
             line.wait(lambda: peer.ask(header, a_jpeg())["type"] in {"accepted", "duplicate"})
         sent.append(header["id"])
 
-    with served(line) as service:
+    with line.service() as service:
         send_until_accepted()
         # A shell that holds the write lock, and a long query beside it.
         with closing(sqlite3.connect(path, isolation_level=None)) as shell, closing(sqlite3.connect(path)) as query:
@@ -130,7 +121,7 @@ def test_rules_and_catalog_that_are_being_written_never_come_into_force_by_halve
 ) -> None:
     line = Line(tmp_path, experts_folder)
     rules, catalog = tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml"
-    with served(line):
+    with line.service():
         first = line.status()["rules_version"]
 
         def refused(what: str) -> None:
@@ -176,7 +167,7 @@ def test_another_program_that_opens_and_closes_the_database_takes_nothing_away(
     """SQLite's last connection deletes the log; a program that does not see the daemon's locks takes itself for it."""
     line = Line(tmp_path, experts_folder)
     for _ in range(2):  # a first start, and one that finds the files of an earlier one
-        with served(line):
+        with line.service():
             line.result(line.send())
             with closing(sqlite3.connect(tmp_path / "inspection.db")) as shell:
                 assert shell.execute("SELECT count(*) FROM inspections").fetchone() == (line.count,)
@@ -194,7 +185,7 @@ def test_missing_and_corrupt_weights_cost_only_their_own_images(tmp_path: Path, 
     whole = corrupt.read_bytes()
     corrupt.unlink()  # a link to the session's file
     corrupt.write_bytes(whole[:-1000] + b"\1" * 1000)
-    with served(line):
+    with line.service():
         images = {component: [line.send(component=component) for _ in range(3)] for component in "PVF"}
         results = {c: {(line.result(i)["verdict"], line.result(i)["reason"]) for i in images[c]} for c in "PVF"}
         status = line.status()

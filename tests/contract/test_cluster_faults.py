@@ -25,26 +25,25 @@ from daemon.policy.request import ExecutorFacts, ExecutorId, PoolFacts, PoolId
 from daemon.records import JournalKey, Pixels
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
-from tests.contract.cluster import RayCluster, a_token
+from tests import ROOT
+from tests.contract.cluster import RAY_S, RayCluster, a_token
 from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
 from tests.experts.samples import an_expert_file
 from tests.lines import a_jpeg
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.test_all
+pytestmark = [pytest.mark.test_all, pytest.mark.timeout(3600)]
 
-NAME = "pc2-cpu"
+NAME, _BUDGET_BYTES = "pc2-cpu", 100_000_000
 _EXECUTOR = ExecutorId(f"{NAME}/0")
-ROOT = Path(__file__).parents[2]
 
 
 class Remote:
     """The daemon's side of one device of another PC: a pool, an executor, and what its drive hears of it."""
 
-    def __init__(self, folder: Path, settings: dict[str, str], budget_bytes: int = 0, host: str = "pc2") -> None:
+    def __init__(self, folder: Path, settings: dict[str, str], host: str = "pc2") -> None:
         folder.mkdir()
-        budget_bytes = budget_bytes or 100_000_000
-        device = {"host": f"{host}/cpu", "expert_memory": budget_bytes}
+        device = {"host": f"{host}/cpu", "expert_memory": _BUDGET_BYTES}
         config = folder / "coserve.yaml"
         lines = {"rules": "r", "catalog": "c", "cluster": settings, "devices": {NAME: device}}
         config.write_text(yaml.safe_dump(lines), encoding="utf-8")
@@ -54,7 +53,7 @@ class Remote:
         self._children = Children()
         self._batches = 0
         self.devices = ClusterDevices(config, load_config(config, {}), TorchDevices({}))
-        pool = PoolFacts(PoolId(NAME), "cpu", budget_bytes, 8, host=host)
+        pool = PoolFacts(PoolId(NAME), "cpu", _BUDGET_BYTES, 8, host=host)
         read: Callable[[JournalKey], bytes] = lambda key: a_jpeg(key.offset, 90, 70)  # noqa: E731
         (self._pool,) = self.devices.pools(
             [pool], [ExecutorFacts(_EXECUTOR, pool.pool)], read, lambda: lambda _key: None, 1 << 24
@@ -74,10 +73,10 @@ class Remote:
         self._is_back.set()
 
     def is_back(self) -> None:
-        until(self._is_back.is_set, lambda: self.heard)
+        until(self._is_back.is_set, lambda: self.heard, RAY_S)
 
     def hears(self, text: str) -> None:
-        until(lambda: any(text in reason for reason in self.heard), lambda: self.heard)
+        until(lambda: any(text in reason for reason in self.heard), lambda: self.heard, RAY_S)
 
     def submit(self, spec: ExpertSpec, images: int = 4) -> None:
         self._batches += 1
@@ -88,7 +87,7 @@ class Remote:
         """Load an expert, and judge a batch with it."""
         self.pool.load(spec)
         self.submit(spec)
-        report = self.reports.get(timeout=120)
+        report = self.reports.get(timeout=RAY_S)
         assert report.device_error is None
         assert [type(answer) for answer in report.answers] == [Answer] * 4
         self.pool.unload(spec.expert)
@@ -109,8 +108,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[RayCluster]:
     cluster = RayCluster(folder)
-    cluster.head.start()
-    cluster.worker.start()
+    cluster.start()
     try:
         yield cluster
     finally:
@@ -132,7 +130,6 @@ def spec(folder: Path) -> ExpertSpec:
     return an_expert_file(folder / "weights")
 
 
-@pytest.mark.test_all
 def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its_file(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec
 ):
@@ -146,7 +143,6 @@ def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its
     remote.judge(spec)
 
 
-@pytest.mark.test_all
 def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec, folder: Path
 ):
@@ -162,7 +158,6 @@ def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
 
 
 @pytest.mark.promise("Versions of experts", "A worker without memory names the expert in its answer and goes on")
-@pytest.mark.test_all
 def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, cluster: RayCluster, spec: ExpertSpec):
     actor = cluster.worker.actor()
     remote.pool.load(spec)
@@ -178,7 +173,6 @@ def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, clu
     assert cluster.worker.actor().pid == actor.pid
 
 
-@pytest.mark.test_all
 def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     remote: Remote, cluster: RayCluster, spec: ExpertSpec
 ):
@@ -186,7 +180,7 @@ def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     remote.pool.load(spec)
     actor.suspend()
     remote.submit(spec)
-    report = remote.reports.get(timeout=120)
+    report = remote.reports.get(timeout=RAY_S)
     assert report.is_lost
     assert "its worker on pc2 has not answered for 15 s" in str(report.device_error)
     with suppress(psutil.NoSuchProcess):  # Ray may have ended it
@@ -202,7 +196,6 @@ def test_a_worker_that_stands_still_loses_its_batch_once_and_is_used_again(
     "A worker with other code, a line or worker with another secret, and weights whose bytes do not have their "
     "sha256 are refused; the message names them",
 )
-@pytest.mark.test_all
 def test_a_worker_with_other_code_is_refused_by_name(folder: Path, cluster: RayCluster):
     code = folder / "code"
     for name in ("daemon", "experts", "routing_rules", "tools", "coserve_client"):
@@ -220,7 +213,6 @@ def test_a_worker_with_other_code_is_refused_by_name(folder: Path, cluster: RayC
         node.kill()
 
 
-@pytest.mark.test_all
 def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayCluster):
     wrong = a_token(folder / "wrong")
     node = cluster.another("pc4", token=wrong)
@@ -242,15 +234,12 @@ def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayClust
     "If the cable to another PC is cut, every image still gets exactly one verdict; the PC is used again when "
     "the cable is mended",
 )
-@pytest.mark.test_all
 def test_a_cable_that_is_cut_costs_no_image_and_is_used_again_when_it_is_mended(torch_experts_folder: Path):
     must_have_namespaces()
     folder = Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))
     module = [sys.executable, "-m", "tests.contract.cut_cable", str(folder), str(torch_experts_folder)]
     try:
-        done = subprocess.run(
-            [*WITHOUT_A_NETWORK, *module], capture_output=True, text=True, check=False, timeout=900, cwd=ROOT
-        )
+        done = subprocess.run([*WITHOUT_A_NETWORK, *module], capture_output=True, text=True, check=False, cwd=ROOT)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr[-3000:]

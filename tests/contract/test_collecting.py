@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from coserve_client import Publisher
 from daemon.check import check_line
 from tests.contract.client import Line
 from tests.lines import a_jpeg
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 
 RULES = """\
 boards:
@@ -46,15 +45,25 @@ def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> No
             line.control("review", inspection_id=image, reviewer="eva", **fields)
     assert "no_experts" in line.log()
     out = line.folder / "training"
-    words = ["dataset", "export", "--serial", "S1", "--format", "folders", "--out", str(out), "--json"]
-    words += ["--config", str(line.config)]
-    done = CliRunner().invoke(app, words)
-    assert [tuple(row.values()) for row in json.loads(done.stdout)["pictures"]] == [
+    words = [
+        "dataset",
+        "export",
+        "--serial",
+        "S1",
+        "--format",
+        "folders",
+        "--out",
+        out,
+        "--config",
+        line.config,
+        "--json",
+    ]
+    assert [tuple(row.values()) for row in json.loads(coserve(*words).stdout)["pictures"]] == [
         ("QFP/64", "unsorted", 1),
         ("R0402", "ok", 1),
         ("R0402", "tombstone", 1),
         ("R0402", "unsorted", 1),
-    ], done.stderr
+    ]
     files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert files == {
         "R0402/ok/1-S1.jpg": a_jpeg(0),
@@ -62,4 +71,4 @@ def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> No
         "unsorted/R0402/3-S1.jpg": a_jpeg(2),
         "unsorted/QFP_64/4-S1.jpg": a_jpeg(3),
     }
-    assert CliRunner().invoke(app, words).exit_code == 2, "a second time nothing is overwritten"
+    coserve(*words, status=2)  # a second time nothing is overwritten

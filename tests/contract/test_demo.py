@@ -3,27 +3,17 @@
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import cv2
 import pytest
-from typer.testing import CliRunner
 
 from tests.tools.query.cookbook_questions import ask, ask_the_shell, questions
-from tools.cli.main import app
+from tests.tools.run_commands import coserve, start_coserve
 
 #: A user gets twenty.
 BOARDS = 8
-
-
-def coserve(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tools", *arguments],
-        capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **environ},
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,30 +22,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shown(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The demo's run, on sockets of its own."""
+def shown(folder: Path) -> str:
+    """What the demo prints, on sockets of its own."""
     run = folder / "run"
-    return coserve(
-        "demo", "--dir", str(folder), "--boards", str(BOARDS),
-        COSERVE_ENDPOINTS_INTAKE=f"[ipc://{run}/intake.sock]",
-        COSERVE_ENDPOINTS_RESULTS=f"ipc://{run}/results.sock",
-        COSERVE_ENDPOINTS_HTTP="null",
-    )  # fmt: skip
+    environ = {
+        "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{run}/intake.sock]",
+        "COSERVE_ENDPOINTS_RESULTS": f"ipc://{run}/results.sock",
+        "COSERVE_ENDPOINTS_HTTP": "null",
+    }
+    done = start_coserve("demo", "--dir", folder, "--boards", BOARDS, env=os.environ | environ, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_what_was_made_passes_check(folder: Path, shown: subprocess.CompletedProcess[str]) -> None:
-    assert shown.returncode == 0, shown.stderr
-    done = CliRunner().invoke(app, ["check", str(folder / "coserve.yaml")])
-    assert done.exit_code == 0, done.output
-
-
-def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(
-    folder: Path, shown: subprocess.CompletedProcess[str]
-) -> None:
-    assert shown.returncode == 0, shown.stderr
+def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(folder: Path, shown: str) -> None:
+    coserve("check", folder / "coserve.yaml")
     for words in ("What was rendered, and what the line says", "good boards", "results --verdict fail", "Next:"):
-        assert words in shown.stdout
-    assert len(shown.stdout.splitlines()) <= 30, "one screen"
+        assert words in shown
+    assert len(shown.splitlines()) <= 30, "one screen"
     pictures = sorted((folder / "boards").glob("*.png"))
     assert len(pictures) == BOARDS
     assert cv2.imread(str(pictures[0])).shape[0] > 600
@@ -64,31 +48,20 @@ def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(
         assert boards == (BOARDS, BOARDS, "complete", "complete")
         unjudged = database.execute("SELECT count(*) FROM inspections WHERE verdict IS NULL OR verdict = 'unknown'")
         assert unjudged.fetchone() == (0,)
-
-
-def test_the_backbone_and_the_detectors_are_switched_within_the_budget_and_no_head_is(
-    folder: Path, shown: subprocess.CompletedProcess[str]
-) -> None:
-    assert shown.returncode == 0, shown.stderr
-    with closing(sqlite3.connect(f"file:{folder}/inspection.db?mode=ro", uri=True)) as database:
         switched = database.execute("SELECT DISTINCT loaded FROM expert_switches WHERE cause <> 'startup'").fetchall()
     names = {name.partition("@")[0] for (name,) in switched}
-    assert names
+    assert names, "the budget holds not all of them"
     assert names <= {"parts", "solder-chip", "solder-leaded"}
 
 
-def test_most_good_boards_pass_and_defects_are_found(folder: Path, shown: subprocess.CompletedProcess[str]) -> None:
-    assert shown.returncode == 0, shown.stderr
-    rows = {line.split("│")[1].strip(): line for line in shown.stdout.splitlines() if line.startswith("│")}
+def test_most_good_boards_pass_and_defects_are_found(shown: str) -> None:
+    rows = {line.split("│")[1].strip(): line for line in shown.splitlines() if line.startswith("│")}
     good_boards, good_parts = (list(map(int, re.findall(r"\d+", rows[name]))) for name in ("good boards", "good parts"))
     assert good_boards[0] / sum(good_boards) >= 0.8
     assert good_parts[0] / sum(good_parts) >= 0.99
 
 
-def test_the_sql_cookbook_runs_on_the_database_of_the_demo(
-    folder: Path, shown: subprocess.CompletedProcess[str]
-) -> None:
-    assert shown.returncode == 0, shown.stderr
+def test_the_sql_cookbook_runs_on_the_database_of_the_demo(folder: Path, shown: str) -> None:
     database = folder / "inspection.db"
     # There are no reviews, no image was late or missing, every board came once, and these boards are too few
     # for places that fail more than others.

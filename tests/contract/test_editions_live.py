@@ -1,18 +1,16 @@
 """Editions of a running line: which one judges a board, what a start runs, what a kill or damage leaves."""
 
+import itertools
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from experts.editions.folder import EditionFolder
 from tests.contract.client import Line, everything_is_whole
-from tests.contract.odd_reloads import ODD_RELOADS
+from tests.contract.odd_daemons import ODD_DAEMON
 from tests.contract.test_protocol import a_start, refusal
 from tests.lines import a_jpeg
 from tests.simulated import DAEMON, a_classifier
@@ -35,26 +33,10 @@ def a_line(folder: Path, experts: Path, *command: str) -> Line:
     return Line(folder / "line", experts, RULES, command or DAEMON)
 
 
-def change_entry(line: Line, expert: str, **fields: Any) -> None:
-    """Edit an expert's entry in the working catalog."""
-    document = yaml.safe_load(line.catalog.read_text(encoding="utf-8"))
-    document["experts"][expert] |= fields
-    line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
-
-
 def change(line: Line, number: int) -> None:
     """Edit rules and catalog, so that both tell for which edition it is done."""
     line.write_rules(f"{RULES.replace('0.85', '0.0')}# {number}\n")
-    change_entry(line, "R0402", temperature=1 + number / 10)
-
-
-def without_v(line: Line) -> None:
-    """Let the working files know neither the component V nor its expert."""
-    rules = (line.folder / "rules.yaml").read_text(encoding="utf-8")
-    line.write_rules("".join(row for row in rules.splitlines(keepends=True) if "C0603" not in row))
-    document = yaml.safe_load(line.catalog.read_text(encoding="utf-8"))
-    del document["experts"]["C0603"]
-    line.catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    line.change_entry("R0402", temperature=1 + number / 10)
 
 
 def confidence(number: int) -> float:
@@ -87,7 +69,7 @@ def test_a_board_is_judged_to_its_end_by_the_rules_and_experts_in_which_it_began
     send(line, "over", "P1")
     send(line, "killed", "P1")
     entry = a_classifier(line.catalog.parent, "renamed", RENAMED)
-    change_entry(line, "R0402", **entry, temperature=2.0)
+    line.change_entry("R0402", **entry, temperature=2.0)
     line.write_rules(RULES.replace("ok, odd, bad], review_below: 0.85", f"{', '.join(RENAMED)}], review_below: 0.85"))
     answer = line.control("reload")
     assert (answer["edition"], [row["expert"] for row in answer["changed_experts"]]) == (2, ["R0402"])
@@ -110,28 +92,11 @@ def test_a_board_is_judged_to_its_end_by_the_rules_and_experts_in_which_it_began
     everything_is_whole(line)
 
 
-@contextmanager
-def load(line: Line) -> Iterator[list[str]]:
-    """Boards of two images each, one after another, until the body ends; yields the ids that were accepted."""
-    over, accepted = threading.Event(), list[str]()
-    header = line.inspect(source="cam-2")
-
-    def camera() -> None:
-        with line.peer() as peer:
-            while not over.is_set():
-                serial = f"load-{len(accepted) // 2}"
-                board = {"type": "pair", "serial": serial}
-                fields = {"id": str(len(accepted)), "board": board, "designator": f"P{len(accepted) % 2 + 1}"}
-                if peer.ask(header | fields, a_jpeg(1))["type"] == "accepted":
-                    accepted.append(fields["id"])
-
-    thread = threading.Thread(target=camera)
-    thread.start()
-    try:
-        yield accepted
-    finally:
-        over.set()
-        thread.join()
+def pairs() -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield boards of two images each, one after another."""
+    for number in itertools.count():
+        board = {"type": "pair", "serial": f"load-{number // 2}"}
+        yield a_jpeg(1), {"board": board, "component": "P", "designator": f"P{number % 2 + 1}"}
 
 
 def assert_no_mix(line: Line) -> list[int]:
@@ -151,14 +116,14 @@ def assert_no_mix(line: Line) -> list[int]:
 def test_ten_reloads_under_load_lose_nothing_and_mix_nothing(tmp_path: Path, experts_folder: Path) -> None:
     line = a_line(tmp_path, experts_folder)
     with line.service():
-        with load(line) as accepted:
+        with line.camera(pairs()) as account:
             for number in range(1, 11):
                 send(line, f"over-{number}", "P1")
                 change(line, number + 1)
                 assert line.control("reload")["edition"] == number + 1
                 send(line, f"over-{number}", "P2")
         line.idle()
-        assert line.rows("SELECT count(*) FROM inspections") == [(len(accepted) + 20,)]
+        assert line.rows("SELECT count(*) FROM inspections") == [(account.sent + 20,)]
         assert assert_no_mix(line)[:10] == [*range(1, 11)]
         assert line.control("reload", now=True)["edition"] == 12
         line.wait(lambda: line.rows("SELECT count(*) FROM editions WHERE ended_at IS NULL") == [(0,)])
@@ -176,14 +141,14 @@ def test_ten_reloads_under_load_lose_nothing_and_mix_nothing(tmp_path: Path, exp
 def test_a_daemon_that_is_killed_at_a_reload_goes_on_with_one_whole_edition(
     tmp_path: Path, experts_folder: Path, step: str, in_force: int
 ) -> None:
-    line = a_line(tmp_path, experts_folder, ODD_RELOADS, step)
+    line = a_line(tmp_path, experts_folder, ODD_DAEMON, step)
     coserve("reload", "--config", line.config)
     with line.service() as service:
         line.result(line.send(component="V"))
         with line.held("C0603"):
             waiting = [line.send(component="V") for _ in range(5)]
             change(line, 2)
-            without_v(line)
+            line.forget("V", "C0603")
             assert service.process is not None
             service.process.send_signal(signal.SIGHUP)
             assert service.process.wait(PATIENCE_S) == -signal.SIGKILL
@@ -215,23 +180,6 @@ def test_a_command_that_is_killed_before_it_tells_the_daemon_leaves_it_as_it_is(
         assert line.control("reload")["edition"] == 2
 
 
-def test_unchanged_files_make_no_edition_and_sighup_makes_one(tmp_path: Path, experts_folder: Path) -> None:
-    line = a_line(tmp_path, experts_folder)
-    folder = EditionFolder(line.catalog)
-    with line.service() as service:
-        assert line.control("reload")["edition"] == 1
-        assert "edition 1 is in force: nothing has changed" in coserve("reload", "--config", line.config).stdout
-        assert folder.numbers() == [1]
-        change(line, 2)
-        assert service.process is not None
-        service.process.send_signal(signal.SIGHUP)
-        line.wait(lambda: line.status()["edition"] == 2)
-    edition = folder.read(2)
-    assert (edition.parent, edition.why, edition.note, edition.rules.endswith("# 2\n")) == (
-        1, "reload", "by signal SIGHUP", True,
-    )  # fmt: skip
-
-
 @pytest.mark.promise("Containment", "A start runs what was in force, whatever was saved since, and says so")
 def test_a_start_runs_the_edition_in_force_whatever_the_files_hold(tmp_path: Path, experts_folder: Path) -> None:
     line = a_line(tmp_path, experts_folder)
@@ -259,7 +207,7 @@ def test_a_start_runs_the_edition_in_force_whatever_the_files_hold(tmp_path: Pat
 def test_a_daemon_that_may_not_write_beside_the_catalog_adopts_what_a_command_made(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = a_line(tmp_path, experts_folder, ODD_RELOADS, "read-only")
+    line = a_line(tmp_path, experts_folder, ODD_DAEMON, "read-only")
     reason = refusal(a_start(line.config, command=line.command))
     assert "no edition is in force yet, and only" in reason
     assert "coserve reload" in reason
@@ -292,21 +240,3 @@ def test_a_damaged_edition_stops_no_running_line_and_a_start_names_it(tmp_path: 
             assert line.result(line.send())["edition"] == 1
             place.write_text(before, encoding="utf-8")
         assert line.control("reload")["edition"] == 1
-
-
-def test_weights_that_change_under_their_digest_cost_one_expert_until_they_are_replaced(
-    tmp_path: Path, experts_folder: Path
-) -> None:
-    line = a_line(tmp_path, experts_folder)
-    with line.service():
-        line.control("unload", expert="C0603")  # an error if it was not there
-        line.wait(lambda: "C0603" not in line.status()["executors"][0]["resident"])
-        file = line.weights("C0603")
-        data = file.read_bytes()
-        file.unlink()  # a link to the session's file
-        file.write_bytes(data[:-1] + b"!")
-        assert line.result(line.send(component="V"))["reason"] == "expert_failed"
-        assert line.result(line.send())["verdict"] == "pass"
-        file.unlink()
-        assert line.control("reload")["edition"] == 1, "the catalog's file enters again"
-        assert line.result(line.send(component="V"))["verdict"] == "pass"

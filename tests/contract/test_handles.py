@@ -12,15 +12,15 @@ import psutil
 import pytest
 
 from tests.contract.client import Line
+from tests.contract.odd_daemons import ODD_DAEMON
 from tests.contract.peer import Peer
 from tests.contract.test_hostile_publishers import RULES
 from tests.ports import free_port
-from tests.simulated import DAEMON
 from tests.stress.line import make_jpegs
 from tests.stress.raw import RawPeer
 from tests.stress.soak import StreamConsumer
 from tests.stress.steady import SteadyPublisher
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 ACCEPTED = ("accepted", "duplicate")
 #: The web pages accept connections slowly, and never hold more than 128.
@@ -76,7 +76,7 @@ def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
         tmp_path / "line",
         experts_folder,
         RULES,
-        command=("tests.few_handles", *limits, *DAEMON),
+        command=(ODD_DAEMON, "few-handles", *limits),
         endpoints={
             "intake": [f"tcp://{intake}", "ipc://run/intake.sock"],
             "results": f"tcp://{results}",
@@ -101,12 +101,10 @@ def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
                 assert until(lambda image=image: answer_of(line.intake, image, jpegs[0]))["type"] in ACCEPTED
                 assert until(lambda: answer_of(control, {"type": "status"}))["state"] == "ready"
                 assert until(lambda: status_of(http)) == 200
-        honest.stop(PATIENCE_S)
-        assert (honest.tally.rejected, honest.unanswered) == ([], 0)
-        assert honest.tally.accepted == honest.tally.sent > 0
+        assert honest.stop().exit_status == 0
         until(lambda: daemon.num_fds() <= before + 16, daemon.num_fds)
         consumer.stop()
-        assert consumer.tally.lost == 0
+        assert consumer.lost == 0
         assert service.stop() == 0
     assert "failed" not in line.log()
 
@@ -120,7 +118,7 @@ def test_ten_thousand_silent_connections_cost_nobody_honest_anything(
 def test_the_soft_limit_of_handles_is_raised_as_far_as_the_hard_limit_allows(
     tmp_path: Path, experts_folder: Path
 ) -> None:
-    line = Line(tmp_path / "line", experts_folder, command=("tests.few_handles", "300", "1000", *DAEMON))
+    line = Line(tmp_path / "line", experts_folder, command=(ODD_DAEMON, "few-handles", "300", "1000"))
     with line.service() as service:
         assert service.process is not None
         assert psutil.Process(service.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (1000, 1000)

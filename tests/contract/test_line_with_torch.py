@@ -9,7 +9,7 @@ import yaml
 
 from experts.weights import read_header
 from tests.contract.client import Line, everything_is_whole
-from tests.dying_disk import RUN_ON_A_DYING_DISK
+from tests.contract.odd_daemons import ODD_DAEMON
 from tests.lines import COSERVE_RUN
 
 
@@ -42,7 +42,7 @@ def test_outputs_that_are_not_numbers_cost_their_own_images_only(tmp_path: Path,
 @pytest.mark.test_all
 def test_loads_that_hang_cost_their_own_images_only(tmp_path: Path, torch_experts_folder: Path) -> None:
     limits = {"hang_after": "4s"}
-    line = Line(tmp_path, torch_experts_folder, command=RUN_ON_A_DYING_DISK, memory="140MB", limits=limits)
+    line = Line(tmp_path, torch_experts_folder, command=(ODD_DAEMON, "dying-disk"), memory="140MB", limits=limits)
     with line.service() as service:
         weights = line.weights("C0603")
         dying = weights.with_name(f"{weights.name}.dies")

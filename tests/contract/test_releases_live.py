@@ -3,25 +3,20 @@
 import json
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from coserve_client import Publisher
 from daemon.config.settings import load_config
 from daemon.registry.signing import read_signing_key
 from daemon.registry.store import Store
 from experts.editions.folder import EditionFolder
 from tests.contract.client import Line
 from tests.editions import files_in_force
-from tests.lines import a_jpeg
 from tests.one_edition import content_of
-from tests.simulated import DAEMON
 from tests.tools.run_commands import coserve
-from tests.waiting import until
 from tools.experts.line import open_line
 from tools.registry.line_releases import LineReleases
 from tools.registry.pack import push as push_release
@@ -33,7 +28,6 @@ classifiers:
   "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
 """
 RULES_2 = RULES.replace("review_below: 0.0", "review_below: 0.1")
-POSITIONS = {"P1": "P", "P2": "P", "P3": "P", "P4": "P", "Q1": "Q"}
 
 
 @pytest.fixture
@@ -53,14 +47,11 @@ def places(tmp_path: Path, version_folders: tuple[Path, Path]) -> dict[str, Path
 
 def judge_by(config: Path, experts: Path) -> None:
     """Put the P of another folder in force."""
-    catalog, other = config.parent / "experts" / "catalog.yaml", yaml.safe_load((experts / "catalog.yaml").read_text())
-    entry = other["experts"]["P"]
-    file = catalog.with_name(f"{entry['sha256']}.safetensors")
+    line, entry = Line.at(config), yaml.safe_load((experts / "catalog.yaml").read_text())["experts"]["P"]
+    file = line.catalog.with_name(f"{entry['sha256']}.safetensors")
     if not file.exists():
         os.link(experts / entry["file"], file)
-    document = yaml.safe_load(catalog.read_text())
-    document["experts"]["P"] = entry | {"file": file.name}
-    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    line.change_entry("P", **entry | {"file": file.name})
     files_in_force(config)
 
 
@@ -73,12 +64,6 @@ def push(places: dict[str, Path], *words: object, key: str = "anna", **options: 
 def pull(places: dict[str, Path], *words: object, status: int = 0) -> Any:
     done = coserve("plant", "pull", places["b"], "--from", places["stick"], *words, status=status)
     return " ".join(done.output.split())
-
-
-def line_b(places: dict[str, Path]) -> Line:
-    line = Line.__new__(Line)  # its files are there already
-    line.folder, line.config, line.command, line.count = places["b"].parent, places["b"], DAEMON, 0
-    return line
 
 
 def state_of(config: Path) -> str:
@@ -269,58 +254,24 @@ def test_a_signer_that_the_source_has_revoked_is_refused_there_and_then_everywhe
 
 def test_a_line_that_judges_takes_a_release_and_each_board_keeps_the_edition_it_began_in(places: dict[str, Path]):
     push(places)
-    line = line_b(places)
-    stop = threading.Event()
-    accounts: list[dict[str, Any]] = []
+    line = Line.at(places["b"])
 
-    def publish() -> None:
-        """Two boards at a time, interleaved: there is always one that is open."""
-        number = 0
-        with Publisher(line.intake, source="camera") as publisher:
-            while not stop.is_set():
-                pair = [f"B{number}", f"B{number + 1}"]
-                for at, position in enumerate(POSITIONS):
-                    for serial in pair:
-                        board = {"type": "pair", "serial": serial}
-                        publisher.send(
-                            f"{serial}/{position}",
-                            a_jpeg(at),
-                            board=board,
-                            component=POSITIONS[position],
-                            designator=position,
-                        )
-                    stop.wait(0.02)
-                number += 2
-            accounts.append(publisher.finish().as_dict())
-
-    def closed() -> int:
-        return len(line.rows("SELECT 1 FROM boards WHERE verdict IS NOT NULL"))
+    def send(serial: str, *positions: str) -> None:
+        for position in positions:
+            line.send(board={"type": "pair", "serial": serial}, component=position[0], designator=position)
 
     with line.service():
-        camera = threading.Thread(target=publish)
-        camera.start()
-        try:
-            until(lambda: closed() > 4)
-            said = pull(places)
-            before = closed()
-            until(lambda: closed() > before + 4)
-        finally:
-            stop.set()
-            camera.join(120)
+        send("over", "P1", "P2")
         line.idle()
-    assert "the daemon judges by it" in said
-    (account,) = accounts
-    assert account["accepted"] == account["sent"]
+        assert "the daemon judges by it" in pull(places)
+        send("over", "P3", "P4", "Q1")
+        send("new", "P1", "P2", "P3", "P4", "Q1")
+        line.boards("over")
+        line.boards("new")
     rows = line.rows(
-        "SELECT b.serial, b.rules_version, s.expert_version FROM boards b JOIN inspections i USING (board_id)"
-        " JOIN stages s USING (inspection_id) WHERE s.expert = 'P'"
+        "SELECT DISTINCT b.serial, b.edition, b.rules_version, s.expert_version FROM boards b"
+        " JOIN inspections i USING (board_id) JOIN stages s USING (inspection_id) WHERE s.expert = 'P' ORDER BY 2"
     )
-    by_board: dict[str, set[tuple[str, str]]] = {}
-    for serial, rules, version in rows:
-        by_board.setdefault(serial, set()).add((rules, version))
-    assert all(len(pairs) == 1 for pairs in by_board.values()), by_board
-    assert len({pair for pairs in by_board.values() for pair in pairs}) == 2  # some boards before, some after
-    assert {verdict for (verdict,) in line.rows("SELECT DISTINCT verdict FROM boards WHERE verdict IS NOT NULL")} <= {
-        "pass",
-        "review",
-    }
+    assert [row[:2] for row in rows] == [("over", 1), ("new", 2)]
+    assert rows[0][2] != rows[1][2]
+    assert rows[0][3] != rows[1][3]

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from typer.testing import CliRunner
-
 from coserve_client import Results
 from tests.contract.client import Line
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 
 POSITIONS = (("P1", "P"), ("F1", "F"), ("P2", "P"))
 
@@ -42,8 +40,7 @@ def test_a_review_is_heard_at_once_and_one_that_was_stored_but_not_sent_after_th
     assert before[-1] == {"topic": topic, **heard}
     service.kill()
     # Stored while no daemon runs, so nobody was told: as after a kill between commit and publishing.
-    command = ["review", str(board), "fail", "--board", "--reviewer", "Ben", "--config", str(line.config)]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    coserve("review", board, "fail", "--board", "--reviewer", "Ben", "--config", line.config)
     with line.service(), Results(line.results, line.intake, since=heard["seq"]) as results:
         scrapped = results.take(60.0)
         assert scrapped is not None

@@ -1,14 +1,16 @@
 """Versions in shadow on a real line: they answer beside the one in force, and nothing that befalls them costs it."""
 
+import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from coserve_client import Publisher
 from tests.contract.client import Line, everything_is_whole
-from tests.contract.shadow_process import process_of, urged
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.simulated import DAEMON
 from tests.tools.run_commands import coserve
@@ -34,6 +36,22 @@ def a_shadowed_line(folder: Path, version_folders: tuple[Path, Path], command: A
     version = put(experts, "P", version_folders[1])
     mark_shadow(experts, "P", version, **ASKED)
     return line, version
+
+
+def process_of(line: Line) -> psutil.Process | None:
+    """Return the process in shadow of this line's daemon, None if there is none."""
+    own = [one for one in psutil.process_iter(["cmdline"]) if str(line.config) in (one.info["cmdline"] or ())]
+    return next((one for one in own if "daemon.shadow" in one.info["cmdline"]), None)
+
+
+def urged(line: Line, but: psutil.Process | None = None) -> psutil.Process:
+    """Return the process, no longer at idle priority: on a crowded machine a test would wait for it without end."""
+    process = line.wait(lambda: (one := process_of(line)) != but and one)
+    line.wait(lambda: os.sched_getscheduler(process.pid) == os.SCHED_IDLE)
+    os.sched_setscheduler(process.pid, os.SCHED_OTHER, os.sched_param(0))
+    with suppress(psutil.AccessDenied):  # a user may not
+        process.nice(0)
+    return process
 
 
 def shadow_of(line: Line) -> dict[str, Any]:

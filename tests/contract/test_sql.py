@@ -51,9 +51,6 @@ class Database:
         (row,) = self.rows(sql)
         return row
 
-    def columns(self, name: str) -> list[str]:
-        return [row[1] for row in self.rows(f"PRAGMA table_info({name})")]
-
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Database:

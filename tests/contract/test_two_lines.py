@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
 from daemon.storage.claims import claim
 from tests.lines import a_line
 from tests.simulated import a_service
-from tools.cli.main import app
+from tests.tools.run_commands import coserve
 from tools.setup.service import ServiceError
 
 SHARED = {
-    "images": "images: the folder",
-    "journal": "journal: the journal",
-    "database": "database: the database",
+    "images": ("../first/images", "images: the folder"),
+    "journal": ("../first/journal", "journal: the journal"),
+    "database": ("sqlite:///../first/inspection.db", "database: the database"),
 }
 
 
@@ -41,12 +40,7 @@ def test_what_a_power_cut_leaves_in_a_lock_file_claims_nothing(first: Path, left
 
 def a_second_line(tmp_path: Path, experts_folder: Path, shared: str) -> Path:
     """Return a line beside the first one that writes to one of its places, named in its own file."""
-    place = {
-        "images": {"images": "../first/images"},
-        "journal": {"journal": "../first/journal"},
-        "database": {"database": "sqlite:///../first/inspection.db"},
-    }
-    return a_line(tmp_path / "second", experts_folder, **place[shared])
+    return a_line(tmp_path / "second", experts_folder, **{shared: SHARED[shared][0]})
 
 
 @contextmanager
@@ -61,19 +55,13 @@ def refused(path: Path) -> str:
     return str(error.value)
 
 
-def run(*words: object, status: int = 0) -> str:
-    done = CliRunner().invoke(app, list(map(str, words)))
-    assert done.exit_code == status, done.output
-    return done.output
-
-
 @pytest.mark.parametrize("shared", SHARED)
 def test_a_place_of_another_line_is_refused_whether_that_runs_or_rests(
     tmp_path: Path, experts_folder: Path, first: Path, shared: str
 ) -> None:
     second = a_second_line(tmp_path, experts_folder, shared)
     with claimed(first):
-        assert SHARED[shared] in refused(second)
+        assert SHARED[shared][1] in refused(second)
     assert str(first) in refused(second)
     with claimed(first):
         pass
@@ -96,12 +84,12 @@ def test_a_second_line_that_would_write_what_another_line_writes_does_not_start(
         assert service.process is not None
         with pytest.raises(ServiceError) as refusal:
             a_service(second, tmp_path / "second.log").start()
-        for words in (f"{second}:{line_number}:", SHARED["journal"], str(first), f"process {service.process.pid}"):
+        for words in (f"{second}:{line_number}:", SHARED["journal"][1], str(first), f"process {service.process.pid}"):
             assert words in str(refusal.value)
         assert "Traceback" not in str(refusal.value)
-        assert str(first) in run("check", second, status=1)
-    assert str(first) in run("doctor", second, status=1), "the first line rests, and its files are its own"
-    run("check", first)
+        assert str(first) in coserve("check", second, status=1).output
+    assert str(first) in coserve("doctor", second, status=1).output, "the first line rests, and its files are its own"
+    coserve("check", first)
 
 
 def test_a_line_that_is_gone_for_good_locks_nobody_out(tmp_path: Path, experts_folder: Path, first: Path) -> None:
@@ -180,8 +168,8 @@ def test_a_line_whose_own_places_overlap_is_refused(tmp_path: Path, experts_fold
     line = a_line(tmp_path / "line", experts_folder, **OWN_CLASHES[clash])
     assert "name another place" in refused(line)
     if clash == "trace over the database":
-        assert "name another place" in run("check", line, status=1)
-        assert "name another place" in run("doctor", line, status=1)
+        assert "name another place" in coserve("check", line, status=1).output
+        assert "name another place" in coserve("doctor", line, status=1).output
 
 
 @pytest.mark.promise("Attacks, before and after", "A database under two names (a hard link) is refused under both")

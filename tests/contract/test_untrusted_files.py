@@ -1,6 +1,5 @@
 """Files made by an attacker: no command runs anything in them unless it was told to trust them."""
 
-import ast
 import io
 import os
 import pickle
@@ -14,7 +13,6 @@ import yaml
 from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
-from tests import ROOT
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_line
 
@@ -101,7 +99,7 @@ def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, expe
     "The program then runs, so trust only files of your own",
 )
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
-@pytest.mark.parametrize("name", ["model.pt", "model.pth", "model.safetensors"])
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 def test_importing_a_malicious_file_runs_nothing_unless_it_is_trusted(tmp_path: Path, kind: str, name: str) -> None:
     from tools.training.expert_file import ImportRefusedError
     from tools.training.importer import ImportTarget, import_file
@@ -113,57 +111,3 @@ def test_importing_a_malicious_file_runs_nothing_unless_it_is_trusted(tmp_path: 
             import_file(file, ImportTarget(architecture, size, tmp_path / "experts", classes=("a", "b")))
     assert not trace.exists()
     assert not (tmp_path / "experts").exists()
-
-
-# What the daemon's own code may not call
-
-_FORBIDDEN_CALLS = {
-    "eval": "runs text", "exec": "runs text", "compile": "runs text", "__import__": "imports by name",
-    "os.system": "a shell", "os.popen": "a shell", "os.execv": "another program", "os.execvp": "another program",
-    "pickle.load": "unpickles", "pickle.loads": "unpickles", "torch.load": "unpickles", "numpy.load": "may unpickle",
-    "np.load": "may unpickle", "yaml.load": "makes objects", "yaml.unsafe_load": "makes objects",
-    "yaml.full_load": "makes objects", "marshal.loads": "runs code", "shelve.open": "unpickles",
-    "torch.hub.load": "downloads", "torch.jit.load": "runs code", "urllib.request.urlopen": "goes out",
-    "socket.create_connection": "goes out",
-}  # fmt: skip
-_FORBIDDEN_IMPORTS = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "requests", "urllib.request",
-                      "http.client", "ftplib", "smtplib", "xmlrpc", "code", "runpy"}  # fmt: skip
-
-#: These go to other machines, and only to addresses that a person wrote: the cluster's head, the plant's hub.
-_GO_OUT = {
-    "daemon/cluster/joining.py": {"socket.create_connection"},
-    "daemon/registry/hub_store.py": {"http.client", "urllib.request"},
-}
-
-
-def dotted(node: ast.expr) -> str:
-    match node:
-        case ast.Name():
-            return node.id
-        case ast.Attribute():
-            return f"{dotted(node.value)}.{node.attr}"
-        case _:
-            return "?"
-
-
-@pytest.mark.parametrize("room", ["daemon", "experts", "routing_rules"])
-def test_the_daemons_code_calls_nothing_that_runs_what_it_reads(room: str) -> None:
-    calls: list[str] = []
-    files = sorted((ROOT / room).rglob("*.py"))
-    assert files
-    for file in files:
-        allowed = _GO_OUT.get(str(file.relative_to(ROOT)), set())
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            where = f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Call):
-                name = dotted(node.func)
-                if name in _FORBIDDEN_CALLS.keys() - allowed:
-                    calls.append(f"{where}: {name} {_FORBIDDEN_CALLS[name]}")
-                if "subprocess" in name and any(word.arg == "shell" for word in node.keywords):
-                    calls.append(f"{where}: {name} starts a shell")
-                if name.endswith("connect") and node.args and "tcp" in ast.dump(node.args[0]):
-                    calls.append(f"{where}: {name} goes out over the network")
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            calls += [f"{where}: imports {name}" for name in names if name in _FORBIDDEN_IMPORTS - allowed]
-    assert calls == []

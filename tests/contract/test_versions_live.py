@@ -1,13 +1,13 @@
 """A version promoted and rolled back under load: every stored answer is by the version that it names, none is lost."""
 
-import threading
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coserve_client import Publisher
 from tests.contract.client import Line
 from tests.lines import COSERVE_RUN, a_jpeg
 from tools.experts.change import put, switch
@@ -20,6 +20,14 @@ classifiers:
   "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
 """
 IMAGES, SWITCHES = 200, 6
+
+
+def images() -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield images of boards of their own: each begins in the edition in force."""
+    pictures = [a_jpeg(seed) for seed in range(16)]
+    for number in itertools.count():
+        board = {"type": "free", "serial": f"S{number}"}
+        yield pictures[number % 16], {"board": board, "component": "P" if number % 4 else "Q"}
 
 
 def answers_of(line: Line, version: str) -> int:
@@ -35,44 +43,23 @@ def test_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_
     tmp_path: Path, version_folders: tuple[Path, Path]
 ):
     line = Line(tmp_path / "line", version_folders[0], RULES, COSERVE_RUN, memory="100MB")
-    pictures = [a_jpeg(seed) for seed in range(16)]
     with line.service():
         experts = open_line(line.config)
         old = experts.experts()["P"].version or ""
         new = put(experts, "P", version_folders[1])
-        stop = threading.Event()
-        accounts: list[dict[str, Any]] = []
-
-        def publish() -> None:
-            number = 0
-            with Publisher(line.intake, source="camera") as publisher:
-                while number < IMAGES or not stop.is_set():
-                    board = {"type": "free", "serial": f"S{number}"}  # each begins in the edition in force
-                    component = "P" if number % 4 else "Q"
-                    publisher.send(f"{number}", pictures[number % 16], board=board, component=component)
-                    number += 1
-                    stop.wait(0.0 if stop.is_set() else 0.01)
-                accounts.append(publisher.finish().as_dict() | {"sent": number})
-
-        camera = threading.Thread(target=publish)
-        camera.start()
-        try:
+        with line.camera(images()) as account:
             for number in range(SWITCHES):
                 before = answers_of(line, version := (new, old)[number % 2])
                 done = switch(experts, "P", new if version == new else None)
                 assert (done.version, done.heard) == (version, True)
                 line.wait(lambda version=version, before=before: answers_of(line, version) > before)
-        finally:
-            stop.set()
-            camera.join(120)
+            line.wait(lambda: account.answered >= IMAGES)
         line.idle()
-        (account,) = accounts
-    assert account["sent"] == account["accepted"] >= IMAGES
     rows = line.rows(
         "SELECT i.image_id, i.verdict, s.expert, s.expert_version, s.label"
         " FROM inspections i LEFT JOIN stages s ON s.inspection_id = i.inspection_id WHERE i.status = 'done'"
     )
-    assert len(rows) == account["sent"]
+    assert len(rows) == account.sent
     assert {verdict for _, verdict, *_ in rows} == {"pass"}  # each label passes: nothing is unknown, nothing refused
     answers: dict[tuple[int, str], Counter[str]] = {}
     for image_id, _, expert, version, label in rows:

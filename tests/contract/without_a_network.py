@@ -8,21 +8,16 @@ import http.client
 import json
 import socket
 import sys
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from coserve_client import CameraImage, Publisher, publish_images
-from daemon.wire.control import ask
 from experts.vision import frameworks
-from tests.lines import a_jpeg
+from tests.contract.client import Line
+from tests.lines import CLASSIFIERS, COSERVE_RUN
 from tests.waiting import PATIENCE_S
-from tools.setup.service import Service
 
-HTTP_REQUESTS = 3
+HTTP_PORT, HTTP_PATHS = 9470, ("/metrics", "/readyz", "/healthz")
 
 
 def kernel_counts() -> dict[str, int]:
@@ -39,25 +34,17 @@ def kernel_counts() -> dict[str, int]:
 
 
 def run_the_line(folder: Path) -> dict[str, Any]:
-    config = yaml.safe_load((folder / "coserve.yaml").read_text())
-    port = int(config["endpoints"]["http"].rsplit(":", 1)[1])
-    control = f"ipc://{folder}/run/control.sock"
-    board = {"type": "open-board", "serial": "S1"}
-    images = [CameraImage(f"S1/{n}", a_jpeg(n), board, c, {}) for n, c in enumerate(("R0402", "C0603", "QFP64"))]
-    with Service(folder / "coserve.yaml", folder / "daemon.log"):
-        with Publisher(f"ipc://{folder}/run/intake.sock", "camera") as publisher:
-            accepted = publish_images(publisher, images).accepted
-        until_s = time.monotonic() + PATIENCE_S
-        while (status := ask(control, "status", timeout_s=PATIENCE_S))["completed"] < accepted:
-            if time.monotonic() > until_s:
-                break
-            time.sleep(0.05)
-        ask(control, "reload", timeout_s=PATIENCE_S)
-        for path in ("/metrics", "/readyz", "/healthz")[:HTTP_REQUESTS]:
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+    line = Line.at(folder / "coserve.yaml", COSERVE_RUN)
+    with line.service():
+        for component in CLASSIFIERS:
+            line.send(board={"type": "open-board", "serial": "S1"}, component=component)
+        line.idle()
+        line.control("reload")
+        for path in HTTP_PATHS:
+            with closing(http.client.HTTPConnection("127.0.0.1", HTTP_PORT, timeout=PATIENCE_S)) as connection:
                 connection.request("GET", path)
                 assert connection.getresponse().status == 200
-    return {"accepted": accepted, "completed": status["completed"], "last_error": status["last_error"]}
+        return {name: line.status()[name] for name in ("accepted", "completed", "last_error")}
 
 
 def main(folder: Path) -> None:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from daemon.units import count_text, counted, size_text, spreadsheet_cell
+from daemon.units import size_text, spreadsheet_cell
 
 
 @pytest.mark.parametrize(
@@ -27,18 +27,6 @@ from daemon.units import count_text, counted, size_text, spreadsheet_cell
 )
 def test_a_size_has_three_digits_and_never_a_thousand_of_a_unit(size_bytes: float, said: str) -> None:
     assert size_text(size_bytes) == said
-
-
-def test_a_count_agrees_with_its_noun() -> None:
-    counts = [counted(number, "board") for number in (0, 1, 2, 1204)]
-    assert counts == ["0 boards", "1 board", "2 boards", "1\u202f204 boards"]
-    assert (counted(1, "batch", "batches"), counted(2, "batch", "batches")) == ("1 batch", "2 batches")
-
-
-def test_a_single_thing_has_no_plural() -> None:
-    assert [count_text(number, "image") for number in (0, 1, 2, 1042)] == [
-        *("0 images", "1 image", "2 images", "1,042 images")
-    ]
 
 
 @pytest.mark.parametrize("delimiter", [",", ";"])

@@ -1,24 +1,18 @@
 """Publishers that keep an account of every image, and a consumer that keeps every result."""
 
 import hashlib
-import json
 import random
 import threading
 from dataclasses import dataclass
 from typing import Any
 
-import zmq
-
 from coserve_client import Publisher
+from tests.contract.client import Listener
 from tests.lines import a_jpeg
 
 #: The verdict on each component by the rules below, independent of the (untrained) experts' answers.
 VERDICTS = {"P": "pass", "V": "review", "F": "fail"}
-BOARDS = {
-    "plain": ("P1", "P2", "P3", "P4"),
-    "mixed": ("P1", "P2", "P3", "V1", "F1"),
-    "hasty": ("P1", "P2", "P3"),
-}
+BOARDS = {"plain": ("P1", "P2", "P3", "P4"), "mixed": ("P1", "P2", "P3", "V1", "F1"), "hasty": ("P1", "P2", "P3")}
 RULES = """\
 boards:
   plain: {components: {P: [P1, P2, P3, P4]}}
@@ -132,26 +126,20 @@ class Consumer(threading.Thread):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(name="consumer", daemon=True)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.SUB)
-        self._socket.linger = 0
-        self._socket.rcvhwm = 0
-        for topic in (b"inspection/", b"board/", b"generation/"):
-            self._socket.subscribe(topic)
-        self._socket.connect(endpoint)
+        self._listener = Listener(endpoint, "inspection/", "board/", "generation/")
         self._over = threading.Event()
         self.messages: dict[int, dict[str, Any]] = {}
         self.complaints: list[str] = []
 
     def run(self) -> None:
-        while not self._over.is_set():
-            if self._socket.poll(100):
-                topic, body = self._socket.recv_multipart()
-                message = {"topic": topic.decode("ascii"), **json.loads(body)}
-                first = self.messages.setdefault(message["seq"], message)
-                if first != message:
-                    self.complaints.append(f"seq {message['seq']} came as two messages: {first}, {message}")
-        self._context.destroy(linger=0)
+        with self._listener as listener:
+            while not self._over.is_set():
+                if listener.socket.poll(100):
+                    topic, body = listener.take()
+                    message = {"topic": topic, **body}
+                    first = self.messages.setdefault(message["seq"], message)
+                    if first != message:
+                        self.complaints.append(f"seq {message['seq']} came as two messages: {first}, {message}")
 
     def end(self) -> None:
         self._over.set()

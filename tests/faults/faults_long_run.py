@@ -1,10 +1,9 @@
 """`make faults`: the long run of the fault harness, episode after episode, and the account of it.
 
-    python -m tests.faults.faults_long_run DIR [--seed N] [--jobs N] [--only kills,power-cuts,...]
+    python -m tests.faults.faults_long_run DIR [--seed N] [--jobs N]
 
-Each episode is drawn from the seed and its name. DIR/seed-N/progress.jsonl has a line for each that is done; with the
-same DIR and seed the run goes on where it was stopped, and repeats what broke a promise. DIR/seed-N/summary.json is the
-account.
+Each episode is drawn from the seed and its name, in a folder of its own that stays if a promise was broken;
+DIR/seed-N/summary.json is the account.
 """
 
 import argparse
@@ -22,18 +21,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.faults.faults_rounds import (
-    FaultLine,
-    kill_at_point,
-    kill_at_random,
-    points_of,
-    refuse,
-)
+from tests.faults.faults_rounds import FaultLine, Tally, kill_at_point, kill_at_random, points_of, refuse
 from tests.faults.powercut import Unsynced
 from tests.faults.shim import ShimError, build_shim
 from tests.lines import make_experts
 
-KINDS = ("kills", "power-cuts", "points", "births", "disk")
 _CUTS: tuple[Unsynced | None, ...] = (None, "nothing", "garbage", "some")
 _ROUNDS_PER_EPISODE = 10
 #: Calls of a running daemon that its disk may refuse, and how. A write may also stop short, which is not an error.
@@ -67,10 +59,8 @@ class Episode(NamedTuple):
     rules: tuple[str, ...]
 
 
-def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> dict[str, Any]:
-    """Carry out an episode in a folder of its own, which stays only if a promise was broken; return its tally."""
+def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> Tally:
     place = folder / episode.name
-    shutil.rmtree(place, ignore_errors=True)
     with FaultLine(place, experts, seed) as line:
         try:
             for number, rule in enumerate(episode.rules):
@@ -78,11 +68,10 @@ def carry_out(episode: Episode, folder: Path, experts: Path, seed: int) -> dict[
             line.finish()
         except Exception:  # noqa: BLE001  the other episodes go on, and this one is not forgotten
             line.tally.promises_broken.append(f"the episode ended early: {traceback.format_exc()}")
-    tally = {"episode": episode.name, **line.tally.as_dict()}
-    tally["promises_broken"] = [f"{episode.name}: {text}" for text in tally["promises_broken"]]
+    line.tally.promises_broken = [f"{episode.name}: {text}" for text in line.tally.promises_broken]
     if not line.tally.promises_broken:
         shutil.rmtree(place)
-    return tally
+    return line.tally
 
 
 def _round(line: FaultLine, kind: str, rule: str, number: int) -> None:
@@ -107,20 +96,16 @@ def _refuse(line: FaultLine, rules: str) -> None:
     line.end_of(run, "SIGKILL", line.rng.choice(_CUTS))
 
 
-def plan(kinds: Sequence[str], folder: Path, experts: Path, seed: int) -> Iterator[Episode]:
-    """Yield every episode of these kinds."""
+def plan(folder: Path, experts: Path, seed: int) -> Iterator[Episode]:
     for kind, episodes in (("kills", 10), ("power-cuts", 6)):
-        if kind in kinds:
-            for number in range(episodes):
-                yield Episode(f"{kind}-{number}", kind, ("",) * _ROUNDS_PER_EPISODE)
-    if "points" in kinds or "births" in kinds:
-        born, met = _dry_run(folder, experts, seed)
-        yield from _points(met) if "points" in kinds else ()
-        yield from _births(born, random.Random(seed)) if "births" in kinds else ()
-    if "disk" in kinds:
-        for number in range(0, len(_REFUSALS), 3):
-            for repeat in range(2):
-                yield Episode(f"disk-{number}-{repeat}", "disk", (" ".join(_REFUSALS[number : number + 3]),) * 2)
+        for number in range(episodes):
+            yield Episode(f"{kind}-{number}", kind, ("",) * _ROUNDS_PER_EPISODE)
+    born, met = _dry_run(folder, experts, seed)
+    yield from _points(met)
+    yield from _births(born, random.Random(seed))
+    for number in range(0, len(_REFUSALS), 3):
+        for repeat in range(2):
+            yield Episode(f"disk-{number}-{repeat}", "disk", (" ".join(_REFUSALS[number : number + 3]),) * 2)
 
 
 def _points(met: Counter[str]) -> Iterator[Episode]:
@@ -145,49 +130,38 @@ def _kills(point: str) -> tuple[str, ...]:
 
 
 def _dry_run(folder: Path, experts: Path, seed: int) -> list[Counter[str]]:
-    """Count how often a run comes to each point: until a first line is ready, and in a second run with traffic.
-
-    Counted once for a folder, so that a run that goes on means the same episodes.
-    """
-    counted = folder / "points.json"
-    if not counted.exists():
-        place = folder / "dry-run"
-        shutil.rmtree(place, ignore_errors=True)
-        counts: list[Counter[str]] = []
-        with FaultLine(place, experts, seed, cameras=1) as line:
-            for traffic_s in (0.0, 4.0):
-                run = line.run()
-                run.wait_ready()
-                run.wait_end(traffic_s)
-                run.kill()
-                counts.append(points_of(run))
-            line.finish()
-        shutil.rmtree(place)
-        counted.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
-    return [Counter(count) for count in json.loads(counted.read_text(encoding="utf-8"))]
+    """Count how often a run comes to each point: until a first line is ready, and in a second run with traffic."""
+    counts: list[Counter[str]] = []
+    with FaultLine(folder / "dry-run", experts, seed, cameras=1) as line:
+        for traffic_s in (0.0, 4.0):
+            run = line.run()
+            run.wait_ready()
+            run.wait_end(traffic_s)
+            run.kill()
+            counts.append(points_of(run))
+        line.finish()
+    shutil.rmtree(folder / "dry-run")
+    return counts
 
 
-def summarize(done: Sequence[dict[str, Any]], seed: int, took_s: float) -> dict[str, Any]:
+def summarize(done: Sequence[Tally], seed: int, took_s: float) -> dict[str, Any]:
     """Return one account of all episodes."""
-    ends, faults = Counter[str](), Counter[str]()
-    for tally in done:
-        ends.update(tally["ends"])
-        faults.update(tally["faults"])
-    broken = [problem for tally in done for problem in tally["promises_broken"]]
+    ends = sum((tally.ends for tally in done), Counter[str]())
+    broken = [problem for tally in done for problem in tally.promises_broken]
     return {
         "seed": seed,
         "episodes": len(done),
-        "rounds": sum(tally["rounds"] for tally in done),
-        "rounds_killed": sum(count for how, count in ends.items() if how != "stopped"),
+        "rounds": sum(tally.rounds for tally in done),
+        "rounds_killed": ends.total() - ends["stopped"],
         "power_cuts": sum(count for how, count in ends.items() if "power cut" in how),
-        "faults_injected": dict(sorted(faults.items())),
-        "images_accepted": sum(tally["images_accepted"] for tally in done),
-        "results_published": sum(tally["results_published"] for tally in done),
-        "messages_resent": sum(tally["messages_resent"] for tally in done),
+        "faults_injected": sum((tally.faults for tally in done), Counter[str]()),
+        "images_accepted": sum(tally.images_accepted for tally in done),
+        "results_published": sum(tally.results_published for tally in done),
+        "messages_resent": sum(tally.messages_resent for tally in done),
         "images_lost": sum("is lost" in problem or "bytes are gone" in problem for problem in broken),
         "images_doubled": sum("a second time" in problem or "repeats" in problem for problem in broken),
         "promises_broken": broken,
-        "ends": dict(sorted(ends.items())),
+        "ends": ends,
         "took_s": round(took_s),
     }
 
@@ -197,7 +171,6 @@ def main() -> int:
     parser.add_argument("dir", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
     options = parser.parse_args()
     try:
         build_shim()
@@ -205,40 +178,27 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     folder, began_s = options.dir.absolute() / f"seed-{options.seed}", time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    progress = folder / "progress.jsonl"
-    done = _done(progress)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    done: list[Tally] = []
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
         ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool,
     ):
         experts = Path(scratch)
         make_experts(experts)
-        episodes = list(plan(options.only.split(","), folder, experts, options.seed))
-        remaining = [episode for episode in episodes if episode.name not in done]
-        print(
-            f"{len(episodes)} episodes, {sum(len(e.rules) for e in episodes)} rounds; {len(remaining)} are left",
-            flush=True,
-        )
-        running = [pool.submit(carry_out, episode, folder, experts, options.seed) for episode in remaining]
+        episodes = list(plan(folder, experts, options.seed))
+        print(f"{len(episodes)} episodes, {sum(len(each.rules) for each in episodes)} rounds", flush=True)
+        running = {pool.submit(carry_out, each, folder, experts, options.seed): each.name for each in episodes}
         for future in as_completed(running):
-            tally = future.result()
-            done[tally["episode"]] = tally
-            with progress.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(tally) + "\n")
-            broken = f" BROKEN: {tally['promises_broken'][0]}" if tally["promises_broken"] else ""
-            what = f"{tally['rounds']} rounds, {tally['images_accepted']} images accepted"
-            print(f"{tally['episode']}: {what}{broken}", flush=True)
-    summary = summarize([done[episode.name] for episode in episodes], options.seed, time.monotonic() - began_s)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(summary, indent=2))
-    return 1 if summary["promises_broken"] else 0
-
-
-def _done(progress: Path) -> dict[str, dict[str, Any]]:
-    """Return the tallies of the episodes that ended well, by name: they need not be repeated."""
-    lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
-    return {tally["episode"]: tally for tally in map(json.loads, lines) if not tally["promises_broken"]}
+            done.append(tally := future.result())
+            broken = f" BROKEN: {tally.promises_broken[0]}" if tally.promises_broken else ""
+            what = f"{tally.rounds} rounds, {tally.images_accepted} images accepted"
+            print(f"{running[future]}: {what}{broken}", flush=True)
+    summary = json.dumps(summarize(done, options.seed, time.monotonic() - began_s), indent=2)
+    (folder / "summary.json").write_text(summary + "\n", encoding="utf-8")
+    print(summary)
+    return 1 if any(tally.promises_broken for tally in done) else 0
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.contract.client import Peer
+from tests.contract.client import Line
 from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
 from tests.faults.faults_invariants import broken_promises
 from tests.faults.powercut import Disk, Unsynced
@@ -47,11 +47,7 @@ class Tally:
     images_accepted: int = 0
     results_published: int = 0
     messages_resent: int = 0
-    busy_answers: int = 0
     promises_broken: list[str] = field(default_factory=list[str])
-
-    def as_dict(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 class Run:
@@ -148,11 +144,12 @@ class FaultLine:
         limits = {"credit": 16, "backlog_bytes": "3200KB", "source_share": 1}  # journal files of 100 KB
         self.config = a_line(self.folder, experts, limits=limits, **settings)
         (self.folder / "rules.yaml").write_text(RULES, encoding="utf-8")
+        self.line = Line.at(self.config)
         self.rng = random.Random(f"{folder.name} {seed}")
         self.tally = Tally()
         self._last_run: Run | None = None
-        self.shifts = [Shift(self.endpoint("intake"), f"cam-{n}", seed) for n in range(1, cameras + 1)]
-        self.consumer = Consumer(self.endpoint("results"))
+        self.shifts = [Shift(self.line.intake, f"cam-{n}", seed) for n in range(1, cameras + 1)]
+        self.consumer = Consumer(self.line.results)
         for thread in (*self.shifts, self.consumer):
             thread.start()
 
@@ -167,9 +164,6 @@ class FaultLine:
         for shift in self.shifts:
             shift.end()
         self.consumer.end()
-
-    def endpoint(self, name: str) -> str:
-        return f"ipc://{self.folder}/run/{name}.sock"
 
     def run(self, *plan: str) -> Run:
         self.tally.rounds += 1
@@ -210,21 +204,6 @@ class FaultLine:
         if not self.tally.promises_broken:
             run.forget()
 
-    def status(self) -> dict[str, Any]:
-        with Peer(self.endpoint("control")) as peer:
-            return peer.ask({"type": "status"})
-
-    def stream(self) -> list[dict[str, Any]]:
-        """Return all messages from the daemon's own archive."""
-        items: list[dict[str, Any]] = []
-        more = True
-        with Peer(self.endpoint("intake")) as peer:
-            while more:
-                page = peer.ask({"type": "results_since", "seq": len(items), "limit": 1000})
-                items += page["items"]
-                more = page["more"]
-        return items
-
     def finish(self) -> Tally:
         """Carry out a last run without faults until all images are answered and judged; then check every promise."""
         run = self.run()
@@ -237,8 +216,8 @@ class FaultLine:
             assert not shift.is_alive(), f"{shift.camera.outstanding} images have no answer: {self.log_end()}"
             if shift.error is not None:
                 raise shift.error
-        until(lambda: self.status()["backlog"] == 0, self.log_end)
-        stream = {message["seq"]: message for message in self.stream()}
+        until(lambda: self.line.status()["backlog"] == 0, self.log_end)
+        stream = {message["seq"]: message for message in self.line.stream()}
         if sorted(stream) != list(range(1, len(stream) + 1)):
             self.tally.promises_broken.append(
                 f"the stream has gaps: {len(stream)} messages up to seq {max(stream, default=0)}"
@@ -255,7 +234,6 @@ class FaultLine:
         self.tally.images_accepted = sum(len(camera.taken) for camera in cameras)
         self.tally.results_published = len(stream)
         self.tally.messages_resent = sum(camera.account.resent for camera in cameras)
-        self.tally.busy_answers = self.busy_answers
         return self.tally
 
     @property

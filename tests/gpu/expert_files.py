@@ -1,33 +1,22 @@
-"""The experts of `make gpu`: as many different files as the disk and the time allow; the demo's line, untrained."""
+"""The experts of `make gpu`: as many different files as the disk and the time allow."""
 
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 import yaml
 
 from experts.catalog import write_catalog
 from experts.durable import replacing
 from experts.reading import drop_cached
 from experts.spec import ExpertId, ExpertSpec
-from experts.vision.architectures import ARCHITECTURES
-from experts.vision.networks import build_original
 from experts.weights import file_sha256, read_header
 from tests.bench.live.expert_files import ExpertRecipe, make_experts, read_experts
-from tools.camera.render import part_types
-from tools.demo.files import SOLDER_DETECTORS, Thresholds, write_configuration, write_rules
-from tools.demo.training import CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS
-from tools.training.expert_file import ImportReport
-from tools.training.importer import import_model
-from tools.training.proof import pattern_images
 
 #: Bytes of the disk that stay free for other programs.
 _RESERVE_BYTES = 4 << 30
@@ -37,9 +26,7 @@ _THREADS = 4
 _CHANGED_BITS = 12
 
 
-def make_expert_files(
-    folder: Path, recipe: ExpertRecipe, limit_s: float, on_file: Callable[[str], None] = lambda _name: None
-) -> tuple[Path, int]:
+def make_expert_files(folder: Path, recipe: ExpertRecipe, limit_s: float) -> tuple[Path, int]:
     """Return the catalog of the recipe's experts in `folder`, and how many of them have a file of their own.
 
     The others read the files of these in turn. Files are made until the disk has `_RESERVE_BYTES` left or `limit_s`
@@ -60,7 +47,6 @@ def make_expert_files(
         has_room = left_bytes > _RESERVE_BYTES and time.monotonic() - began_s < limit_s
         if is_made or has_room or name in (kind[0] for kind in _kinds(recipe)):
             digests[name] = file_sha256(file) if is_made else _vary(spec, file, seed=names.index(name))
-            on_file(name)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(make, names))
@@ -76,37 +62,6 @@ def make_expert_files(
     # As make_experts marks what it has made, so that the live benchmark finds it.
     (folder / "recipe.json").write_text(json.dumps(asdict(recipe)), encoding="utf-8")
     return folder / "catalog.yaml", len(digests)
-
-
-def make_demo_line(folder: Path) -> Path:
-    """Write the demo's line with experts of random weights, in seconds, and return its configuration.
-
-    Its classifiers answer `ok`, so that every part goes on to its detector. Of those with the same labels the first is
-    imported, and the others differ from it a little. Raises OSError, ImportRefusedError.
-    """
-    torch.manual_seed(0)
-    experts, imported = folder / "experts", dict[tuple[str, ...], ImportReport]()
-    networks = {name: (CLASSIFIER, part.labels, CLASSIFIERS.size) for name, part in part_types().items()}
-    networks |= {each.expert: (DETECTOR, each.labels, each.size) for each in DETECTORS}
-    entries: dict[str, dict[str, Any]] = {}
-    for name, (architecture, labels, size) in networks.items():
-        if labels in imported:
-            file, first = experts / f"{name}.safetensors", imported[labels]
-            sha256 = _vary(first.spec, file, seed=len(entries))
-            entries[name] = first.entry | {"file": file.name, "sha256": sha256}
-            continue
-        network = build_original(ARCHITECTURES[architecture], len(labels))
-        if architecture == CLASSIFIER:
-            network.get_parameter("fc.bias").data[labels.index("ok")] += 100
-        imported[labels] = import_model(
-            network, architecture, labels, size, experts, expert=name, images=pattern_images(1)
-        )
-        entries[name] = imported[labels].entry
-    write_catalog(experts / "catalog.yaml", entries)
-    labels = {each.expert: each.labels for each in DETECTORS}
-    fail_on = {family: dict.fromkeys(labels[expert], 0.9) for family, expert in SOLDER_DETECTORS.items()}
-    write_rules(folder, Thresholds(dict.fromkeys(part_types(), 0.5), fail_on))
-    return write_configuration(folder)
 
 
 def _kinds(recipe: ExpertRecipe) -> tuple[list[str], list[str]]:

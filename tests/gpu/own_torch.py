@@ -24,15 +24,7 @@ _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_
 #: What benchmarks, tests and the daemon import, beside what the machine brings.
 PACKAGES = (
     *("annotated-doc", "annotated-types", "cffi", "cryptography", "greenlet", "hypothesis", "iniconfig"),
-    *(
-        "logging-journald",
-        "markdown-it-py",
-        "mdurl",
-        "nvidia-ml-py",
-        "packaging",
-        "pluggy",
-        "prometheus-client",
-    ),
+    *("logging-journald", "markdown-it-py", "mdurl", "nvidia-ml-py", "packaging", "pluggy", "prometheus-client"),
     *("psutil", "pycparser", "pydantic", "pydantic-core", "Pygments", "pytest", "pytest-timeout", "PyYAML", "pyzmq"),
     *("rich", "safetensors", "shellingham", "simplejpeg", "sortedcontainers", "SQLAlchemy", "structlog", "tqdm"),
     *("typer", "typing-extensions", "typing-inspection", "tzdata", "ultralytics"),

@@ -1,7 +1,7 @@
 """The figures of `make gpu`, a JSON file for each stage, and the section of docs/benchmarks.md that shows them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ NOT_MEASURED = "**No GPU has been measured yet.**"
 
 @dataclass(slots=True)
 class Table:
-    """Rows of figures as the section shows them; `notes` are sentences below."""
+    """Rows of figures by the names of their columns; `notes` are sentences below."""
 
     title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Mapping[str, Any]]
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -101,7 +100,8 @@ def section_text(figures: Sequence[StageFigures]) -> str:
 
 
 def _markdown(table: Table) -> str:
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
+    columns = [name.replace("_", " ") for name in table.rows[0]]
+    lines = [columns, ["---"] * len(columns), *(row.values() for row in table.rows)]
     text = "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
     notes = "".join(f"\n\n{note}" for note in table.notes)
     return f"#### {table.title}\n\n{text}{notes}"

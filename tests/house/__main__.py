@@ -12,7 +12,7 @@ from rich.table import Table
 from typer.main import get_command
 
 from tests import ROOT
-from tests.house.counts import Source, arrows, circles, commands, crowded_rooms, keys, sources
+from tests.house.counts import Source, arrows, commands, crowded_rooms, keys, sources
 from tests.house.one_image import Crossing, crossing
 from tests.house.picture import draw, draw_image
 from tests.house.times import read_times
@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def _rows(files: list[Source], crossed: Future[Crossing]) -> list[Row]:
-    knots = [" ↔ ".join(knot) for knot in circles(arrows(files))]
     pages = [page.stat().st_size for page in (ROOT / "docs").glob("*.md")]
     return [
         _lines(
@@ -69,7 +68,6 @@ def _rows(files: list[Source], crossed: Future[Crossing]) -> list[Row]:
         _lines(
             "Python lines under tests/", "76.2k", "≤ 56k", (file for file in files if file.path.startswith("tests/"))
         ),
-        _list("circles between rooms", "0", "0", knots),
         _list("rooms over 15 files", "4", "0", crowded_rooms(files)),
         _list("files that one image crosses (on simulated devices)", "37", "≤ 24", crossed.result().files),
         _list("threads that one image crosses", "7", "≤ 5", crossed.result().threads),

@@ -1,4 +1,4 @@
-"""Figures read from the sources: lines, rooms and their circles, commands, keys."""
+"""Figures read from the sources: lines, rooms and their imports, commands, keys."""
 
 import ast
 import re
@@ -88,24 +88,6 @@ def arrows(files: Iterable[Source]) -> dict[str, set[str]]:
             room = room_of[file.name]
             rooms.setdefault(room, set()).update({room_of[name] for name in imports(file, set(room_of))} - {room})
     return rooms
-
-
-def circles(rooms: dict[str, set[str]]) -> list[list[str]]:
-    """Return the sets of rooms that reach each other (Tarjan's strongly connected components of two rooms or more)."""
-    reachable = {room: _reachable(room, rooms) for room in rooms}
-    knots = {tuple(sorted(other for other in reachable[room] if room in reachable.get(other, ()))) for room in rooms}
-    return [list(knot) for knot in sorted(knots) if len(knot) > 1]
-
-
-def _reachable(room: str, rooms: dict[str, set[str]]) -> set[str]:
-    reached: set[str] = set()
-    waiting = [room]
-    while waiting:
-        for target in rooms.get(waiting.pop(), ()):
-            if target not in reached:
-                reached.add(target)
-                waiting.append(target)
-    return reached
 
 
 def crowded_rooms(files: Iterable[Source], most: int = 15) -> list[str]:

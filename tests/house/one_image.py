@@ -23,6 +23,8 @@ _IMAGES = 20
 _WARM_IMAGES = 3
 _PATIENCE_S = 30.0
 _FOLDERS = ("daemon/", "experts/", "routing_rules/")
+#: Kinds that are a part of `Image`.
+_PARTS = ("BoardRef", "JournalKey", "Pixels")
 _ROOMS = ("daemon.", "experts.", "routing_rules.")
 
 
@@ -30,13 +32,16 @@ _ROOMS = ("daemon.", "experts.", "routing_rules.")
 class Crossing:
     """What runs or is made at least once an image, in the order of first calls.
 
-    `files` have calls, `cells` (a thread and a file) a function that is called so often there; `kinds` are dataclasses
-    and named tuples.
+    `cells` are a thread and a file with a function that is called so often there; `kinds` are dataclasses and named
+    tuples.
     """
 
-    files: list[str]
     cells: list[tuple[str, str]]
     kinds: list[str]
+
+    @property
+    def files(self) -> list[str]:
+        return list(dict.fromkeys(file for _, file in self.cells))
 
     @property
     def threads(self) -> list[str]:
@@ -75,17 +80,13 @@ def crossing() -> Crossing:
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
     assert "torch" not in sys.modules, "a line on simulated devices imported torch"
-    files: Counter[str] = Counter()
-    for (_, file, _), count in calls.items():
-        files[file] += count
-    crossed = [
-        file
-        for file, count in files.items()
-        if count >= _IMAGES and file.startswith(_FOLDERS) and not file.startswith("daemon/policy/")
-    ]
-    functions = (key for key, count in calls.items() if count >= _IMAGES and not key[2].endswith("comp>"))
-    cells = dict.fromkeys((thread, file) for thread, file, _ in functions if file in crossed)
-    return Crossing(crossed, [*cells], [kind for kind, count in made.items() if count >= _IMAGES])
+    cells = dict.fromkeys(
+        (thread, file)
+        for (thread, file, function), count in calls.items()
+        if count >= _IMAGES and file.startswith(_FOLDERS) and not function.endswith(("comp>", "genexpr>"))
+    )
+    kinds = [kind for kind, count in made.items() if count >= _IMAGES and kind not in _PARTS]
+    return Crossing([cell for cell in cells if not cell[1].startswith("daemon/policy/")], kinds)
 
 
 def _serve(folder: Path, is_counting: threading.Event) -> None:

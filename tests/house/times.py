@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,20 +27,14 @@ def _processor_s() -> float:
     return sum(os.times()[:4])
 
 
-def _memory_mb() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    wall_s, processor_s, memory_mb = time.monotonic(), _processor_s(), _memory_mb()
+    wall_s, processor_s = time.monotonic(), _processor_s()
     result = yield
     record = {
         "test": item.nodeid,
         "wall_s": round(time.monotonic() - wall_s, 3),
         "processor_s": round(_processor_s() - processor_s, 2),
-        "memory_mb": _memory_mb(),
-        "grown_mb": _memory_mb() - memory_mb,
         "worker": os.environ.get("PYTEST_XDIST_WORKER", ""),
     }
     with DURATIONS.open("a", encoding="utf-8") as file:  # a short line is appended whole, whoever else appends

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.lines import a_jpeg, a_line, make_experts
+from tests.contract.client import Line, everything_is_whole
+from tests.lines import COSERVE_RUN, a_jpeg, make_experts
 from tests.ports import free_port
 
 BOARD_TYPE = "stress"
@@ -25,23 +26,32 @@ classifiers:
 """
 
 
-def make_small_line(folder: Path, settings: Mapping[str, Any] | None = None) -> Path:
-    """Make a line in `folder` and return the path of its `coserve.yaml`."""
+def make_small_line(folder: Path, limits: Mapping[str, Any]) -> Line:
+    """Return a line whose experts compute with torch."""
+    (folder / "made").mkdir(parents=True)
     make_experts(folder / "made")
     endpoints = {
         "intake": ["ipc://run/intake.sock", f"tcp://127.0.0.1:{free_port()}"],
         "results": "ipc://run/results.sock",
         "control": "ipc://run/control.sock",
     }
-    config = a_line(folder, folder / "made", memory="100MB", **{"endpoints": endpoints, **(settings or {})})
-    write_rules(folder, 0)
-    return config
+    settings = {"memory": "100MB", "endpoints": endpoints, "limits": limits}
+    return Line(folder / "line", folder / "made", rules_of(0), COSERVE_RUN, **settings)
 
 
-def write_rules(folder: Path, number: int) -> None:
-    """Write rules that come into force with the next reload; those of odd and even numbers differ."""
-    rules = _RULES.format(expert=("R0402", "QFP64")[number % 2])
-    (folder / "rules.yaml").write_text(rules, encoding="utf-8")
+def rules_of(number: int) -> str:
+    """Return rules; those of odd and even numbers differ."""
+    return _RULES.format(expert=("R0402", "QFP64")[number % 2])
+
+
+def assert_judged(line: Line, accepted: Mapping[str, int]) -> None:
+    """Every image of these sources has one verdict, and their whole boards have closed as complete."""
+    everything_is_whole(line)
+    for source, images in accepted.items():
+        judged = line.rows("SELECT count(DISTINCT image_id) FROM inspections WHERE source = ?", source)
+        complete = "SELECT count(*) FROM boards WHERE serial LIKE ? AND reason = 'complete' AND inspected = expected"
+        boards = line.rows(complete, f"{source}-%")
+        assert (judged, boards) == ([(images,)], [(images // IMAGES_PER_BOARD,)]), source
 
 
 def component_of(number: int) -> str:

@@ -55,14 +55,7 @@ def allowed_calls(filters: Sequence[str]) -> set[str]:
 def enter_and_run(filters: Sequence[str], families: Sequence[str], command: Sequence[str]) -> list[str]:
     """The command line that runs `command` where any other system call, or address family, kills."""
     calls = ",".join(sorted(allowed_calls(filters)))
-    return [
-        sys.executable,
-        "-c",
-        _BEGIN,
-        calls,
-        ",".join(families),
-        *command,
-    ]
+    return [sys.executable, "-c", _BEGIN, calls, ",".join(families), *command]
 
 
 def enter() -> None:

@@ -16,6 +16,7 @@ from tests.contract.client import RULES
 from tests.daemon.dashboard.browser import ShownLine
 from tests.daemon.host.manager import Manager, ended
 from tests.systemd.sandbox import UNISTD, enter_and_run, settings
+from tests.tools.run_commands import coserve
 from tests.waiting import PATIENCE_S
 from tools.setup.service_files import exec_words
 
@@ -28,52 +29,23 @@ needs_x86_64 = pytest.mark.skipif(
 MOST_EXPOSED = 2.0
 
 
-def coserve(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(params=["plain", "nvidia and network"])
+@pytest.fixture(params=["plain", "nvidia and network", "coserve-plant", "coserve-pull"])
 def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """An installed unit, as it is and with every drop-in that ships."""
-    coserve("install-service", "--prefix", str(tmp_path))
+    """The installed unit, as it is and with every drop-in that ships, and those beside it."""
+    if request.param.startswith("coserve-"):
+        unit = tmp_path / f"{request.param}.service"
+        unit.write_text((ROOT / "systemd" / unit.name).read_text().replace("/usr/local/bin/coserve", sys.executable))
+        return unit
+    coserve("install-service", "--prefix", tmp_path)
     installed = tmp_path / "etc/systemd/system/coserve.service"
     if request.param != "plain":
         shutil.copytree(ROOT / "systemd/coserve.service.d", installed.with_name("coserve.service.d"))
     return installed
 
 
-@pytest.mark.promise(
-    "A service of systemd",
-    'systemd finds no mistake in the unit, and its exposure is "OK" or better',
-)
+@pytest.mark.promise("A service of systemd", 'systemd finds no mistake in the unit, and its exposure is "OK" or better')
 @needs_systemd
-def test_systemd_finds_nothing_to_say_about_the_unit(unit: Path) -> None:
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@needs_systemd
-def test_the_unit_is_hardly_exposed(unit: Path) -> None:
-    done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    found = re.search(r"Overall exposure level for coserve.service: ([\d.]+)", done.stdout)
-    assert found, done.stdout + done.stderr
-    assert float(found[1]) <= MOST_EXPOSED
-
-
-@needs_systemd
-@pytest.mark.parametrize("name", ["coserve-plant", "coserve-pull"])
-def test_a_unit_beside_it_is_right_and_hardly_exposed(tmp_path: Path, name: str) -> None:
-    unit = tmp_path / f"{name}.service"
-    text = (ROOT / "systemd" / unit.name).read_text()
-    unit.write_text(text.replace("/usr/local/bin/coserve", sys.executable))
+def test_systemd_finds_no_mistake_in_a_unit_which_is_hardly_exposed(unit: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     words = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
@@ -106,7 +78,7 @@ def test_the_installed_command_line_serves_images_under_the_units_system_call_fi
     tmp_path: Path, torch_experts_folder: Path
 ) -> None:
     line = ShownLine(tmp_path / "line", torch_experts_folder, RULES, stop={"backlog_for": "20s"})
-    coserve("install-service", str(line.config), "--prefix", str(tmp_path))
+    coserve("install-service", line.config, "--prefix", tmp_path)
     unit = settings((tmp_path / "etc/systemd/system/coserve.service").read_text())
     assert unit["TimeoutStopSec"] == ["33s"]
     for name in ("RUNTIME", "STATE", "LOGS"):

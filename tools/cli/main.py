@@ -47,7 +47,7 @@ for panel, commands in _COMMANDS.items():
             name = command.__name__.removesuffix("_expert").replace("_", "-")
             app.command(name, rich_help_panel=panel)(command)
 
-#: A checkout also has commands that judge CoServe itself (`bench`, `soak`, `fuzz`). They stand under tests/, and in no
+#: A checkout also has commands that judge CoServe itself (`bench`, `soak`). They stand under tests/, and in no
 #: wheel.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 if (_CHECKOUT / "tests" / "commands.py").is_file():

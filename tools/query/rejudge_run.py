@@ -102,7 +102,7 @@ def judge_images(
             answers = infer(slot, [prepared for *_, prepared in ready], spec) if ready else []
             for (number, step, prepared), answer in zip(ready, answers, strict=True):
                 on_answer(expert, answer)
-                size, so_far = (prepared.placement.width, prepared.placement.height), ends[number]
+                size, so_far = (prepared.width, prepared.height), ends[number]
                 assert not isinstance(so_far, ImageError)
                 ends[number] = judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)
                 go_on(number, judgement.next)

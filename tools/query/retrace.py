@@ -77,10 +77,9 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
     path = images.parent / image_path
     try:
         payload, shape = as_sent(path.read_bytes(), path.suffix)
-        facts = check_structure(payload, _MAX_PIXELS, raw_shape=shape)
+        return check_structure(payload, _MAX_PIXELS, raw_shape=shape)
     except (OSError, ValueError, ImageHeaderError):
         return None
-    return facts.width, facts.height
 
 
 def retrace(

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
 
-from daemon.config.addresses import CREDENTIALS
-from daemon.config.settings import Config, load_config
+from daemon.config.settings import CREDENTIALS, Config, load_config
 from daemon.errors import ConfigError
 from daemon.host.folders import make_folder
 from daemon.storage.database.connections import sqlite_path

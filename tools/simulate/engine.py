@@ -119,7 +119,7 @@ class Simulation:
         #: The component of each chain of experts: the rules of the task know no other.
         self._components = {image.chain: str(number) for number, image in enumerate(task.images)}
         self._left = len(task.images)
-        self._under_way: dict[int, Image] = {}
+        self._under_way: dict[int, float] = {}
         #: Requests by expert that have not begun, and how many experts each image has been queued for.
         self._queued: Counter[ExpertId] = Counter()
         self._asked: Counter[int] = Counter()
@@ -197,20 +197,19 @@ class Simulation:
     def _accepted(self, number: int, image: TaskImage) -> Image:
         self._queue(number, image.chain[0])
         deadline_ms = None if image.deadline_s is None else round((image.deadline_s - image.arrived_s) * 1000)
-        accepted = self._under_way[number] = Image(
+        self._under_way[number] = self._clock.now()
+        return Image(
             inspection_id=number,
             source="task",
             image_id=str(number),
             board=_BOARD,
             component=self._components[image.chain],
             designator=str(number),
-            accepted_wall_s=self._clock.now(),
             deadline_ms=deadline_ms,
             edition=1,
             key=JournalKey(0, number, 0),
             accepted_s=image.arrived_s,
         )
-        return accepted
 
     def _queue(self, number: int, expert: str) -> None:
         self._queued[ExpertId(expert)] += 1
@@ -228,13 +227,13 @@ class Simulation:
         course.makespan_s = now
         for verdict in verdicts:
             number, stages = verdict.image.inspection_id, len(verdict.stages)
-            chain, accepted, asked = self._images[number].chain, self._under_way.pop(number), self._asked.pop(number)
+            chain, accepted_s, asked = self._images[number].chain, self._under_way.pop(number), self._asked.pop(number)
             self._left -= 1
             if verdict.reason not in (None, "deadline"):
                 raise StuckError(f"image {number} ended with {verdict.reason}")
             if stages == len(chain):
                 course.answered += 1
-                course.latencies_s.append(now - accepted.accepted_wall_s)
+                course.latencies_s.append(now - accepted_s)
                 course.late += verdict.reason is not None
             else:
                 course.expired += 1
@@ -259,8 +258,7 @@ class Simulation:
         self._queued[batch.spec.expert] -= len(batch.images)
         for image, request in zip(batch.images, batch.requests, strict=True):
             if request.step == 0:
-                accepted = self._under_way[image.key.offset]
-                self.outcome.waits_s.append(self._clock.now() - accepted.accepted_wall_s)
+                self.outcome.waits_s.append(self._clock.now() - self._under_way[image.key.offset])
         self.outcome.busy_s[device] = self.outcome.busy_s.get(device, 0.0) + work_s
 
     def _note_load(self, load: Load) -> None:

@@ -14,7 +14,7 @@ from experts.drift import histograms
 from experts.errors import ImageError
 from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
-from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, place, prepare
+from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square
 from tools.experts.measure import SAMPLES, answers_of
 from tools.training import TrainingError
 from tools.training.detector_loop import (
@@ -96,11 +96,12 @@ class PhotographSampler:
         boxes = photograph.boxes * np.array([width, height, width, height, 1], np.float32)
         if not self.jitter:
             fitted = fit(image, "detect", self.size)
-            to = fitted.placement
-            gains = np.array([to.gain_x, to.gain_y, to.gain_x, to.gain_y, 1], np.float32)
-            boxes = boxes * gains + np.array([to.left, to.top, to.left, to.top, 0], np.float32)
+            gains = np.array([fitted.gain_x, fitted.gain_y, fitted.gain_x, fitted.gain_y, 1], np.float32)
+            boxes = boxes * gains + np.array([fitted.left, fitted.top, fitted.left, fitted.top, 0], np.float32)
             return _turned(_mirrored((fitted.pixels, boxes), rng), rng) if views.symmetry else (fitted.pixels, boxes)
-        gain = place(width, height, "detect", self.size).gain_x * rng.uniform(1 - views.zoom, 1 + views.zoom)
+        gain = (
+            size_in_square(width, height, "detect", self.size)[0] / width * rng.uniform(1 - views.zoom, 1 + views.zoom)
+        )
         size = views.crop or self.size
         room = size - gain * np.array([width, height])
         x_offset, y_offset = rng.random(2) * room

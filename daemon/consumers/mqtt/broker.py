@@ -57,9 +57,7 @@ class _BoundedClient(Client):
 class BrokerClient:
     """One connection, for one event loop; when it ends, `lost` is done with the error."""
 
-    def __init__(
-        self, settings: MqttSettings, identifier: str, will: tuple[str, bytes], *, window: int, answer_s: float
-    ) -> None:
+    def __init__(self, settings: MqttSettings, identifier: str, will: tuple[str, bytes], *, answer_s: float) -> None:
         """Read password and certificates; CredentialError if that fails."""
         self._settings = settings
         self._server = settings.server
@@ -68,11 +66,12 @@ class BrokerClient:
         self._loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = self._loop.create_future()
         self.lost: asyncio.Future[DeliveryError] = self._loop.create_future()
-        self.receive_maximum = 65_535
+        #: Messages that may wait for the broker's confirmation at once; it may allow fewer.
+        self.window = 100
         self._answers: dict[int, tuple[str, asyncio.Future[int]]] = {}
         client = _BoundedClient(CallbackAPIVersion.VERSION2, identifier, protocol=MQTTv5, reconnect_on_failure=False)
         client.connect_timeout = answer_s
-        client.max_inflight_messages_set(window)
+        client.max_inflight_messages_set(self.window)
         client.will_set(*will, 1, retain=True)
         if settings.user is not None:
             client.username_pw_set(settings.user, read_password(settings.password) if settings.password else None)
@@ -84,7 +83,6 @@ class BrokerClient:
         self._client: _BoundedClient | None = client
 
     async def open(self) -> None:
-        """Connect, or raise DeliveryError."""
         assert self._client is not None
         limits = Properties(PacketTypes.CONNECT)
         limits.MaximumPacketSize, limits.ReceiveMaximum = _MAX_PACKET_BYTES, _MAX_UNRELEASED
@@ -99,13 +97,14 @@ class BrokerClient:
     def publish(
         self, topic: str, body: bytes, *, retain: bool, properties: Properties | None = None
     ) -> asyncio.Future[int]:
-        """Publish with QoS 1; the answer is a reason code below 0x80 or PublishRefusedError. Raises DeliveryError."""
+        """Publish with QoS 1; the answer is a reason code below 0x80, or DeliveryError."""
         assert self._client is not None
+        answer: asyncio.Future[int] = self._loop.create_future()
         info = self._client.publish(topic, body, 1, retain, properties)
         if info.rc:
-            raise DeliveryError(f"{self._where}: {error_string(info.rc)}")
-        answer: asyncio.Future[int] = self._loop.create_future()
-        self._answers[info.mid] = topic, answer
+            answer.set_exception(DeliveryError(f"{self._where}: {error_string(info.rc)}"))
+        else:
+            self._answers[info.mid] = topic, answer
         return answer
 
     async def publish_retained(self, topic: str, body: bytes) -> None:
@@ -145,7 +144,7 @@ class BrokerClient:
         return callback
 
     def _on_connect(self, _client: Client, _data: Any, _flags: Any, reason: ReasonCode, properties: Any) -> None:
-        self.receive_maximum = getattr(properties, "ReceiveMaximum", self.receive_maximum)
+        self.window = min(self.window, getattr(properties, "ReceiveMaximum", self.window))
         if self._connected.done():
             return
         if reason.is_failure:

@@ -6,7 +6,7 @@ A message is delivered when the broker has confirmed it (QoS 1). The state of a 
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from paho.mqtt.packettypes import PacketTypes
@@ -18,8 +18,6 @@ from daemon.consumers.protocol import DeliveryError, Message
 from daemon.wire.keys import CredentialError
 from daemon.wire.messages import encode
 
-#: Messages that may wait for the broker's confirmation at once, unless it allows fewer.
-_WINDOW = 100
 _ANSWER_S = 10.0
 #: While the position moves, the retained status is republished this often.
 _STATUS_EVERY_S = 10.0
@@ -43,7 +41,6 @@ class Mqtt:
             self._retained.MessageExpiryInterval = int(settings.retain_boards)
         self._client: BrokerClient | None = None
         self._refusal: PublishRefusedError | None = None
-        self._window = asyncio.Semaphore(_WINDOW)
         self._listened: set[str] = set()
         self._has_connected = False
         self._listeners_by_s = 0.0
@@ -53,7 +50,7 @@ class Mqtt:
     async def open(self, position: int) -> None:
         will = self._status_topic, encode({"state": "offline"})
         try:
-            client = BrokerClient(self._settings, self._identifier, will, window=_WINDOW, answer_s=_ANSWER_S)
+            client = BrokerClient(self._settings, self._identifier, will, answer_s=_ANSWER_S)
         except CredentialError as error:
             raise DeliveryError(str(error), "refused") from None
         try:
@@ -63,7 +60,6 @@ class Mqtt:
             raise
         self._client = client
         self._refusal = None
-        self._window = asyncio.Semaphore(min(_WINDOW, client.receive_maximum))
         self._listeners_by_s = time.monotonic() + _LISTENERS_COME_BACK_S if self._has_connected else 0.0
         self._has_connected = True
         self._position, self._alarms_told = position, b""
@@ -79,10 +75,10 @@ class Mqtt:
             if self._position != self._reported and time.monotonic() >= self._publish_at_s:
                 await self._publish_status(client)
             return 0
-        answers = await self._publish_all(client, messages)
+        answers = self._published(client, messages)
         reached = before = messages[0]["seq"] - 1
-        waits = False
-        for message, answer in zip(messages, answers, strict=True):
+        for message in messages:
+            answer = await anext(answers)
             if isinstance(answer, Exception):
                 self._refusal = answer if isinstance(answer, PublishRefusedError) else None
                 reached = min(reached, message["seq"] - 1)  # a review and the state of its board have one `seq`
@@ -90,13 +86,11 @@ class Mqtt:
                     self._require_connection(client)
                     raise answer
                 break
-            waits = not self._is_delivered(message, answer)
-            if waits:
+            if not self._is_delivered(message, answer):
                 reached = min(reached, message["seq"] - 1)
+                await asyncio.sleep(_RETRY_S)
                 break
             reached = message["seq"]
-        if waits:
-            await asyncio.sleep(_RETRY_S)
         self._position = max(self._position, reached)
         return reached
 
@@ -113,38 +107,27 @@ class Mqtt:
         finally:
             client.abandon()  # also if the broker does not answer in time
 
-    async def _publish_all(self, client: BrokerClient, messages: Sequence[Message]) -> list[int | Exception]:
-        """Return the broker's answer to each, or why none came; at once if the connection is lost or silent."""
-        lost = client.lost
-        answers: list[asyncio.Future[int]] = []
-        handing_over = asyncio.create_task(self._hand_over(client, messages, answers))
-        heard = -1
-        while not (handing_over.done() or lost.done()):
-            before, heard = heard, sum(answer.done() for answer in answers)
-            if heard == before:
-                break
-            await asyncio.wait((handing_over, lost), timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in (handing_over, *answers):
-            task.cancel()
-        end, *outcomes = await asyncio.gather(handing_over, *answers, return_exceptions=True)
-        outcomes += [end] * (len(messages) - len(answers))  # never handed over
-        return [outcome if isinstance(outcome, int | Exception) else client.no_answer() for outcome in outcomes]
+    async def _published(self, client: BrokerClient, messages: Sequence[Message]) -> AsyncIterator[int | Exception]:
+        """Yield the broker's answer to each, or why none came: at once if the connection is lost or silent."""
+        for first in range(0, len(messages), client.window):
+            answers = [self._publish(client, message) for message in messages[first : first + client.window]]
+            confirmed, heard = asyncio.ensure_future(asyncio.wait(answers)), -1
+            while not (confirmed.done() or client.lost.done()):
+                before, heard = heard, sum(answer.done() for answer in answers)
+                if heard == before:
+                    break
+                await asyncio.wait((confirmed, client.lost), timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in (confirmed, *answers):
+                waiting.cancel()
+            for outcome in await asyncio.gather(*answers, return_exceptions=True):
+                yield outcome if isinstance(outcome, int | Exception) else client.no_answer()
 
-    async def _hand_over(
-        self, client: BrokerClient, messages: Sequence[Message], answers: list[asyncio.Future[int]]
-    ) -> None:
-        window, prefix = self._window, self._settings.prefix
-        for message in messages:
-            await window.acquire()
-            topic = f"{prefix}/{message['topic'].rstrip('/')}"
-            is_board = message["topic"].startswith("board/")
-            final = {"final_verdict": message["verdict"]} if is_board else {}
-            body = encode(final | {key: value for key, value in message.items() if key != "topic"})
-            properties = self._retained if is_board else None
-            answer = client.publish(topic, body, retain=is_board, properties=properties)
-            answer.add_done_callback(lambda _: window.release())
-            answers.append(answer)
-        await asyncio.wait(answers)
+    def _publish(self, client: BrokerClient, message: Message) -> asyncio.Future[int]:
+        topic = f"{self._settings.prefix}/{message['topic'].rstrip('/')}"
+        is_board = message["topic"].startswith("board/")
+        final = {"final_verdict": message["verdict"]} if is_board else {}
+        body = encode(final | {key: value for key, value in message.items() if key != "topic"})
+        return client.publish(topic, body, retain=is_board, properties=self._retained if is_board else None)
 
     def _is_delivered(self, message: Message, reason_code: int) -> bool:
         """Return True if the broker accepted the message and its subscribers, if it ever had any, are back."""

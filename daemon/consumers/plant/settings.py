@@ -59,8 +59,6 @@ def _rate(value: object) -> int:
 
 
 class PlantSettings(ConsumerSettings):
-    """A hub: its `database`, and `hub` with `key` for pictures."""
-
     extra: ClassVar[tuple[str, str, str] | None] = ("plant", "psycopg", "a consumer writes to a plant's hub")
     secret_files: ClassVar[SecretFiles] = {("password",): read_password, ("key",): read_token}
     batch: ClassVar[int] = 1000

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from sqlalchemy import Row, bindparam, text
+from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.pages.review import REFUSED, REVIEW_TIMEOUT_S, ReviewerCookie, SeenReview, name_of
@@ -143,9 +143,7 @@ def router(site: Site) -> APIRouter:
 
 
 def final_verdicts(database: Database, board_ids: Sequence[int]) -> dict[int, Row[Any]]:
-    question = text(_FINAL).bindparams(bindparam("ids", expanding=True))
-    rows = database.rows(question, {"ids": list(board_ids)}, limit=len(board_ids)) if board_ids else []
-    return {row.board_id: row for row in rows}
+    return {row.board_id: row for row in database.rows(_FINAL, {"ids": list(board_ids)}, limit=len(board_ids) + 1)}
 
 
 def listed(
@@ -265,14 +263,11 @@ def _components(database: Database, images: Sequence[Row[Any]]) -> list[Inspecte
     ]
 
 
-def _by_image(database: Database, sql: str, ids: Iterable[int], max_each: int) -> Mapping[int, list[Row[Any]]]:
+def _by_image(database: Database, sql: str, ids: list[int], max_each: int) -> Mapping[int, list[Row[Any]]]:
     grouped: defaultdict[int, list[Row[Any]]] = defaultdict(list)
-    bound = list(ids)
-    if bound:
-        question = text(sql).bindparams(bindparam("ids", expanding=True))
-        for row in database.rows(question, {"ids": bound}, limit=2 * max_each * len(bound)):
-            if len(grouped[row.inspection_id]) < max_each:
-                grouped[row.inspection_id].append(row)
+    for row in database.rows(sql, {"ids": ids}, limit=2 * max_each * len(ids) + 1):
+        if len(grouped[row.inspection_id]) < max_each:
+            grouped[row.inspection_id].append(row)
     return grouped
 
 

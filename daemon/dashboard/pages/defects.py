@@ -174,16 +174,8 @@ def router(site: Site) -> APIRouter:
         span = span_of(which)
         columns = (trend, "images", *_VERDICTS, "fail_rate", "reviewed", "false_calls", "escapes")
         rows = [
-            (
-                each.name,
-                each.judged,
-                *each.final.values(),
-                each.fail_rate,
-                each.reviewed,
-                each.false_calls,
-                each.escapes,
-            )
-            for each in summary_of(span).tallies[trend]
+            (one.name, one.judged, *one.final.values(), one.fail_rate, one.reviewed, one.false_calls, one.escapes)
+            for one in summary_of(span).tallies[trend]
         ]
         return _csv(trend, span, columns, rows)
 
@@ -266,8 +258,6 @@ class FailCause:
 
 @dataclass(frozen=True, slots=True)
 class DefectSummary:
-    """All tables of one span; `tallies` by the value of Trend."""
-
     total: DefectTally
     boards: int
     tallies: Mapping[str, Sequence[DefectTally]]

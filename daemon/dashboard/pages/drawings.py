@@ -186,7 +186,6 @@ class WorkBar:
 
 
 def work_lanes(timeline: Mapping[str, Any], executors: Sequence[str]) -> list[tuple[str, list[WorkBar]]]:
-    """Return the bars of each executor, and of the loads into each pool."""
     seconds = float(timeline["seconds"])
     loads, scale = timeline["loads"], WIDE / seconds
     lanes = [(name, "batch", [row for row in timeline["batches"] if row["executor"] == name]) for name in executors]

@@ -81,8 +81,6 @@ Question = Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ReviewFilter(Filters):
-    """The filters in the address, and the choice of oldest or newest board first."""
-
     type: ShortText = ""
     lot: ShortText = ""
     station: ShortText = ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Engine, Executable, Row, text
+from sqlalchemy import Engine, Executable, Row, bindparam, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from daemon.storage.database.connections import QueryTimeoutError, StoreError, open_for_reading, query_timeout
@@ -54,13 +54,15 @@ class Database:
         limit: int,
         timeout_s: float = _MAX_QUESTION_S,
     ) -> list[Row[Any]]:
-        """Return at most `limit` rows; `parameters` are bound. TooMuchToCount after `timeout_s`; NoDatabase."""
-        question = text(statement) if isinstance(statement, str) else statement
+        """Return at most `limit` rows; `parameters` are bound, a list for `IN`. TooMuchToCount after `timeout_s`."""
+        bound = dict(parameters or {})
+        lists = [bindparam(name, expanding=True) for name, value in bound.items() if isinstance(value, list)]
+        question = text(statement).bindparams(*lists) if isinstance(statement, str) else statement
         try:
             with (
                 self._engine.connect() as connection,
                 query_timeout(connection, timeout_s),
-                connection.execute(question, dict(parameters or {}), execution_options=_STREAMED) as result,
+                connection.execute(question, bound, execution_options=_STREAMED) as result,
             ):
                 return list(result.fetchmany(limit))
         except QueryTimeoutError:

@@ -1,13 +1,13 @@
 """Server-sent events for open pages: one poller for all listeners, and no polling while there are none.
 
-Listeners get a topic's whole text whenever it has changed, so at most one text of each waits: a slow listener misses
-texts in between, never the newest.
+A listener gets a topic's whole text whenever it is another than the last: a slow one misses texts in between, never the
+newest.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,14 @@ class _Topic:
 
 
 class LiveTopics:
-    """Topics and their listeners. `add` topics at start; use everything else in the event loop's thread."""
+    """Topics and their streams. `add` topics at start; use everything else in the event loop's thread."""
 
     def __init__(self) -> None:
         self.run_id = secrets.token_hex(4)
+        self.streams: list[EventStream] = []
+        #: Set, and replaced, when a text is new or a stream has come or is to end.
+        self.news = asyncio.Event()
         self._topics: dict[str, _Topic] = {}
-        self._listeners: list[EventStream] = []
-        self._wake = asyncio.Event()
         self._log: Any = structlog.get_logger("live")
 
     def add(self, name: str, make: Callable[[], str], every_s: float = POLL_S) -> None:
@@ -49,43 +50,38 @@ class LiveTopics:
     def text(self, name: str) -> str:
         return self._topics[name].make()
 
-    def stream(self, names: Iterable[str]) -> "EventStream":
+    def newest(self, name: str) -> str | None:
+        return self._topics[name].text
+
+    def stream(self, names: Sequence[str]) -> "EventStream":
         """Return a response that listens. HTTPException for an unknown topic, or beyond MAX_LISTENERS."""
-        stream = EventStream(self, names)
-        if unknown := stream.names - self._topics.keys():
-            raise HTTPException(404, f"topic {min(unknown)}: expected one of {', '.join(self._topics)}")
-        if len(self._listeners) >= MAX_LISTENERS:
+        for name in names:
+            if name not in self._topics:
+                raise HTTPException(404, f"topic {name}: expected one of {', '.join(self._topics)}")
+        if len(self.streams) >= MAX_LISTENERS:
             raise HTTPException(503, f"{MAX_LISTENERS} live pages are open already: close one, or try again later")
-        return stream
+        return EventStream(self, names)
 
-    def join(self, listener: "EventStream") -> None:
-        self._listeners.append(listener)
-        for name in listener.names:
-            if (text := self._topics[name].text) is not None:
-                listener.tell(name, text)
-        self._wake.set()
-
-    def leave(self, listener: "EventStream") -> None:
-        self._listeners.remove(listener)
+    def wake(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
 
     async def run(self) -> None:
         """Poll the topics that have listeners, in a thread of their own that pages cannot occupy."""
         limiter = anyio.CapacityLimiter(1)
         while True:
             for name, topic in self._topics.items():
-                if not any(name in listener.names for listener in self._listeners):
+                if not any(name in stream.names for stream in self.streams):
                     topic.text, topic.due_s = None, 0.0
                 elif time.monotonic() >= topic.due_s:
                     await self._poll(name, topic, limiter)
-            if self._listeners or any(topic.text is not None for topic in self._topics.values()):
-                await asyncio.sleep(POLL_S / 2)
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+            is_idle = not self.streams and all(topic.text is None for topic in self._topics.values())
+            await (self.news.wait() if is_idle else asyncio.sleep(POLL_S / 2))
 
     def close(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        for stream in self.streams:
+            stream.is_open = False
+        self.wake()
 
     async def _poll(self, name: str, topic: _Topic, limiter: anyio.CapacityLimiter) -> None:
         topic.due_s = time.monotonic() + topic.every_s
@@ -97,45 +93,36 @@ class LiveTopics:
             return
         if text != topic.text:
             topic.text = text
-            for listener in self._listeners:
-                if name in listener.names:
-                    listener.tell(name, text)
+            self.wake()
 
 
 class EventStream(EventSourceResponse):
     """Events until the client disconnects or the server stops. server.py cuts off slow clients."""
 
-    def __init__(self, live: LiveTopics, names: Iterable[str]) -> None:
+    def __init__(self, live: LiveTopics, names: Sequence[str]) -> None:
         super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self.names = frozenset(names)
+        self.names, self.is_open = names, True
         self._live = live
-        self._news: dict[str, str] = {}
-        self._wake = asyncio.Event()
-        self._is_closed = False
-
-    def tell(self, name: str, text: str) -> None:
-        self._news[name] = text
-        self._wake.set()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._wake.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._live.join(self)
+        self._live.streams.append(self)
+        self._live.wake()
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._live.leave(self)
+            self._live.streams.remove(self)
 
     async def _events(self) -> AsyncIterator[bytes]:
+        sent: dict[str, str] = {}
         yield format_sse_event(retry=_RETRY_MS)
-        while not self._is_closed:
-            self._wake.clear()
-            news, self._news = self._news, {}
-            for name, text in news.items():
-                yield format_sse_event(event=name, id=self._live.run_id, data_str=text)
+        while self.is_open:
+            news = self._live.news  # before the look, which misses what comes meanwhile
+            for name in self.names:
+                text = self._live.newest(name)
+                if text is not None and text != sent.get(name):
+                    sent[name] = text
+                    yield format_sse_event(event=name, id=self._live.run_id, data_str=text)
             try:
-                await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
+                await asyncio.wait_for(news.wait(), _HEARTBEAT_S)
             except TimeoutError:
                 yield format_sse_event(comment="alive")

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image
-from PIL.TiffImagePlugin import TiffImageFile
 from starlette.responses import Response, StreamingResponse
+
+from experts.errors import ImageError
+from experts.vision import tiff
 
 #: Widths in pixels in which a picture may be requested: for lists and cards, and for a desktop screen.
 WIDTHS = (480, 1600)
@@ -23,22 +25,11 @@ _MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".bmp": "image/bmp"}
 _CONVERTED = (".tif", ".pgm", ".ppm")
 #: The formats that intake accepts. Pillow knows dozens more, and starts programs for some.
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "PPM")
-_ORIENTATION = 274
-#: Pillow turns a TIFF by its orientation mark, which experts and boxes ignore. By mark, the turn back.
-_TURNED_BACK = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
-_SIDEWAYS = tuple(_TURNED_BACK[mark] for mark in (5, 6, 7, 8))
 #: Larger pictures are not unpacked, judged by their header before a pixel (of four bytes) is read.
 _MAX_UNPACKED_PIXELS = 25_000_000
 _CHUNK_BYTES = 256 * 1024
 _QUALITY = 90
+_UNREADABLE = (OSError, ValueError, SyntaxError, ImageError, Image.DecompressionBombError)
 
 
 class NoPicture(Exception):  # noqa: N818
@@ -119,46 +110,39 @@ class PictureFolder:
     def size(self, image_path: str | None) -> PictureSize | None:
         try:
             return self._size(image_path) if image_path else None
-        except (NoPicture, OSError, ValueError, Image.DecompressionBombError):  # not cached: it may be put back
+        except (NoPicture, *_UNREADABLE):  # not cached: it may be put back
             return None
 
     def _measure(self, image_path: str) -> PictureSize:
-        with self.open(image_path).file as file, Image.open(file, formats=_FORMATS) as image:
-            return _stored_size(image)
+        with self.open(image_path).file as file, _opened(file) as image:
+            return PictureSize(*image.size)
 
 
 def _reduced(file: BinaryIO, width: int) -> bytes | None:
     """Return a JPEG of that width, None if the picture is not wider or cannot be decoded here."""
     try:
-        with Image.open(file, formats=_FORMATS) as image:
-            stored = _stored_size(image)
-            if stored.width <= width or stored.width * stored.height > _MAX_UNPACKED_PIXELS:
+        with _opened(file) as image:
+            if image.width <= width or image.width * image.height > _MAX_UNPACKED_PIXELS:
                 return None
-            size = (width, max(1, round(stored.height * width / stored.width)))
+            size = (width, max(1, round(image.height * width / image.width)))
             image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG is unpacked no larger than needed
-            reduced = _eight_bits(_as_stored(image)).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+            reduced = _eight_bits(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
             jpeg = io.BytesIO()
             reduced.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+    except _UNREADABLE:
         return None
     return jpeg.getvalue()
 
 
-def _turn_back(image: Image.Image) -> Image.Transpose | None:
-    """Return the turn that undoes Pillow's. Call it before the pixels are read."""
-    mark: Any = image.tag_v2.get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
-    return _TURNED_BACK.get(mark)
-
-
-def _stored_size(image: Image.Image) -> PictureSize:
-    """Return the size before the pixels are read: Pillow states a TIFF's as turned."""
-    width, height = image.size
-    return PictureSize(height, width) if _turn_back(image) in _SIDEWAYS else PictureSize(width, height)
-
-
-def _as_stored(image: Image.Image) -> Image.Image:
-    back = _turn_back(image)
-    return image if back is None else image.transpose(back)
+def _opened(file: BinaryIO) -> Image.Image:
+    """Open a picture as experts see it: Pillow would turn a TIFF by its orientation mark."""
+    file.seek(0)
+    is_tiff = file.read(4) in tiff.SIGNATURES
+    file.seek(0)
+    if not is_tiff:
+        return Image.open(file, formats=_FORMATS)
+    data = file.read()
+    return Image.open(io.BytesIO(tiff.upright(data, tiff.first_page(data))), formats=_FORMATS)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -169,13 +153,12 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _as_png(file: BinaryIO) -> bytes:
-    file.seek(0)
     try:
-        with Image.open(file, formats=_FORMATS) as image:
+        with _opened(file) as image:
             if image.width * image.height > _MAX_UNPACKED_PIXELS:
                 raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
             png = io.BytesIO()
-            _as_stored(image).save(png, "PNG", compress_level=1)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+            image.save(png, "PNG", compress_level=1)
+    except _UNREADABLE as error:
         raise NoPicture(f"it cannot be unpacked: {error}") from None
     return png.getvalue()

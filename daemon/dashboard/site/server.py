@@ -1,13 +1,11 @@
-"""uvicorn with limits on clients that are slow, silent or too many, and a check that the page threads progress."""
+"""uvicorn with limits on clients that are slow, silent or too many."""
 
 import asyncio
 import math
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
-import anyio
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,8 +31,6 @@ _SEND_BUFFER_BYTES = 256 * 1024
 _GRACE_S = 1
 _MAX_HEADER_BYTES = 16 * 1024
 _SWEEP_TICKS = 10  # of 0.1 s
-#: The longest that a page may hold its thread: its questions to the database take three quarters of that at most.
-_MAX_PAGE_S = 60.0
 
 
 class _HttpConnection(H11Protocol):
@@ -147,20 +143,3 @@ class PageServer(uvicorn.Server):
 
 def _connections(state: ServerState) -> list[_HttpConnection]:
     return [connection for connection in state.connections if isinstance(connection, _HttpConnection)]
-
-
-class PageThreads:
-    """The threads behind `limiter`, watched from the event loop: deadlocked ones would answer no page."""
-
-    def __init__(self, limiter: anyio.CapacityLimiter, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limiter = limiter
-        self._clock = clock
-        self._busy: frozenset[object] = frozenset()
-        self._since_s = clock()
-
-    def are_progressing(self) -> bool:
-        threads = self._limiter.statistics()
-        busy = frozenset(threads.borrowers) if threads.borrowed_tokens >= threads.total_tokens else frozenset()
-        if not busy or busy != self._busy:
-            self._busy, self._since_s = busy, self._clock()
-        return self._clock() - self._since_s < _MAX_PAGE_S

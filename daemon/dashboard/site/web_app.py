@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import Keyring, safe_path
 from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
-from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import PageShell
 from daemon.host.children import heartbeat
 from daemon.wire.control import ControlError
@@ -39,12 +38,8 @@ def web_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        limiter = anyio.to_thread.current_default_thread_limiter()
-        limiter.total_tokens = _THREADS
-        tasks = [
-            asyncio.create_task(shell.live.run()),
-            asyncio.create_task(heartbeat(heart, PageThreads(limiter).are_progressing)),
-        ]
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+        tasks = [asyncio.create_task(shell.live.run()), asyncio.create_task(heartbeat(heart))]
         yield
         for task in tasks:
             task.cancel()

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy import Row
 from starlette.exceptions import HTTPException
 
-from daemon.dashboard.pages.andon import unusual_silence
+from daemon.dashboard.pages.line import unusual_silence
 from daemon.dashboard.pages.machine import duration
 from daemon.dashboard.site.access import AccessGuard, Keyring
 from daemon.dashboard.site.database import CachedAnswer, Database

@@ -184,31 +184,25 @@ class Attempt:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptChoice:
-    """The attempt of an image: `number`, which `opens` with it or, closed already, takes it `late`."""
-
-    number: int
-    opens: bool = False
-    late: bool = False
-
-
 def choose_attempt(
     attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
-) -> AttemptChoice:
-    """Choose among the newest attempt and `named`, the publisher's choice; `free` is for use behind MAX_ATTEMPT."""
+) -> tuple[int, bool]:
+    """Return the number of an image's attempt, and True if that takes it late: closed, but without such an image.
+
+    It is the newest, `named` by the publisher, or a new one; `free` is for use behind MAX_ATTEMPT.
+    """
     if named is not None:
         attempt = attempts.get(named)
         if attempt is None:
-            return AttemptChoice(named, opens=True)
+            return named, False
         if choice := _joins(attempt, component, designator):
             return choice
     newest = max(attempts, default=0)
     if newest and (choice := _joins(attempts[newest], component, designator)):
         return choice
     if newest < MAX_ATTEMPT:
-        return AttemptChoice(newest + 1, opens=True)
-    return AttemptChoice(free, opens=True)  # a publisher named the largest number
+        return newest + 1, False
+    return free, False  # a publisher named the largest number
 
 
 def free_number(is_taken: Callable[[int], bool]) -> int:
@@ -224,10 +218,10 @@ def free_number(is_taken: Callable[[int], bool]) -> int:
     return last + 1
 
 
-def _joins(attempt: Attempt, component: str, designator: str) -> AttemptChoice | None:
+def _joins(attempt: Attempt, component: str, designator: str) -> tuple[int, bool] | None:
     if not attempt.closed:
-        return AttemptChoice(attempt.number)
-    return AttemptChoice(attempt.number, late=True) if attempt.seen.has_room(component, designator) else None
+        return attempt.number, False
+    return (attempt.number, True) if attempt.seen.has_room(component, designator) else None
 
 
 class BoardAttempts:
@@ -244,7 +238,7 @@ class BoardAttempts:
             self._read(sql, _NUMBERED(sql, **self._board, number=number))
         return self._attempts.get(number)
 
-    def choose(self, sql: sqlite3.Connection, named: int | None, component: str, designator: str) -> AttemptChoice:
+    def choose(self, sql: sqlite3.Connection, named: int | None, component: str, designator: str) -> tuple[int, bool]:
         found = [self.get(sql, number) for number in (named or self.newest, self.newest)]
         attempts = {one[0].number: one[0] for one in found if one}
         free = 1

@@ -163,12 +163,12 @@ def add_rows(sql: sqlite3.Connection, table: Table, new: Sequence[dict[str, Any]
     """Insert rows with equal columns, many in a statement: each step costs the interpreter's lock."""
     columns = tuple(new[0]) if new else ()
     start = 0
-    while start < len(new):
-        count = next(size for size in _PART_SIZES if size <= len(new) - start)
-        text, names = _insert(table, columns, count)
-        part = map(itemgetter(*names), new[start : start + count])
-        sql.execute(text, tuple(chain.from_iterable(part)))
-        start += count
+    for count in _PART_SIZES:
+        while count <= len(new) - start:
+            text, names = _insert(table, columns, count)
+            part = map(itemgetter(*names), new[start : start + count])
+            sql.execute(text, tuple(chain.from_iterable(part)))
+            start += count
 
 
 def update_rows(

@@ -10,7 +10,7 @@ from daemon.records import BoardRef, Duplicate, Generation
 from daemon.storage.database.rows import Row, WrittenResults, generation_message, rounded
 from daemon.storage.database.schema import boards, generations
 from daemon.storage.database.transaction import Transaction
-from daemon.units import wall_seconds
+from daemon.units import monotonic_of
 
 #: The columns of a request, in the order of `as_sent`.
 AS_SENT = (
@@ -47,7 +47,7 @@ def _accept(tx: Transaction, request: Generation) -> Generation | Duplicate:
         "stream": int(request.stream),
     }
     inserted = tx.connection.execute(insert(generations).returning(generations.c.generation_id), [row])
-    return replace(request, generation_id=inserted.scalar_one(), accepted_wall_s=tx.now_wall_s, accepted_s=tx.now_s)
+    return replace(request, generation_id=inserted.scalar_one(), accepted_s=tx.now_s)
 
 
 def _board_id(connection: Connection, board: BoardRef) -> int | None:
@@ -81,5 +81,6 @@ def unfinished_generations(tx: Transaction) -> list[Generation]:
     query = select(generations.c.generation_id, generations.c.accepted_at, *AS_SENT)
     rows = tx.connection.execute(query.where(_WAITS).order_by(generations.c.generation_id))
     return [
-        replace(as_sent(sent), generation_id=number, accepted_wall_s=wall_seconds(at)) for number, at, *sent in rows
+        replace(as_sent(sent), generation_id=number, accepted_s=monotonic_of(at, tx.now_s, tx.now_wall_s))
+        for number, at, *sent in rows
     ]

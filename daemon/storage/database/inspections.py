@@ -18,7 +18,6 @@ from daemon.records import (
     Refused,
     Stage,
     Verdict,
-    accepted_at_s,
     attributes_fit,
     attributes_text,
 )
@@ -40,7 +39,6 @@ from daemon.storage.database.schema import (
     stages,
 )
 from daemon.storage.database.transaction import Transaction
-from daemon.units import wall_seconds
 from routing_rules.routes import Routes, VerdictName
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
@@ -69,7 +67,6 @@ def accept_images(
     new_images: list[Row] = []
     new_pending: list[Row] = []
     described: dict[int, Row] = {}
-    accepted_wall_s = wall_seconds(tx.at)  # as a restart finds it
     for sent, key in group:
         assigned = _assign(tx, sent, serving, new_boards, described)
         if isinstance(assigned, Refused):
@@ -84,7 +81,6 @@ def accept_images(
             edition=board["edition"],
             late=late,
             key=key,
-            accepted_wall_s=accepted_wall_s,
             accepted_s=tx.now_s,
         )
         answers.append(image)
@@ -104,22 +100,20 @@ def _assign(
     tx: Transaction, image: Image, serving: Serving, new_boards: list[Row], described: dict[int, Row]
 ) -> tuple[Row, bool] | Refused:
     board = tx.board(image.board.type, image.board.serial)
-    choice = board.choose(tx.sql, image.board.attempt, image.component, image.designator)
-    served: Served | None = serving.current
-    if not choice.opens:
-        _, row = tx.attempt(image.board.type, image.board.serial, choice.number)
-        served = serving.get(row["edition"])
-    if served is not None and (problem := served.routes.refusal(image.board.type, *image.place)):
+    number, late = board.choose(tx.sql, image.board.attempt, image.component, image.designator)
+    found = board.get(tx.sql, number)
+    served: Served | None = serving.current if found is None else serving.served.get(found[1]["edition"])
+    if served is not None and (problem := served.routes.refusal(image.board.type, image.component, image.designator)):
         return Refused(*problem)
-    if choice.opens:
-        new_boards.append(_open(tx, board, image, serving.current, choice.number))
-        if image.board.attempt is None and choice.number == _attempts_told(image.board.serial):
-            tx.suspect_serials.append((image.board.serial, choice.number, image.source))
-    attempt, row = tx.attempt(image.board.type, image.board.serial, choice.number)
+    if found is None:
+        new_boards.append(_open(tx, board, image, serving.current, number))
+        if image.board.attempt is None and number == _attempts_told(image.board.serial):
+            tx.suspect_serials.append((image.board.serial, number, image.source))
+    attempt, row = tx.attempt(image.board.type, image.board.serial, number)
     attempt.take(image.component, image.designator)
-    if image.board.attributes and not choice.late and _describe(attempt, row, image):
+    if image.board.attributes and not late and _describe(attempt, row, image):
         described[row["board_id"]] = row
-    return row, choice.late
+    return row, late
 
 
 def _describe(attempt: Attempt, row: Row, image: Image) -> bool:
@@ -307,11 +301,12 @@ class ResultsBatch:
     def _finish(self, verdict: Verdict) -> None:
         tx, image = self._tx, verdict.image
         attempt, board_row = tx.attempt(image.board.type, image.board.serial, image.attempt)
-        latency_ms = round((tx.now_s - accepted_at_s(image, tx.now_s, tx.now_wall_s)) * 1000, 3)
+        latency_ms = round((tx.now_s - image.accepted_s) * 1000, 3)
         if verdict.reason is None and image.deadline_ms is not None and latency_ms > image.deadline_ms:
             # Judged in time, but durable too late, and so published too late.
             verdict = replace(verdict, verdict="unknown", defect=None, reason="deadline")
-        matters = attempt.judge(image.inspection_id, *image.place, verdict.verdict, verdict.defect, verdict.reason)
+        end = verdict.verdict, verdict.defect, verdict.reason
+        matters = attempt.judge(image.inspection_id, image.component, image.designator, *end)
         if not matters and attempt.surplus == _MUCH_SURPLUS:
             tx.suspect_serials.append((image.board.serial, attempt.surplus, image.source))
         row = board_row | rows.inspection_row(image, board_row["rules_version"], tx.at)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from daemon.records import BoardRef, ExpertSwitch, Generation, Image, JournalKey, Message, Pixels, Verdict
-from daemon.units import utc_text, wall_seconds
+from daemon.units import utc_text
 from experts.editions.edition import Edition
 
 Row = dict[str, Any]
@@ -99,7 +99,7 @@ def pending_row(image: Image) -> Row:
     }
 
 
-def pending_image(row: AnyRow) -> Image:
+def pending_image(row: AnyRow, accepted_s: float) -> Image:
     """Return the image of a row of `pending_images`, as a restart finds it."""
     same = (*_AS_SENT, "inspection_id", "board_id", "attempt", "edition")
     return Image(
@@ -109,7 +109,7 @@ def pending_image(row: AnyRow) -> Image:
         late=bool(row["late"]),
         key=_journal_key(row),
         pixels=_pixels(row),
-        accepted_wall_s=wall_seconds(row["accepted_at"]),
+        accepted_s=accepted_s,
     )
 
 

@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.line.serving import Serving
@@ -32,7 +32,7 @@ from daemon.storage.database.transaction import (
     set_numbers,
 )
 from daemon.storage.decisions import Decision
-from daemon.units import utc_text, wall_seconds
+from daemon.units import monotonic_of, utc_text
 from experts.durable import replace_durably
 from experts.people import current_user
 from routing_rules.routes import Routes, VerdictName
@@ -201,23 +201,27 @@ class Store:
         with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("judge")).mappings()
             return Recovery(
-                pending=[rows.pending_image(row) for row in waiting],
+                pending=[self._pending_image(row) for row in waiting],
                 editions=inspections.editions_in_use(connection),
                 last_seq=read_numbers(self._sql).seq,
                 last_batch_id=_last_batch_id(connection),
             )
 
+    def _pending_image(self, row: RowMapping) -> Image:
+        now = self._clock.monotonic_s(), self._clock.wall_s()
+        return rows.pending_image(row, monotonic_of(row["accepted_at"], *now))
+
     def copies_to_make(self) -> list[tuple[Image, str]]:
         """Return images that stay, and when they got their verdict."""
         with self.engine.connect() as connection:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
-            return [(rows.pending_image(row), row["completed_at"]) for row in waiting]
+            return [(self._pending_image(row), row["completed_at"]) for row in waiting]
 
     def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
             answers = inspections.accept_images(tx, group, serving)
-        self._memory.waiting.update(answer.inspection_id for answer in answers if isinstance(answer, Image))
+        self._memory.waiting.update({answer.inspection_id for answer in answers if isinstance(answer, Image)})
         return answers
 
     def keep_rules(self, routes: Routes) -> None:
@@ -360,7 +364,6 @@ def _open_time_limits(tx: Transaction) -> list[TimeLimit]:
         .where(boards.completed_at.is_(None), recipes.time_limit_s.is_not(None))
     )
     return [
-        # After a wall clock was set back an attempt gets the whole time again, and no more.
-        (tx.now_s + time_limit_s - max(0.0, tx.now_wall_s - wall_seconds(first_seen_at)), *board)
+        (monotonic_of(first_seen_at, tx.now_s, tx.now_wall_s) + time_limit_s, *board)
         for first_seen_at, time_limit_s, *board in tx.connection.execute(query)
     ]

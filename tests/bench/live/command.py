@@ -4,6 +4,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,40 +12,27 @@ import typer
 
 from tests.bench.options import DeviceNames, JsonFile, chosen_devices
 from tools.terminal.console import console, errors, fail
-from tools.terminal.option_values import must_be_architecture, must_be_one_of
+from tools.terminal.option_values import must_be_one_of
 
 Name = TypeVar("Name", bound=str)
 #: Of the quick comparison: the values of ExpertRecipe, images, and memory as a share of the experts' bytes: two experts
 #: for each executor, so that one can be read while the other computes.
 _QUICK_RECIPE = (16, 2, "resnet18", "yolov8n", 128)
 _QUICK_REQUESTS, _QUICK_MEMORY = 100, 0.25
-Folder = Annotated[Path | None, typer.Option("--dir", help="Where the experts are made once (~45 GB); a cache folder.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's command to `app`."""
-    app.command("live")(bench_live)
 
 
 def bench_live(
-    folder: Folder = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Where the experts are made once (~45 GB); a cache folder.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small experts and few images: about six minutes.")] = False,
     sides: Annotated[str | None, typer.Option(help="Some sides, with commas between; see docs/benchmarks.md.")] = None,
     traces: Annotated[
         str | None, typer.Option(help="skewed (by usage), board (placement order), or both; quick: skewed.")
     ] = None,
     disks: Annotated[str, typer.Option(help="cold (as it is), paced (530 MB/s), or both.")] = "paced",
-    experts: Annotated[int, typer.Option(min=1, help="Classifiers, each its own weights file.")] = 60,
-    detectors: Annotated[int, typer.Option(min=1, help="Detectors that they share.")] = 4,
-    classifier: Annotated[str, typer.Option(help="The classifiers' architecture.")] = "resnet101",
-    detector: Annotated[str, typer.Option(help="The detectors' architecture.")] = "yolo11m",
-    input_size: Annotated[int, typer.Option(min=32, help="Side of the square input, pixels.")] = 128,
     requests: Annotated[int, typer.Option(min=1, help="Images, all waiting from the start.")] = 600,
-    memory: Annotated[float, typer.Option(min=0.01, max=1.0, help="Memory, as a share of the experts' bytes.")] = 0.1,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each side, in turn.")] = 3,
-    limit_s: Annotated[float, typer.Option(min=1.0, help="A run is stopped then.")] = 600.0,
-    executors: Annotated[int, typer.Option(min=1, help="Executors of every side.")] = 2,
-    threads: Annotated[int, typer.Option(min=1, help="Processor threads of every side, over its executors.")] = 2,
     device: DeviceNames = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -63,22 +51,20 @@ def bench_live(
     from tests.bench.processes import RunError
     from tools.terminal.progress import Bars
 
-    must_be_architecture("--classifier", classifier, "classify")
-    must_be_architecture("--detector", detector, "detect")
-    recipe = ExpertRecipe(experts, detectors, classifier, detector, input_size)
     folder = folder or default_folder() / ("quick" if quick else "")
+    options = LiveOptions(folder, ExpertRecipe(), requests, devices=chosen_devices(device))
     if quick:
-        recipe, requests, memory = ExpertRecipe(*_QUICK_RECIPE), _QUICK_REQUESTS, _QUICK_MEMORY
-        console.print(
-            f"quick: {recipe.classifiers} small experts instead of {experts}, {requests} images, memory for"
-            f" {memory:.0%} of the bytes; ratios differ from those of large experts, and only the usage-skewed trace is"
-            " run where --traces names no other"
+        options = replace(
+            options, recipe=ExpertRecipe(*_QUICK_RECIPE), requests=_QUICK_REQUESTS, memory_share=_QUICK_MEMORY
         )
-    options = LiveOptions(folder, recipe, requests, memory, limit_s, executors, threads, devices=chosen_devices(device))
+        console.print(
+            f"quick: {options.recipe.classifiers} small experts, {options.requests} images, memory for"
+            f" {_QUICK_MEMORY:.0%} of the bytes; ratios differ from those of large experts, and only the usage-skewed"
+            " trace is run where --traces names no other"
+        )
     chosen_sides = chosen(sides, tuple(SIDES), "--sides") if sides else tuple(COMPARED)
-    pairs = list(
-        itertools.product(chosen(traces or _traces(quick=quick), ORDERS, "--traces"), chosen(disks, DISKS, "--disks"))
-    )
+    orders = chosen(traces or ("skewed" if quick else "skewed,board"), ORDERS, "--traces")
+    pairs = list(itertools.product(orders, chosen(disks, DISKS, "--disks")))
     cells: list[LiveCell] = []
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:
         task = bar.add_task("preparing", total=len(pairs) * len(chosen_sides) * rounds)
@@ -98,10 +84,6 @@ def bench_live(
     show(setup, cells, chosen_sides)
     failed = {side for cell in cells for side in cell.failures if missing_library(SIDES[side].library) is None}
     raise SystemExit(1 if failed else 0)
-
-
-def _traces(*, quick: bool) -> str:
-    return "skewed" if quick else "skewed,board"
 
 
 def chosen(text: str, choices: Sequence[Name], option: str) -> tuple[Name, ...]:

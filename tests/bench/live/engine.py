@@ -27,7 +27,7 @@ from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import goes_on, read_experts, reader_of
 from tests.bench.live.image_trace import BOARD_TYPE, LABELS
 from tests.bench.live.loading import Forward, ModelPool, accept_file, loader_of
-from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.live.sides import SIDES, SideInput, SideResult
 from tests.bench.processes import peak_bytes
 from tests.editions import a_serving
 
@@ -50,7 +50,7 @@ class LiveEngine:
         self._work = work
         self._routes = compile_rules(work.trace.rules(), "bench")
         self._specs = read_experts(work.catalog)
-        side = side_of(work.side)
+        side = SIDES[work.side]
         max_batch = side.max_batch or max(row.max_batch for row in work.costs)
         pool_facts, executor_facts = partition(
             [
@@ -90,7 +90,6 @@ class LiveEngine:
                 )
                 for name, memory in memories.items()
             ],
-            record=work.record,
         )
 
     def finished(self, verdicts: list[Verdict]) -> None:
@@ -111,7 +110,7 @@ class LiveEngine:
         while self.drive.is_filling and time.monotonic() < until_s:
             time.sleep(0.01)
 
-    def accept(self, first: int, end: int, began_wall_s: float) -> None:
+    def accept(self, first: int, end: int, began_s: float) -> None:
         """Accept the trace's images from `first` up to, not including, `end`."""
         deadline_s, board = self._work.deadline_s, BoardRef(BOARD_TYPE, "")
         images = [
@@ -122,7 +121,7 @@ class LiveEngine:
                 board=board,
                 component=self._work.trace.images[number].classifier,
                 designator=str(number),
-                accepted_wall_s=began_wall_s + self._work.trace.images[number].arrives_s,
+                accepted_s=began_s + self._work.trace.images[number].arrives_s,
                 deadline_ms=None if deadline_s is None else round(deadline_s * 1000),
                 edition=1,
                 key=JournalKey(1, number, 0),
@@ -137,7 +136,7 @@ class LiveEngine:
 
     def _memories(self, pools: Sequence[PoolFacts]) -> dict[PoolId, Any]:
         work, reader = self._work, reader_of(self._work.disk)
-        if (loading := side_of(work.side).loading) != "slots":
+        if (loading := SIDES[work.side].loading) != "slots":
             return {
                 facts.pool: ModelPool(
                     loader_of(loading, reader, facts.budget_bytes, work.threads_per_executor, facts.device),
@@ -155,7 +154,7 @@ def run_engine(work: SideInput) -> SideResult:
     """Inspect all images of the trace as they arrive; stop at the limit."""
     engine, images = LiveEngine(work), work.trace.images
     engine.start()
-    began_s, began_wall_s = time.monotonic(), time.time()
+    began_s = time.monotonic()
     finished: list[_FinishedImage] = []
     accepted = 0
     while len(finished) < len(images) and (left_s := began_s + work.limit_s - time.monotonic()) > 0:
@@ -163,7 +162,7 @@ def run_engine(work: SideInput) -> SideResult:
         while due < len(images) and images[due].arrives_s <= time.monotonic() - began_s:
             due += 1
         if due > accepted:
-            engine.accept(accepted, due, began_wall_s)
+            engine.accept(accepted, due, began_s)
             accepted = due
         next_s = left_s if accepted == len(images) else began_s + images[accepted].arrives_s - time.monotonic()
         try:
@@ -196,7 +195,6 @@ def _result(
         seconds=ended_s - began_s,
         stopped=len(finished) < len(work.trace.images),
         loads=len(loads),
-        loaded_bytes=sum(switch.bytes for switch in loads),
         waits_s=tuple(verdict.stages[0].queued_ms / 1e3 for verdict in verdicts if verdict.stages),
         latencies_s=tuple(
             one.at_s - began_s - work.trace.images[one.verdict.image.inspection_id - 1].arrives_s for one in finished
@@ -224,7 +222,7 @@ def _with_verdicts_of_the_trace(forward: ForwardEach) -> ForwardEach:
         return [
             answer
             if isinstance(answer, ExpertError)
-            else replace(answer, label=LABELS[0] if goes_on(image.placement.width) else LABELS[1])
+            else replace(answer, label=LABELS[0] if goes_on(image.width) else LABELS[1])
             for answer, image in zip(answers, prepared, strict=True)
         ]
 

@@ -22,7 +22,7 @@ from experts.vision.preprocess import prepare
 from tests import ROOT
 from tests.bench.live.expert_files import read_experts, reader_of
 from tests.bench.live.loading import loader_of
-from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.live.sides import SIDES, WINDOW, SideInput, SideResult
 from tests.bench.processes import peak_bytes
 
 #: Seconds for which a batch waits for more requests; all images wait anyhow.
@@ -41,7 +41,6 @@ class ReplicaAnswer(NamedTuple):
     replica: int
     began_s: float
     loads: int
-    loaded_bytes: int
     peak_bytes: int
 
 
@@ -112,8 +111,8 @@ def _inspector(serve: Any, work: SideInput) -> Any:
     largest_bytes = max(spec.weights_bytes for spec in specs.values())
     models = _models_of_a_replica(work, largest_bytes)
     threads, disk, lock, device = work.threads_per_executor, work.disk, work.disk_lock, work.devices[0]
-    loading, ongoing = side_of(work.side).loading, max(1, work.window // work.executors)
-    max_batch = side_of(work.side).max_batch or ongoing
+    loading, ongoing = SIDES[work.side].loading, max(1, WINDOW // work.executors)
+    max_batch = SIDES[work.side].max_batch or ongoing
 
     class Inspector:
         """One replica: an executor with its own models."""
@@ -122,14 +121,12 @@ def _inspector(serve: Any, work: SideInput) -> Any:
             self.torch: Any = import_module("torch")
             self.loader = loader_of(loading, SharedDisk(reader_of(disk), lock), models * largest_bytes, threads, device)
             self.loads = 0
-            self.loaded_bytes = 0
             import_module("tests.bench.live.preload")
 
         @serve.multiplexed(max_num_models_per_replica=models)
         async def model(self, expert: str) -> Any:
             spec = specs[ExpertId(expert)]
             self.loads += 1
-            self.loaded_bytes += spec.weights_bytes
             loaded = await asyncio.get_running_loop().run_in_executor(None, self.loader.load, spec)
             return _Held(self.loader, loaded)
 
@@ -144,7 +141,7 @@ def _inspector(serve: Any, work: SideInput) -> Any:
             began_s, spec = time.monotonic(), specs[ExpertId(expert)]
             prepared = [prepare(payload, "image", None, spec) for payload in payloads]
             self.loader.answer(held.model, spec, prepared)  # in the loop: no model is given up meanwhile
-            answer = ReplicaAnswer(os.getpid(), began_s, self.loads, self.loaded_bytes, peak_bytes())
+            answer = ReplicaAnswer(os.getpid(), began_s, self.loads, peak_bytes())
             return [answer] * len(payloads)
 
         async def __call__(self, payload: bytes) -> ReplicaAnswer:
@@ -196,8 +193,6 @@ async def _inspect_all(work: SideInput, handle: Any) -> SideResult:
         seconds=ended_s - began_s if stopped else max(latencies_s),
         stopped=stopped,
         loads=sum(reply.loads for reply in newest.values()) - sum(reply.loads for reply in before.values()),
-        loaded_bytes=sum(reply.loaded_bytes for reply in newest.values())
-        - sum(reply.loaded_bytes for reply in before.values()),
         waits_s=tuple(waits_s),
         latencies_s=tuple(latencies_s),
         peak_bytes=peak_bytes() + sum(reply.peak_bytes for reply in newest.values()),

@@ -22,7 +22,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import prepare
 from tests.bench.live.expert_files import read_experts, reader_of
 from tests.bench.live.loading import Loader, loader_of
-from tests.bench.live.sides import SideInput, SideResult, side_of
+from tests.bench.live.sides import SIDES, WINDOW, SideInput, SideResult
 from tests.bench.processes import peak_bytes
 
 #: Niceness of threads that compute, the same as our executors': beside other work all sides get the same share.
@@ -82,7 +82,6 @@ class LruModels:
 
     def __init__(self, loader: Loader, budget_bytes: int) -> None:
         self.loads = 0
-        self.loaded_bytes = 0
         self.loader = loader
         self._free_bytes = budget_bytes
         self._entries: OrderedDict[ExpertId, _Entry] = OrderedDict()
@@ -99,7 +98,6 @@ class LruModels:
                 self._entries[spec.expert] = _Entry(spec)
                 self._free_bytes -= spec.weights_bytes
                 self.loads += 1
-                self.loaded_bytes += spec.weights_bytes
             entry = self._entries[spec.expert]
             entry.users += 1
             self._entries.move_to_end(spec.expert)
@@ -122,7 +120,7 @@ class LruModels:
             if spec.weights_bytes <= self._free_bytes:
                 with self.use(spec):
                     pass
-        self.loads = self.loaded_bytes = 0
+        self.loads = 0
         return set(self._entries)
 
     def _make_room(self, size_bytes: int) -> bool:
@@ -147,7 +145,7 @@ class Server:
     """One run. All times are from its beginning."""
 
     def __init__(self, work: SideInput) -> None:
-        side = side_of(work.side)
+        side = SIDES[work.side]
         self._work = work
         self._specs = read_experts(work.catalog)
         reader = reader_of(work.disk)
@@ -160,7 +158,7 @@ class Server:
             for (device, loader), budget_bytes in zip(loaders.items(), work.budgets, strict=True)
         }
         max_batch = max(row.max_batch for row in work.costs)
-        self._queue = RequestQueue(work.window if side.window == "limited" else side.window, max_batch)
+        self._queue = RequestQueue(WINDOW if side.window == "limited" else side.window, max_batch)
         self._wanted = min(len(work.trace.images), work.enough_images or len(work.trace.images))
         self._waits_s: dict[int, float] = {}
         self._finished: dict[int, _Finished] = {}
@@ -191,7 +189,6 @@ class Server:
             seconds=max((each for each in self._end_times_s()), default=self._now_s()),
             stopped=is_stopped,
             loads=sum(models.loads for models in self._models.values()),
-            loaded_bytes=sum(models.loaded_bytes for models in self._models.values()),
             waits_s=tuple(each.wait_s for each in finished),
             latencies_s=tuple(each.latency_s for each in finished),
             unknown=sum(each.unknown for each in finished),

@@ -50,13 +50,9 @@ class Side:
     store: str = PLAIN
 
     @property
-    def is_policy(self) -> bool:
-        return self.scheduler in PRESETS
-
-    @property
     def is_ours(self) -> bool:
         """Return True if it uses our slots or one of our policies."""
-        return self.loading == "slots" or self.is_policy
+        return self.loading == "slots" or self.scheduler in PRESETS
 
     @property
     def library(self) -> str:
@@ -93,10 +89,8 @@ SIDES: dict[str, Side] = {
 }
 
 
-def side_of(name: str) -> Side:
-    return SIDES[name]
-
-
+#: The requests among which a server looks for a batch.
+WINDOW = 64
 _PICTURES = 120
 _SEED = 17
 _BATCHES = (1, 2, 4, 8, 16)
@@ -118,7 +112,7 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """Sizes that are the same for every side. `window`: the requests among which a server looks for a batch.
+    """Sizes that are the same for every side.
 
     A side is stopped after `limit_s`; the rate is then over the images that it finished. Each of the `devices` has
     `executors`, and `budgets` bytes for experts; without budgets as many as `memory_share` says.
@@ -127,11 +121,10 @@ class LiveOptions:
     folder: Path
     recipe: ExpertRecipe
     requests: int
-    memory_share: float
-    limit_s: float
+    memory_share: float = 0.1
+    limit_s: float = 600.0
     executors: int = 2
     threads: int = 2
-    window: int = 64
     devices: tuple[str, ...] = ("cpu",)
     budgets: tuple[int, ...] = ()
 
@@ -140,11 +133,10 @@ class LiveOptions:
 class MachineCosts:
     """Costs of a batch while all executors compute; `disk_s` in them is of plain files on the cold disk.
 
-    `residuals` are the largest relative errors of the fits by architecture; `read_method` names how files were read.
+    `read_method` names how files were read.
     """
 
     rows: tuple[Performance, ...]
-    residuals: dict[str, float]
     cold_bytes_per_s: float
     read_method: str
 
@@ -158,8 +150,8 @@ class SideInput:
 
     `budgets` are bytes for experts of each device, `memory_bytes` all of them; `executors` are of each device,
     `threads` of the CPU's together: a side with one executor has all threads. After `limit_s`, or `enough_images`, the
-    side is stopped and the images that it finished count. `record` is a file for a trace of the scheduler's decisions,
-    `disk_lock` a file that processes lock while they read an expert.
+    side is stopped and the images that it finished count. `disk_lock` is a file that processes lock while they read an
+    expert.
     """
 
     side: str
@@ -174,8 +166,6 @@ class SideInput:
     threads: int = 2
     costs: tuple[Performance, ...] = ()
     deadline_s: float | None = None
-    record: Path | None = None
-    window: int = 64
     enough_images: int | None = None
     devices: tuple[str, ...] = ("cpu",)
 
@@ -207,7 +197,6 @@ class SideResult:
     seconds: float
     stopped: bool
     loads: int
-    loaded_bytes: int
     waits_s: tuple[float, ...]
     latencies_s: tuple[float, ...]
     unknown: int = 0
@@ -249,7 +238,7 @@ class LiveSetup:
         return make_trace(types, order, self.options.requests, len(self.pictures), _SEED)
 
     def side_input(self, side: str, trace: ImageTrace, disk: Disk) -> SideInput:
-        bytes_per_s, catalog = self.costs.bytes_per_s(disk), self.catalogs[side_of(side).store]
+        bytes_per_s, catalog = self.costs.bytes_per_s(disk), self.catalogs[SIDES[side].store]
         read_bytes = {ArchitectureId(spec.layout): spec.read_bytes for spec in read_experts(catalog).values()}
         return SideInput(
             side=side,
@@ -263,15 +252,14 @@ class LiveSetup:
             executors=self.options.executors,
             threads=self.options.threads,
             costs=tuple(replace(row, disk_s=read_bytes[row.architecture] / bytes_per_s) for row in self.costs.rows),
-            window=self.options.window,
             # Others serve the popular experts first: only the whole trace shows how fast they are.
-            enough_images=_ENOUGH_IMAGES if side_of(side).window == 1 else None,
+            enough_images=_ENOUGH_IMAGES if SIDES[side].window == 1 else None,
             devices=self.options.devices,
         )
 
     def run(self, work: SideInput) -> SideResult:
         """Carry out one run in a process of its own. Raises RunError, at once where a library is not installed."""
-        if (missing := missing_library(side_of(work.side).library)) is not None:
+        if (missing := missing_library(SIDES[work.side].library)) is not None:
             raise RunError(missing)
         return self.processes.call(run_side, work, work.limit_s + _AROUND_A_RUN_S)
 
@@ -284,11 +272,11 @@ def prepare(
     """
     processes = OwnProcesses(["tests.bench.live.preload"])
     folder, catalogs = options.folder.resolve(), dict[str, Path]()
-    for store in {PLAIN, *(side_of(side).store for side in sides)}:
+    for store in {PLAIN, *(SIDES[side].store for side in sides)}:
         recipe, place = replace(options.recipe, store=store), folder if store == PLAIN else folder / store
         catalogs[store] = make_experts(place, recipe, lambda name: on_step(f"making {name}"))
     catalog = catalogs[PLAIN]
-    loadings = {side_of(side).loading for side in sides}
+    loadings = {SIDES[side].loading for side in sides}
     libraries = tuple(name for name in LIBRARIES if name in loadings and missing_library(name) is None)
     if libraries:
         on_step(f"compiling for {' and '.join(libraries)}")
@@ -302,7 +290,7 @@ def prepare(
 
 def run_side(work: SideInput) -> SideResult:
     """Run one side; each imports only its own parts."""
-    scheduler = side_of(work.side).scheduler
+    scheduler = SIDES[work.side].scheduler
     if scheduler == "server":
         from tests.bench.live.server import run_server
 
@@ -331,18 +319,16 @@ def _measure_costs(work: CostWork) -> MachineCosts:
     shelf = bench_shelf(packs=[*options.devices] == ["cpu"])
     bytes_per_s, method = _cold_read(list(specs.values()))
     rows: list[Performance] = []
-    residuals: dict[str, float] = {}
     layouts = {spec.layout: spec for spec in specs.values()}
     for device, (layout, spec) in itertools.product(options.devices, layouts.items()):
         threads = max(1, options.threads // executors) if device == "cpu" else 1
         with Bench(device, executors, threads, shelf) as bench:
             line = fit_line(bench.latencies_s(bench.slots(spec), samples, _BATCHES, _BATCH_ROUNDS).items())
         _, ram_s = load_seconds(device, spec, _RAM_LOADS, shelf)
-        residuals[f"{device} {layout}"] = line.residual
         max_batch = largest_useful_batch(line, max(_BATCHES))
         disk_s = spec.weights_bytes / bytes_per_s
         rows.append(Performance(device, ArchitectureId(layout), line.k_s, line.b_s, max_batch, 0, disk_s, ram_s))
-    return MachineCosts(tuple(rows), residuals, bytes_per_s, method)
+    return MachineCosts(tuple(rows), bytes_per_s, method)
 
 
 def _cold_read(specs: list[ExpertSpec]) -> tuple[float, str]:

@@ -104,7 +104,8 @@ class Relay:
     def load(self) -> dict[str, Any]:
         spec: ExpertSpec = self.spec
         files = {spec.sha256: str(spec.file)}
-        order = {"do": "load", "pool": "p", "files": files, "spec": plain_spec(spec), "life": "first", "call": 1}
+        arguments = ["p", json.dumps(plain_spec(spec))]
+        order = {"do": "load", "arguments": arguments, "files": files, "life": "first", "call": 1}
         self.device.carry_out(order, b"")
         return self.answers.get(timeout=60)
 

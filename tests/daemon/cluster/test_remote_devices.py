@@ -84,7 +84,7 @@ def test_an_order_for_an_earlier_life_never_reaches_the_next_one():
     peer.lost()
     peer.found("second")
     peer.device.call(life, peer.ended.append, ORDER)
-    peer.device.tell({"do": "unload"})
+    peer.device.tell("unload")
     assert peer.ended == [None]
     assert [head["life"] for head in peer.posted] == ["second"]
     # It is back and lost again before the drive has heard of it: nothing is sent to what is not there.

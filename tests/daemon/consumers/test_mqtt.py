@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from daemon.storage.decisions import Decision
 from tests.broker import Broker, Subscriber, mosquitto
 from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
-from tests.waiting import PATIENCE_S, in_a_loop, until
+from tests.waiting import in_a_loop, soon, until
 
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
@@ -70,25 +68,19 @@ class Bringing:
             yield self
 
     async def reached(self, seq: int) -> None:
-        await self.until(lambda: self.status_page.read().get("position") == seq)
+        await soon(lambda: self.status_page.read().get("position") == seq)
 
     async def reports(self, state: str, *words: str) -> None:
         def matches() -> bool:
             now = self.status_page.read()
             return now.get("state") == state and all(word in (now["last_error"] or "") for word in words)
 
-        await self.until(matches)
+        await soon(matches)
 
     async def keeps_no_file_open(self) -> None:
         """After one connection in vain: three more leave nothing open. What leaks never comes down again."""
         before, opened = fds(), self.consumer.opened
-        await self.until(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
-
-    async def until(self, happened: Callable[[], Any]) -> None:
-        until_s = time.monotonic() + PATIENCE_S
-        while not happened():
-            assert time.monotonic() < until_s, self.status_page.read()
-            await asyncio.sleep(0.01)
+        await soon(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
 
 
 def fds() -> int:
@@ -107,7 +99,7 @@ async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards
         bringing.database.grow(1, serial)
         async with bringing.running():
             await bringing.reached(3)
-            await bringing.until(lambda: len(mes.messages) == 4)
+            await soon(lambda: len(mes.messages) == 4)
         encoded = "A%2BB%2F%23%7F%22%C3%A91"
         topics = [message.topic for message in mes.messages[:4]]
         assert topics == [
@@ -123,7 +115,7 @@ async def test_each_message_has_its_topic_and_a_late_subscriber_hears_the_boards
         expected[-1]["final_verdict"] = "pass"
         assert [json.loads(message.payload) for message in mes.messages[1:4]] == expected
         with Subscriber(broker.port, "plant/line-2/#", name="late", keeps_session=False) as late:
-            await bringing.until(lambda: len(late.messages) == 2)
+            await soon(lambda: len(late.messages) == 2)
             retained = {message.topic: message for message in late.messages}
             assert set(retained) == {"plant/line-2/status", f"plant/line-2/board/pair/{encoded}"}
             assert all(message.retain for message in retained.values())
@@ -143,7 +135,7 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
             store.review(Decision(None, "Ben", None, "pass", board_id=1, note="scratch is harmless"))
         async with bringing.running():
             await bringing.reached(5)
-            await bringing.until(lambda: len(mes.messages) == 8)
+            await soon(lambda: len(mes.messages) == 8)
         reviews, states = mes.bodies("review/"), mes.bodies("board/")
         assert [(body["seq"], body["reviewer"], body["board_verdict"]) for body in reviews] == [
             (4, "Eva", "fail"),
@@ -156,31 +148,8 @@ async def test_a_review_goes_out_and_the_retained_state_of_its_board_follows_it(
         ]
         assert not any(message.retain for message in mes.messages if "/review/" in message.topic)
         with Subscriber(broker.port, "coserve/board/#", name="late", keeps_session=False) as late:
-            await bringing.until(lambda: len(late.messages) == 1)
+            await soon(lambda: len(late.messages) == 1)
             assert json.loads(late.messages[0].payload)["seq"] == 5
-
-
-def test_the_broker_hears_of_a_consumer_that_was_killed_and_a_new_one_goes_on(tmp_path: Path) -> None:
-    with Broker(tmp_path / "broker") as broker, Subscriber(broker.port, "coserve/#") as mes:
-        database = ResultsDatabase(tmp_path / "inspection.db")
-        consumers = {"plant": {"kind": "mqtt", "host": f"127.0.0.1:{broker.port}"}}
-        config = {"rules": "r", "catalog": "c", "devices": {"cpu": {"expert_memory": "1GB"}}, "consumers": consumers}
-        (tmp_path / "coserve.yaml").write_text(json.dumps(config), encoding="utf-8")
-        command = [sys.executable, "-m", "daemon.delivery", str(tmp_path / "coserve.yaml"), "plant"]
-        total = 0
-        for last in range(2):
-            total = database.grow(600)
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            until(lambda last=last: mes.seqs > {*range(1, last * 1800 + 500)})
-            process.kill()
-            process.wait()
-            until(lambda: mes.bodies("status")[-1] == {"state": "offline"})
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        until(lambda: len(mes.seqs) == total)
-        until(lambda: mes.bodies("status")[-1]["state"] == "online")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        until(lambda: mes.bodies("status")[-1] == {"state": "offline", "position": total})
 
 
 @in_a_loop
@@ -190,7 +159,7 @@ async def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(
         async with bringing.running():
             with Subscriber(broker.port, "coserve/#", name="before") as before:
                 last = bringing.database.grow(30)
-                await bringing.until(lambda: len(before.seqs) == last)
+                await soon(lambda: len(before.seqs) == last)
                 broker.end(signal.SIGKILL)
             last = bringing.database.grow(30)
             broker.start()
@@ -199,7 +168,7 @@ async def test_sending_waits_for_those_who_listened_before_a_broker_forgot_them(
             assert bringing.status_page.read()["position"] < last
             with Subscriber(broker.port, "coserve/#", name="after") as after:
                 await bringing.reached(last)
-                await bringing.until(lambda: before.seqs | after.seqs == {*range(1, last + 1)})
+                await soon(lambda: before.seqs | after.seqs == {*range(1, last + 1)})
 
 
 @in_a_loop
@@ -250,7 +219,7 @@ async def test_a_topic_that_we_may_not_write_to_holds_everything_back_and_is_nam
             assert broker.process is not None
             broker.process.send_signal(signal.SIGHUP)
             await bringing.reached(6)
-            await bringing.until(lambda: len(mes.seqs) == 6)
+            await soon(lambda: len(mes.seqs) == 6)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -376,41 +376,56 @@ def test_half_sent_bodies_and_unread_answers_without_a_token_reset_no_honest_req
             peer.close()
 
 
-def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:
-    under_way: list[Request] = []
-    is_over = threading.Event()
+class SlowPages:
+    """A server whose page `slow` answers once `is_over` is set; its other pages answer at once."""
 
-    async def slow(request: Request) -> Response:
-        under_way.append(request)
-        while not is_over.is_set():
+    def __init__(self, slow: str, *others: str) -> None:
+        self.is_over, self.under_way = threading.Event(), list[Request]()
+        routes = [Route(slow, self._answer), *(Route(path, lambda _request: Response("")) for path in others)]
+        self._app, self._connections = Starlette(routes=routes), list[http.client.HTTPConnection]()
+
+    async def _answer(self, request: Request) -> Response:
+        self.under_way.append(request)
+        while not self.is_over.is_set():
             await asyncio.sleep(0.01)
-        return Response("at last")
+        return Response("x" * 10_000)
 
-    def ask(path: str) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=PATIENCE_S)
-        connections.append(connection)
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.address = listener.getsockname()
+            server = PageServer(self._app, LiveTopics())
+            thread = threading.Thread(target=server.run, args=([listener],))
+            thread.start()
+            try:
+                yield
+            finally:
+                self.is_over.set()
+                for connection in self._connections:
+                    connection.close()
+                server.should_exit = True
+                thread.join()
+
+    def ask(self, path: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE_S)
+        self._connections.append(connection)
         connection.request("GET", path)
         return connection
 
-    connections: list[http.client.HTTPConnection] = []
-    app = Starlette(routes=[Route("/", slow), Route("/healthz", lambda _request: Response("alive"))])
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = PageServer(app, LiveTopics())
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            pages = [ask("/") for _ in range(112)]
-            until(lambda: len(under_way) == len(pages))
-            assert {ask("/").getresponse().status for _ in range(50)} == {503}
-            assert {ask("/healthz").getresponse().status for _ in range(50)} == {200}
-            is_over.set()
-            assert {page.getresponse().status for page in pages} == {200}
-        finally:
-            is_over.set()
-            for connection in connections:
-                connection.close()
-            server.should_exit = True
-            thread.join()
+    def status(self, path: str) -> int:
+        with closing(self.ask(path)) as connection:
+            return connection.getresponse().status
+
+
+def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:
+    pages = SlowPages("/", "/healthz")
+    with pages.running():
+        asked = [pages.ask("/") for _ in range(112)]
+        until(lambda: len(pages.under_way) == len(asked))
+        assert {pages.ask("/").getresponse().status for _ in range(50)} == {503}
+        assert {pages.ask("/healthz").getresponse().status for _ in range(50)} == {200}
+        pages.is_over.set()
+        assert {page.getresponse().status for page in asked} == {200}
 
 
 @pytest.mark.promise(
@@ -418,38 +433,15 @@ def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:
     "150 connections with 20 requests for `/metrics` each, unread, leave `/healthz` and `/login` their answers",
 )
 def test_scrapes_and_requests_that_do_not_wait_for_answers_leave_connections_for_probes() -> None:
-    is_over = threading.Event()
-    scrapes: list[Request] = []
-
-    async def slow(request: Request) -> Response:
-        scrapes.append(request)
-        while not is_over.is_set():
-            await asyncio.sleep(0.01)
-        return Response("x" * 10_000)
-
-    def status(path: str) -> int:
-        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=PATIENCE_S)
-        with closing(connection):
-            connection.request("GET", path)
-            return connection.getresponse().status
-
-    routes = [Route("/metrics", slow), *(Route(path, lambda _request: Response("")) for path in ("/healthz", "/"))]
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        server = PageServer(Starlette(routes=routes), LiveTopics())
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            peers = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(150)]
-            for number, peer in enumerate(peers):
-                with suppress(OSError):
-                    peer.sendall(b"GET /metrics?peer=%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number * 20)
-            until(lambda: len(scrapes) == 8)
-            assert [status(path) for path in ("/healthz", "/") * 20] == [200] * 40
-            is_over.set()
-            until(lambda: status("/metrics") == 200)
-            answered = [request.url.query for request in scrapes]
-            assert len(answered) == len(set(answered)), "of each connection one request is answered"
-        finally:
-            is_over.set()
-            server.should_exit = True
-            thread.join()
+    pages = SlowPages("/metrics", "/healthz", "/")
+    with pages.running(), ExitStack() as stack:
+        peers = [stack.enter_context(socket.create_connection(pages.address)) for _ in range(150)]
+        for number, peer in enumerate(peers):
+            with suppress(OSError):
+                peer.sendall(b"GET /metrics?peer=%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number * 20)
+        until(lambda: len(pages.under_way) == 8)
+        assert [pages.status(path) for path in ("/healthz", "/") * 20] == [200] * 40
+        pages.is_over.set()
+        until(lambda: pages.status("/metrics") == 200)
+        answered = [request.url.query for request in pages.under_way]
+        assert len(answered) == len(set(answered)), "of each connection one request is answered"

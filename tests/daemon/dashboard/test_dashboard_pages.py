@@ -143,16 +143,6 @@ def test_a_serial_full_of_html_is_text_wherever_it_is_shown(web: Web) -> None:
             assert "<script>" not in answer.text or answer.headers["content-type"].startswith("text/plain")
 
 
-def test_a_line_end_in_a_serial_is_no_second_event(web: Web) -> None:
-    web.add_board(510, "A\r\nevent: evil\r\ndata: x\n\nevent: evil")
-    stream = Stream(web.host, "topic=boards")
-    events = [stream.event()]
-    while "event: evil" not in events[-1]["data"]:  # the list before, if another test still listened
-        events.append(stream.event())
-    stream.close()
-    assert {event["event"] for event in events} == {"boards"}
-
-
 @pytest.mark.promise("HTTP", "SQL in a filter | every page binds values as parameters")
 def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> None:
     from daemon.config.settings import load_config

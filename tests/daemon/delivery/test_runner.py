@@ -3,11 +3,10 @@
 import asyncio
 import resource
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,7 +18,7 @@ from daemon.delivery.position import PositionFile
 from daemon.storage.database.reader import ResultsReader
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase, running
 from tests.small_disk import small_disk
-from tests.waiting import in_a_loop
+from tests.waiting import in_a_loop, soon
 
 
 class Diary:
@@ -77,12 +76,6 @@ def status_page() -> Iterator[SharedStatusPage]:
     status_page.close()
 
 
-async def until(happened: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not happened():
-            await asyncio.sleep(0.005)
-
-
 def saved(database: ResultsDatabase) -> int:
     position = PositionFile(database.file.parent / "consumers", "plant").load()
     assert position is not None
@@ -96,9 +89,9 @@ async def test_messages_come_in_order_as_published_and_the_position_outlives_the
     database.grow(2)
     diary = Diary()
     async with running(database, diary):
-        await until(lambda: len(diary.seqs) == 6)
+        await soon(lambda: len(diary.seqs) == 6)
         database.grow(1)
-        await until(lambda: len(diary.seqs) == 9)
+        await soon(lambda: len(diary.seqs) == 9)
     with closing(ResultsReader(database.url)) as reader:
         assert diary.messages == reader.results_since(0)["items"]
     assert diary.messages[2]["topic"] == "board/pair/S1/"
@@ -107,7 +100,7 @@ async def test_messages_come_in_order_as_published_and_the_position_outlives_the
     diary = Diary()
     async with running(database, diary):
         database.grow(1)
-        await until(lambda: len(diary.seqs) == 3)
+        await soon(lambda: len(diary.seqs) == 3)
     assert (diary.opened, diary.seqs) == ([9], [10, 11, 12])
     assert saved(database) == 12
 
@@ -120,9 +113,9 @@ async def test_a_new_consumer_begins_with_the_oldest_kept_or_behind_the_newest(
     database.prune(2)
     oldest, newest = Diary(), Diary()
     async with running(database, oldest, tmp_path / "a"), running(database, newest, tmp_path / "b", newest=12):
-        await until(lambda: len(oldest.seqs) == 6)
+        await soon(lambda: len(oldest.seqs) == 6)
         database.grow(1)
-        await until(lambda: len(oldest.seqs) == 9 and len(newest.seqs) == 3)
+        await soon(lambda: len(oldest.seqs) == 9 and len(newest.seqs) == 3)
     assert oldest.seqs == list(range(7, 16))
     assert newest.seqs == [13, 14, 15]
     assert oldest.messages[0]["seq"] == 7
@@ -135,15 +128,15 @@ async def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(
     database.grow(2)
     diary = Diary()
     async with running(database, diary, status_page=status_page):
-        await until(lambda: len(diary.seqs) == 6)
+        await soon(lambda: len(diary.seqs) == 6)
     database.grow(5)
     database.prune(4)
     with capture_logs() as logs:
         async with running(database, diary, status_page=status_page) as runner:
-            await until(lambda: runner.position == 21)
+            await soon(lambda: runner.position == 21)
             database.grow(2)
             database.prune(100)  # all that is left, and what was never seen
-            await until(lambda: runner.position == 27)
+            await soon(lambda: runner.position == 27)
     missed = [log for log in logs if log["event"] == "results_missed"]
     assert (missed[0]["count"], missed[0]["after_seq"], missed[0]["up_to_seq"]) == (6, 6, 21)
     assert sum(log["count"] for log in missed) == status_page.read()["missed"]
@@ -152,7 +145,7 @@ async def test_what_was_pruned_before_it_could_be_delivered_is_counted_and_said(
 
 async def deliver_all(database: ResultsDatabase, diary: Diary, folder: Path | None = None) -> None:
     async with running(database, diary, folder) as runner:
-        await until(lambda: diary.seqs and runner.position == database.last_seq)
+        await soon(lambda: diary.seqs and runner.position == database.last_seq)
 
 
 @pytest.mark.promise(
@@ -176,9 +169,9 @@ async def test_a_database_from_a_backup_is_noticed_and_what_it_holds_since_is_de
     diary = Diary()
     with capture_logs() as logs:
         async with running(restored, diary) as runner:
-            await until(lambda: runner.position == restored.last_seq)
+            await soon(lambda: runner.position == restored.last_seq)
             restored.grow(3)
-            await until(lambda: runner.position == restored.last_seq)
+            await soon(lambda: runner.position == restored.last_seq)
     assert set(range(121, restored.last_seq + 1)) <= set(diary.seqs)
     assert diary.seqs[0] <= 121
     notice = next(log for log in logs if log["event"] == "position_not_of_this_database")
@@ -194,8 +187,8 @@ async def test_trouble_is_told_by_name_and_tried_again_and_nothing_is_lost(
     diary.trouble = [OSError("a defect"), DeliveryError("it says no", "refused"), DeliveryError("not there")]
     with capture_logs() as logs:
         async with running(database, diary, status_page=status_page) as runner:
-            await until(lambda: runner.position == 3)
-            await until(lambda: status_page.read()["position"] == 3)
+            await soon(lambda: runner.position == 3)
+            await soon(lambda: status_page.read()["position"] == 3)
             assert status_page.read()["state"] == "connected"
     events = [(log["event"], log.get("why")) for log in logs if log["event"].startswith("consumer_")]
     assert events[:2] == [("consumer_waiting", "not there"), ("consumer_refused", "it says no")]
@@ -212,14 +205,14 @@ async def test_what_was_delivered_in_part_goes_on_behind_that(
     diary = Diary()
     diary.takes = 5
     async with running(database, diary) as runner:
-        await until(lambda: runner.position == 12)
+        await soon(lambda: runner.position == 12)
     assert diary.seqs == list(range(1, 13))
     assert diary.batches == [12, 7, 2]
     database.grow(4)
     with closing(sqlite3.connect(database.file)) as rows, rows:
         rows.execute("DELETE FROM inspections WHERE board_id IN (6, 7)")
     async with running(database, diary, status_page=status_page) as runner:
-        await until(lambda: runner.position == 24)
+        await soon(lambda: runner.position == 24)
     assert status_page.read()["missed"] == 4
 
 
@@ -230,15 +223,15 @@ async def test_after_a_lost_connection_the_last_of_it_is_delivered_once_more_but
     database.grow(2)
     diary = Diary()
     async with running(database, diary) as runner:
-        await until(lambda: runner.position == 6)
+        await soon(lambda: runner.position == 6)
         diary.trouble = [DeliveryError("gone")]
         database.grow(1)
-        await until(lambda: runner.position == 9 and len(diary.seqs) == 15)
+        await soon(lambda: runner.position == 9 and len(diary.seqs) == 15)
         assert diary.seqs == [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8, 9]
         diary.seqs.clear()
         diary.trouble = [DeliveryError("gone again")]
         database.grow(1)
-        await until(lambda: runner.position == 12)
+        await soon(lambda: runner.position == 12)
     assert diary.seqs == [7, 8, 9, 10, 11, 12]
 
 
@@ -255,7 +248,7 @@ async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
         positions = PositionFile(disk, "plant")
         diary = Diary()
         async with running(database, diary, disk, status_page=status_page):
-            await until(lambda: (position := positions.load()) and position.seq == 3)
+            await soon(lambda: (position := positions.load()) and position.seq == 3)
             filler = disk / "filler"
             with filler.open("wb", buffering=0) as file:
                 try:
@@ -264,11 +257,11 @@ async def test_a_full_disk_keeps_the_position_in_memory_and_says_so(
                 except OSError:
                     pass
             database.grow(2)
-            await until(lambda: "No space left" in (status_page.read()["last_error"] or ""))
-            await until(lambda: len(diary.seqs) == 9)
+            await soon(lambda: "No space left" in (status_page.read()["last_error"] or ""))
+            await soon(lambda: len(diary.seqs) == 9)
             assert status_page.read()["state"] == "connected"
             filler.unlink()
-            await until(lambda: status_page.read()["last_error"] is None)
+            await soon(lambda: status_page.read()["last_error"] is None)
         position = positions.load()
         assert position is not None
         assert position.seq == 9
@@ -293,7 +286,7 @@ async def test_a_hundred_thousand_messages_behind_need_no_more_memory_than_a_few
 
     counter = Counter()
     async with running(database, counter) as runner:
-        await until(lambda: runner.position > 6_000)
+        await soon(lambda: runner.position > 6_000)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         async with asyncio.timeout(120):
             while runner.position < 102_000:
@@ -308,7 +301,7 @@ async def test_stopping_delivers_what_the_line_has_just_finished(database: Resul
     database.grow(1)
     diary = Diary()
     async with running(database, diary) as runner:
-        await until(lambda: runner.position == 3)
+        await soon(lambda: runner.position == 3)
         database.grow(200)
     assert diary.seqs == list(range(1, 604))
     assert saved(database) == 603

@@ -79,7 +79,7 @@ def an_image(
     number: int,
     component: str = "B",
     deadline_ms: int | None = None,
-    accepted_wall_s: float = 1000.0,
+    accepted_s: float = 0.0,
     edition: int = 1,
 ) -> Image:
     return Image(
@@ -89,7 +89,7 @@ def an_image(
         board=BoardRef("main", "S1"),
         component=component,
         designator=str(number),
-        accepted_wall_s=accepted_wall_s,
+        accepted_s=accepted_s,
         deadline_ms=deadline_ms,
         edition=edition,
         key=JournalKey(1, number, 10),
@@ -180,8 +180,8 @@ class Line:
 
     def judged(self, answers: list[Judged]) -> None: ...
 
-    def finished(self, outcomes: list[Verdict]) -> None:
-        self.reported += outcomes
+    def finished(self, verdicts: list[Verdict]) -> None:
+        self.reported += verdicts
 
     def bad_image(self, image: Image, reason: str) -> None:
         self.bad_images.append((image, reason))
@@ -212,7 +212,6 @@ def a_line(
     activation_bytes: int | None = None,
     matrix: Sequence[Performance] = (),
     usage: Mapping[str, float] | None = None,
-    wall: Callable[[float], float] = lambda now: 1000.0 + now,
 ) -> Line:
     clock = SimulatedClock()
     budgets = budgets or {"cpu": 30}
@@ -244,7 +243,7 @@ def a_line(
         usage=usage,
         record=record,
         clock=clock.now,
-        wall=lambda: wall(clock.now()),
+        wall=lambda: 1000.0 + clock.now(),
     )
     line = Line(drive, clock, pools, serving)
     drive.start_devices(line)

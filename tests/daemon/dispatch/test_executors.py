@@ -96,7 +96,7 @@ def test_an_image_that_poisons_its_batch_costs_only_itself(spec: ExpertSpec, sta
     poison = encoded(a_picture(width=33, height=33))
 
     def infer(_slot: Slot, prepared: Sequence[Prepared], _experts: Sequence[ExpertSpec]) -> list[Answer]:
-        if any(image.placement.width == 33 for image in prepared):
+        if any(image.width == 33 for image in prepared):
             raise RuntimeError("the network chokes")
         return [Answer("ok", 0.9) for _ in prepared]
 

@@ -131,13 +131,13 @@ def test_an_image_whose_second_batch_hangs_too_is_unknown_and_its_expert_failed_
     assert {line.outcomes[100 + n].verdict for n in range(12)} == {"pass"}
     rows = {row["expert"]: row for row in line.ask("experts")["experts"]}
     assert "twice; replace the expert and reload" in rows["B"]["failed"]
-    line.accept(an_image(50, "B", accepted_wall_s=2000.0))
+    line.accept(an_image(50, "B", accepted_s=1000.0))
     line.run(until_s=2000.0)
     assert line.outcomes[50].reason == "expert_failed"
     assert len(hung) <= 3, "a failed expert is not tried again"
     heal(line)
     line.put_in_force(a_catalog())
-    line.accept(an_image(51, "B", accepted_wall_s=3000.0))
+    line.accept(an_image(51, "B", accepted_s=2000.0))
     line.run(until_s=3000.0)
     assert line.outcomes[51].verdict == "pass"
 
@@ -237,7 +237,7 @@ def _let_everything_hang(line: Line, data: st.DataObject) -> None:
     line.run(until_s=300.0)
     heal(line)
     line.put_in_force(a_catalog())
-    line.accept(*(an_image(100 + n, "B", deadline_ms=600_000, accepted_wall_s=1300.0) for n in range(4)))
+    line.accept(*(an_image(100 + n, "B", deadline_ms=600_000, accepted_s=300.0) for n in range(4)))
     line.run(until_s=20_000.0)
     assert {n for n in line.outcomes if n >= 100} == {100, 101, 102, 103}
     missing = set(range(30)) - line.outcomes.keys()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from daemon.config.settings import Limits
-from daemon.intake.backlog import Accounts, Backlog, BacklogLimits, Peer
+from daemon.intake.backlog import Accounts, Backlog, BacklogLimits
+from daemon.storage.disk_space import VERDICT_BYTES, DiskSpace
 
 
 def a_backlog(images: int = 10, size: int = 1000, source_images: int = 10, source_bytes: int = 1000) -> Backlog:
@@ -66,13 +67,13 @@ def test_images_of_before_a_restart_count_whatever_the_limits_are() -> None:
 
 
 def test_an_image_that_a_limit_refuses_reserves_no_room_on_the_disk() -> None:
-    reserved: list[int] = []
+    disk_space = DiskSpace({})
     backlog = a_backlog(images=1)
-    accounts = Accounts(Limits(credit=8), backlog, reserved.append)
+    accounts = Accounts(Limits(credit=8), backlog, disk_space)
     message = SimpleNamespace(image_id="i", source="a")
-    kinds = [accounts.enter(Peer(b"a", ()), message, 10) for _ in range(2)]
+    kinds = [accounts.enter((b"a",), message, 10) for _ in range(2)]
     assert [answer and answer.kind for answer in kinds] == [None, "busy"]
-    assert reserved == [10]
+    assert disk_space.admitted_bytes == 10 + VERDICT_BYTES
     assert accounts.bytes_in_memory == backlog.bytes == 10
 
 

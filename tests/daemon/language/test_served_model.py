@@ -33,7 +33,7 @@ def served(checkpoint: Path, **settings: Any) -> Iterator[ServedModel]:
 
 
 def a_text(prompt: str, number: int = 1, new_tokens: int = 2) -> Generation:
-    at = {"accepted_wall_s": time.time(), "accepted_s": time.monotonic()}
+    at = {"accepted_s": time.monotonic()}
     return Generation("s", str(number), "m", prompt, max_new_tokens=new_tokens, generation_id=number, **at)
 
 

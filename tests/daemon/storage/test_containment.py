@@ -21,8 +21,6 @@ from experts.vision.preprocess import decode
 from experts.vision.slot import SlotPool
 from experts.vision.structure import check_structure
 from experts.weights import file_sha256
-from tests.daemon.dispatch.simulated_line import a_line as a_simulated_line
-from tests.daemon.dispatch.simulated_line import an_image
 from tests.daemon.storage.database import store_parts
 from tests.daemon.storage.database.store_parts import a_line, a_verdict, some_rules
 from tests.lines import a_jpeg
@@ -157,7 +155,7 @@ def test_images_that_decode_apart_or_are_merely_bad_go_the_ordinary_way(payload:
 
 
 def test_an_image_that_the_daemon_died_with_three_times_is_condemned_unread() -> None:
-    image = an_image(1)
+    image = replace(store_parts.an_image("1"), key=KEYS[0])
     reads: list[JournalKey] = []
 
     def read(key: JournalKey) -> bytes:
@@ -273,18 +271,29 @@ def test_a_clock_set_back_over_a_restart_gives_a_board_its_whole_time_and_no_mor
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
-def test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off(jump_s: float) -> None:
-    line = a_simulated_line(wall=lambda now: 1000.0 + now + (jump_s if now > 5.0 else 0.0))
-    line.run(until_s=10.0)
-    images = [an_image(n, "B", deadline_ms=20_000, accepted_wall_s=1004.0) for n in range(3)]
-    line.accept(*(replace(image, accepted_s=4.0) for image in images))
-    line.run(until_s=13.0)
-    assert {outcome.reason for outcome in line.outcomes.values()} == {None}
-    assert len(line.outcomes) == 3
-    late = an_image(9, "B", deadline_ms=1000, accepted_wall_s=1004.0)
-    line.accept(replace(late, accepted_s=4.0))
-    line.run(until_s=20.0)
-    assert line.outcomes[9].reason == "deadline"
+def test_a_wall_clock_that_is_set_brings_no_deadline_forward_and_puts_none_off(tmp_path: Path, jump_s: float) -> None:
+    line = a_line(tmp_path, some_rules(ONE_MINUTE))
+    asked = [store_parts.an_image(one, "R0402", one, type="b", deadline_ms=20_000) for one in ("U1", "U2")]
+    in_time, late = line.accept(*asked)
+    line.clock.set_s += jump_s
+    line.clock.pass_s(19.0)
+    assert line.judge(a_verdict(in_time))[0].body["reason"] is None
+    line.clock.pass_s(2.0)
+    assert line.judge(a_verdict(late))[0].body["reason"] == "deadline"
+    line.store.close()
+
+
+@pytest.mark.parametrize(("set_s", "waited_s"), [(0.0, 8.0), (-DAY_S, 0.0)])
+def test_an_image_that_a_restart_found_has_waited_for_the_downtime_unless_the_clock_was_set_back(
+    tmp_path: Path, set_s: float, waited_s: float
+) -> None:
+    line = a_line(tmp_path, some_rules(ONE_MINUTE))
+    line.accept(store_parts.an_image("1", "R0402", "U1", type="b"))
+    line.clock.set_s += set_s
+    line.reopen(down_s=8.0)
+    (found,) = line.store.recover().pending
+    assert line.clock.clock.monotonic_s() - found.accepted_s == pytest.approx(waited_s, abs=0.001)
+    line.store.close()
 
 
 # A database that another program has locked

@@ -6,10 +6,13 @@ Other programs fill it and make room meanwhile: each test sees it as it was when
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from daemon.config.settings import Limits
+from daemon.intake.backlog import Accounts, Backlog, backlog_limits
 from daemon.storage.disk_space import DiskSpace, SpaceClaims, segment_bytes
 
 MB = 10**6
@@ -26,8 +29,8 @@ class Disk:
     def leave(self, size_bytes: int) -> None:
         """Claim everything but `size_bytes`."""
         free_bytes = shutil.disk_usage(self.folder).free
-        self.space.look()
         self.claims = SpaceClaims(bytes=free_bytes - size_bytes)
+        self.space.look()
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +63,18 @@ def test_an_image_needs_room_for_its_bytes_and_for_their_copy(disk):
 
 
 def test_what_was_let_in_since_the_last_look_counts(disk):
+    limits = Limits(credit=8, backlog_bytes=10_000 * MB, in_memory=10_000 * MB)
+    accounts = Accounts(limits, Backlog(backlog_limits(limits)), disk.space)
+    message = SimpleNamespace(image_id="i", source="a")
+
+    def admit(times: int) -> list[str | None]:
+        answers = [accounts.enter((b"a",), message, 300 * MB) for _ in range(times)]
+        return [answer and answer.kind for answer in answers]
+
     disk.leave(1000 * MB)
-    assert disk.space.problem(300 * MB) is None
-    assert disk.space.problem(300 * MB) is None
-    assert disk.space.problem(300 * MB) is not None
+    assert admit(3) == [None, None, "busy"]
     disk.space.look()
-    assert disk.space.problem(300 * MB) is None
+    assert admit(1) == [None]
 
 
 def test_verdicts_of_many_small_images_need_room_too(tmp_path):

@@ -192,7 +192,7 @@ def a_line(
         admission,
         reader.results_since,
         gate.keys if gate else None,
-        on_answer=lambda answer: counts.append(answer.kind),
+        on_answers=lambda answers: counts.extend(answer.kind for answer in answers),
         is_allowed=gate.is_allowed if gate else None,
         max_connections=max_connections,
     )

@@ -31,12 +31,12 @@ from tests.daemon.consumers.plant.test_plant_consumer import (
     hasty,
     hub,
     materialised,
-    until,
 )
 from tests.daemon.consumers.plant.test_plant_pictures import key, serving, stored
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.ports import free_port
+from tests.waiting import soon
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = [pytest.mark.skipif(programs() is None, reason=WANTED), pytest.mark.test_all]
@@ -106,9 +106,9 @@ def test_postgresql_killed_in_each_phase_of_a_batch_loses_nothing_and_counts_not
         second_batch = f"(SELECT max(last_seq) FROM lines) {'>=' if 'partition' in phase else '>'} 1000"  # noqa: S608
         with holding(hub, PHASES[phase], second_batch) as is_held:
             async with sending(hub, database) as runner:
-                await until(is_held)
+                await soon(is_held)
                 await kill(postgresql)
-                await until(lambda: runner.position == last)
+                await soon(lambda: runner.position == last)
         _must_be_whole(hub, last, rows)
 
     asyncio.run(run())
@@ -125,11 +125,11 @@ def test_postgresql_killed_after_a_commit_whose_position_the_line_did_not_store(
     async def run() -> None:
         last, rows = _load(database)
         async with sending(hub, database):
-            await until(lambda: hub.ask("SELECT line FROM lines WHERE last_seq >= 1000"))
+            await soon(lambda: hub.ask("SELECT line FROM lines WHERE last_seq >= 1000"))
             await kill(postgresql)
         shutil.rmtree(database.file.parent / "consumers-pc-1")
         async with sending(hub, database) as runner:
-            await until(lambda: runner.position == last)
+            await soon(lambda: runner.position == last)
         _must_be_whole(hub, last, rows)
 
     asyncio.run(run())
@@ -171,15 +171,15 @@ def test_postgresql_killed_between_a_decision_of_the_hub_and_its_answer_decides_
         side = Deciding(database)
         with holding(hub, "TRIGGER held BEFORE UPDATE ON review_requests FOR EACH ROW") as is_held:
             async with sending(hub, database, side=side):
-                await until(lambda: counts(hub)[1] == 1)
+                await soon(lambda: counts(hub)[1] == 1)
                 hub.ask(
                     "INSERT INTO review_requests (line, epoch, inspection_id, verdict, defect, reviewer)"
                     " SELECT 'line-1', epoch, 1, 'fail', 'D9', 'Eva' FROM lines"
                 )
-                await until(is_held)
+                await soon(is_held)
                 await kill(postgresql)
-                await until(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
-                await until(lambda: counts(hub) == (2, 1, 1))
+                await soon(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
+                await soon(lambda: counts(hub) == (2, 1, 1))
         assert len(side.decisions) == 2  # asked again, for its answer was lost
         assert hub.value("SELECT sum(first_passed - first_final_passed) FROM yields_by_hour") == 1
 
@@ -203,9 +203,9 @@ def test_postgresql_killed_while_it_notes_a_picture_has_each_picture_once(
         trigger = "TRIGGER held BEFORE INSERT ON pictures FOR EACH ROW"
         with serving(hub, key, store) as url, holding(hub, trigger, "NEW.seq > 1") as is_held:
             async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
-                await until(is_held)
+                await soon(is_held)
                 await kill(postgresql)
-                await until(lambda: len(stored(hub)) == 3)
+                await soon(lambda: len(stored(hub)) == 3)
         digests = {image: hashlib.sha256(content).hexdigest() for image, content in pictures.items()}
         assert stored(hub) == [(image, digest, "stored") for image, digest in digests.items()]
         assert [store.get(digest) for digest in digests.values()] == list(pictures.values())
@@ -235,9 +235,9 @@ def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
     upkeep = Upkeep(hub.engine, HubSettings(database=hub.url, retention=retention), store)
     with holding(hub, f"TRIGGER held {trigger}") as is_held:
         upkeep.start()
-        asyncio.run(until(is_held))
+        asyncio.run(soon(is_held))
         asyncio.run(kill(postgresql))
-        asyncio.run(until(lambda: upkeep.problem is None))
+        asyncio.run(soon(lambda: upkeep.problem is None))
     upkeep.stop()
     assert [row["seq"] for row in hub.ask("SELECT seq FROM inspections ORDER BY seq")] == [2]
     assert [row["state"] for row in hub.ask("SELECT state FROM pictures ORDER BY seq")] == ["pruned", "stored"]
@@ -297,13 +297,13 @@ def test_the_hubs_process_killed_while_it_takes_a_picture_gets_it_whole_after_it
         sent: dict[str, Any] = {"side": side, "pictures": "failed", "hub": f"http://127.0.0.1:{port}", "key": key}
         process = await asyncio.to_thread(start)
         async with sending(hub, database, **sent, bandwidth="200KB/s") as runner:
-            await until(lambda: runner.position == last)
+            await soon(lambda: runner.position == last)
             await asyncio.sleep(0.7)  # within the two seconds of the picture
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(process.wait)
             assert not list((tmp_path / "pictures").rglob("*"))
             process = await asyncio.to_thread(start)
-            await until(lambda: len(stored(hub)) == 1)
+            await soon(lambda: len(stored(hub)) == 1)
         digest = hashlib.sha256(content).hexdigest()
         assert stored(hub) == [(1, digest, "stored")]
         assert (tmp_path / "pictures" / digest[:2] / digest).read_bytes() == content

@@ -4,10 +4,9 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sen
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.small_disk import small_disk
-from tests.waiting import in_a_loop
+from tests.waiting import in_a_loop, soon
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
@@ -48,12 +47,6 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.consumers.plant.consumer._REVIEWS_EVERY_S", 0.05)
 
 
-async def until(happened: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not await asyncio.to_thread(happened):
-            await asyncio.sleep(0.02)
-
-
 def counts(hub: HubDatabase) -> tuple[int, ...]:
     return tuple(hub.value(f"SELECT count(*) FROM {table}") for table in ("inspections", "boards", "reviews"))  # noqa: S608
 
@@ -79,10 +72,10 @@ async def test_every_row_and_every_count_arrives_once_also_by_day_and_after_a_re
 ) -> None:
     last = database.grow(4000)  # an hour and seven minutes
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == last)
+        await soon(lambda: runner.position == last)
     last = database.grow(10)
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == last)
+        await soon(lambda: runner.position == last)
     assert counts(hub) == (8020, 4010, 0)
     assert materialised(hub) == (8020, 8020, 4010)
     assert hub.value("SELECT count(*) FROM yields_by_hour") == 2
@@ -102,7 +95,7 @@ async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boar
     with closing(sqlite3.connect(database.file)) as rows, rows:
         rows.execute("UPDATE boards SET verdict = 'fail' WHERE board_id = 1")
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == 6)
+        await soon(lambda: runner.position == 6)
         assert hub.ask("SELECT first_boards, first_passed, first_final_passed FROM yields_by_hour") == [
             {"first_boards": 2, "first_passed": 1, "first_final_passed": 1}
         ]
@@ -110,7 +103,7 @@ async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boar
         with closing(store):
             store.review(Decision(1, "Eva", None, "pass", None, "a shadow"))
             store.review(Decision(None, "Ben", None, "fail", board_id=2))
-        await until(lambda: runner.position == 8)
+        await soon(lambda: runner.position == 8)
     assert hub.ask("SELECT first_passed, first_final_passed FROM yields_by_hour") == [
         {"first_passed": 1, "first_final_passed": 1}  # one more, one less
     ]
@@ -139,7 +132,7 @@ async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
     backup = shutil.copy(database.file, tmp_path / "backup.db")
     last = database.grow(30, serial="before{}")
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == last)
+        await soon(lambda: runner.position == last)
     old = hub.ask("SELECT * FROM boards ORDER BY seq")
     for name in ("inspection.db-wal", "inspection.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
@@ -149,7 +142,7 @@ async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
     again = database.grow(5, serial="after{}")
     shutil.rmtree(tmp_path / "consumers-pc-1")  # the position went with the disk
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == again)
+        await soon(lambda: runner.position == again)
     assert hub.ask("SELECT * FROM boards WHERE epoch = %s ORDER BY seq", old[0]["epoch"]) == old
     new = hub.ask("SELECT seq, board_serial FROM boards WHERE epoch <> %s ORDER BY seq", old[0]["epoch"])
     assert [row["seq"] for row in new] == [common + 3 * number for number in range(1, 6)]
@@ -175,17 +168,17 @@ async def test_the_second_line_of_a_name_is_refused_until_a_person_accepts_it(
     others_last = other.grow(3, serial="other{}")
     page = SharedStatusPage.make("test")
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == last)
+        await soon(lambda: runner.position == last)
         async with sending(hub, other, identifier="pc-2", status_page=page):  # while the first is connected
-            await until(lambda: page.read().get("state") == "refused")
+            await soon(lambda: page.read().get("state") == "refused")
             assert "two lines have one name" in page.read()["last_error"]
     async with sending(hub, other, identifier="pc-2", status_page=page) as runner:  # and when it is not
-        await until(lambda: "coserve plant accept" in str(page.read().get("last_error")))
+        await soon(lambda: "coserve plant accept" in str(page.read().get("last_error")))
         assert counts(hub) == (10, 5, 0)
         hub.ask("UPDATE lines SET accepts = true WHERE line = 'line-1'")
-        await until(lambda: runner.position == others_last and counts(hub)[1] == 8)
+        await soon(lambda: runner.position == others_last and counts(hub)[1] == 8)
     async with sending(hub, database, status_page=page):  # now that is the other one
-        await until(lambda: page.read().get("state") == "refused")
+        await soon(lambda: page.read().get("state") == "refused")
     page.close()
     kinds = {row["kind"] for row in hub.ask("SELECT kind FROM events")}
     assert kinds == {"joined", "name_taken", "replaced"}
@@ -195,12 +188,12 @@ async def test_the_second_line_of_a_name_is_refused_until_a_person_accepts_it(
 async def test_a_hub_that_was_put_back_gets_again_what_it_lost(hub: HubDatabase, database: ResultsDatabase) -> None:
     last = database.grow(100)
     async with sending(hub, database) as runner:
-        await until(lambda: runner.position == last)
+        await soon(lambda: runner.position == last)
     hub.ask("DELETE FROM boards WHERE seq > 150")
     hub.ask("DELETE FROM inspections WHERE seq > 150")
     hub.ask("UPDATE lines SET last_seq = 150, last_at = NULL")
     async with sending(hub, database):
-        await until(lambda: counts(hub) == (200, 100, 0))
+        await soon(lambda: counts(hub) == (200, 100, 0))
 
 
 @pytest.mark.promise("Delivery to the plant", "A full disk at the hub loses nothing")
@@ -216,11 +209,11 @@ async def test_a_full_disk_at_the_hub_is_said_and_delivery_goes_on_when_there_is
         hub.ask(f"CREATE TABLESPACE tiny LOCATION '{disk}'")
         hub.ask("ALTER TABLE boards SET TABLESPACE tiny")
         async with sending(hub, database, status_page=page) as runner:
-            await until(lambda: "its disk is full" in str(page.read().get("last_error")))
+            await soon(lambda: "its disk is full" in str(page.read().get("last_error")))
             assert page.read()["state"] == "waiting"
             assert counts(hub)[1] < 4000
             hub.ask("ALTER TABLE boards SET TABLESPACE pg_default")  # a larger disk
-            await until(lambda: runner.position == last)
+            await soon(lambda: runner.position == last)
         hub.ask("DROP TABLESPACE tiny")
     page.close()
     assert counts(hub) == (8000, 4000, 0)
@@ -238,19 +231,19 @@ async def test_decisions_at_the_hub_reach_the_line_and_its_answer_comes_back(
         " SELECT 'line-1', epoch, 1, 'fail', 'D9', 'Eva', %s FROM lines"
     )
     async with sending(hub, database, side=side) as runner:
-        await until(lambda: runner.position == 3)
+        await soon(lambda: runner.position == 3)
         side.refuses = ReviewAnswerError("no daemon answers", is_final=False)
         hub.ask(ask, None)
         await asyncio.sleep(0.3)
         assert hub.value("SELECT state FROM review_requests") == "asked"
         side.refuses = None
-        await until(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
+        await soon(lambda: hub.value("SELECT state FROM review_requests") == "accepted")
         assert side.decisions == [{"inspection_id": 1, "verdict": "fail", "defect": "D9", "reviewer": "Eva"}]
         side.refuses = ReviewAnswerError("somebody decided in between", is_final=True)
         hub.ask(ask, 7)
-        await until(lambda: hub.value("SELECT count(*) FROM review_requests WHERE state = 'refused'") == 1)
+        await soon(lambda: hub.value("SELECT count(*) FROM review_requests WHERE state = 'refused'") == 1)
         hub.ask(ask.replace("epoch, 1", "'old', 1"), None)
-        await until(lambda: hub.value("SELECT count(*) FROM review_requests WHERE state = 'refused'") == 2)
+        await soon(lambda: hub.value("SELECT count(*) FROM review_requests WHERE state = 'refused'") == 2)
     answers = [row["answer"] for row in hub.ask("SELECT answer FROM review_requests ORDER BY request_id")]
     assert answers == [
         None,
@@ -267,9 +260,9 @@ async def test_a_database_that_is_no_hub_or_lets_nobody_in_is_refused(
     page = SharedStatusPage.make("test")
     url, hub.url = hub.url, postgresql.url("no_hub")
     async with sending(hub, database, status_page=page):
-        await until(lambda: "coserve plant run" in str(page.read().get("last_error")))
+        await soon(lambda: "coserve plant run" in str(page.read().get("last_error")))
     hub.url = url.replace("/hub_", "/absent_")
     async with sending(hub, database, status_page=page):
-        await until(lambda: "create it, or correct `database`" in str(page.read().get("last_error")))
+        await soon(lambda: "create it, or correct `database`" in str(page.read().get("last_error")))
     assert page.read()["state"] == "refused"
     page.close()

@@ -22,11 +22,10 @@ from tests.daemon.consumers.plant.test_plant_consumer import (
     hasty,
     hub,
     materialised,
-    until,
 )
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, programs
-from tests.waiting import PATIENCE_S, in_a_loop
+from tests.waiting import PATIENCE_S, in_a_loop, soon
 
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
 __all__ = ["database", "hasty", "hub"]
@@ -77,8 +76,8 @@ async def test_pictures_of_failed_images_arrive_by_digest_and_a_missing_one_is_n
     store = open_pictures(Pictures(folder=tmp_path / "pictures"))
     with serving(hub, key, store) as url:
         async with sending(hub, database, side=side, pictures="failed", hub=url, key=key) as runner:
-            await until(lambda: runner.position == last and len(stored(hub)) == 4)
-            await until(lambda: hub.value("SELECT pictures_seq FROM lines") == last)
+            await soon(lambda: runner.position == last and len(stored(hub)) == 4)
+            await soon(lambda: hub.value("SELECT pictures_seq FROM lines") == last)
     too_large = (2, hashlib.sha256(large).hexdigest(), "too_large")
     assert stored(hub) == [(1, digest, "stored"), too_large, (4, None, "gone"), (6, digest, "stored")]
     assert store.get(digest) == content
@@ -106,7 +105,7 @@ async def test_pictures_go_on_after_any_failure_of_the_line(
     with serving(hub, key, open_pictures(Pictures(folder=tmp_path / "pictures"))) as url:
         side = _Defective(database, {1: b"\xff\xd8" + bytes(100)})
         async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
-            await until(lambda: [row[::2] for row in stored(hub)] == [(1, "stored")])
+            await soon(lambda: [row[::2] for row in stored(hub)] == [(1, "stored")])
 
 
 @pytest.mark.promise(
@@ -124,20 +123,20 @@ async def test_many_pictures_behind_a_slow_link_or_a_hub_that_is_away_hold_no_ro
     store = open_pictures(Pictures(folder=tmp_path / "pictures"))
     sent: dict[str, Any] = {"side": side, "pictures": "failed", "key": key}
     async with sending(hub, database, **sent, hub="http://127.0.0.1:1") as runner:
-        await until(lambda: runner.position == last)
-        await until(lambda: hub.value("SELECT count(*) FROM events WHERE kind = 'pictures_wait'") == 1)
+        await soon(lambda: runner.position == last)
+        await soon(lambda: hub.value("SELECT count(*) FROM events WHERE kind = 'pictures_wait'") == 1)
     assert materialised(hub)[0] == 600
     assert stored(hub) == []
     with serving(hub, key, store) as url:
         async with sending(hub, database, **sent, hub=url, bandwidth="1KB/s") as runner:
             last = database.grow(100)
-            await until(lambda: runner.position == last)
+            await soon(lambda: runner.position == last)
         assert stored(hub) == []  # the first picture alone takes minutes
         async with sending(hub, database, **sent, hub=url, bandwidth="1GB/s"):
-            await until(lambda: len(stored(hub)) > 60)
+            await soon(lambda: len(stored(hub)) > 60)
         before = len(stored(hub))
         async with sending(hub, database, **sent, hub=url, bandwidth="1GB/s"):  # goes on behind the last one
-            await until(lambda: len(stored(hub)) > before)
+            await soon(lambda: len(stored(hub)) > before)
 
 
 @in_a_loop

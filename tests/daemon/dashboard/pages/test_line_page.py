@@ -9,8 +9,15 @@ import pytest
 
 from daemon.config.plant_time import PlantTime, Span
 from daemon.config.settings import load_config
-from daemon.dashboard.pages.andon import VerdictCounter, fails_now, last_board, passed_by_review, silence, yield_charts
-from daemon.dashboard.pages.line import alarms
+from daemon.dashboard.pages.line import (
+    VerdictCounter,
+    alarms,
+    fails_now,
+    last_board,
+    passed_by_review,
+    silence,
+    yield_charts,
+)
 from daemon.dashboard.site.site import Site
 from daemon.units import utc_text, wall_seconds
 from tests.daemon.dashboard.web import STATUS, Web

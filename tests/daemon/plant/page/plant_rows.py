@@ -1,5 +1,6 @@
 """Known rows of three lines in a hub's database: the same as Python records, to count independently of SQL."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, insert
 
 from daemon.consumers.plant import tables
+from daemon.consumers.plant.consumer import STORE
 from daemon.plant.schema import make_schema
 from tests.daemon.dashboard.browser import HOSTILE_SERIAL
 
@@ -100,32 +102,8 @@ class PlantRows:
         return self._seq[line]
 
     def store(self, engine: Engine, last_seen: Mapping[str, datetime | None]) -> None:
-        """Make the schema, and store the rows with what the hub counts of them."""
+        """Make the schema, and store the rows; images and boards are counted as they are when a line sends them."""
         make_schema(engine)
-        yields: dict[tuple[datetime, str, str], Counter[str]] = {}
-        defects: Counter[tuple[datetime, str, str, str, str]] = Counter()
-        words = {"pass": "passed", "fail": "failed", "review": "review", "unknown": "unknown"}
-
-        def counts(row: Record) -> Counter[str]:
-            return yields.setdefault((_hour(row), row["line"], row["board_type"]), Counter())
-
-        for image in self.rows["inspections"]:
-            counts(image).update(["inspected", words[image["verdict"]]])
-            if image["verdict"] == "fail":
-                defects[_hour(image), image["line"], image["board_type"], image["component"], image["defect"]] += 1
-        for board in self.rows["boards"]:
-            counts(board).update(["boards", f"boards_{words[board['verdict']]}"])
-            if board["attempt"] == 1:
-                counts(board)["first_boards"] += 1
-                counts(board)["first_passed"] += board["verdict"] == "pass"
-                counts(board)["first_final_passed"] += board["final_verdict"] == "pass"
-        columns = [column.name for column in tables.yields_by_hour.columns]
-        hours = [
-            dict.fromkeys(columns[3:], 0) | dict(zip(columns, key, strict=False)) | count
-            for key, count in yields.items()
-        ]
-        names = ("hour", "line", "board_type", "component", "defect")
-        worst = [dict(zip(names, key, strict=True)) | {"count": count} for key, count in defects.items()]
         ends = {line: max(one["at"] for one in self.rows["boards"] if one["line"] == line) for line in last_seen}
         stored = [
             {
@@ -135,13 +113,11 @@ class PlantRows:
             for line, seen in last_seen.items()
         ]  # fmt: skip
         with engine.begin() as connection:
-            for name, rows in {"lines": stored, **self.rows, "yields_by_hour": hours, "defects_by_hour": worst}.items():
-                if rows:
+            for name, rows in {"lines": stored, **self.rows}.items():
+                if name in ("inspections", "boards"):
+                    connection.exec_driver_sql(STORE[name][0], {"rows": json.dumps(rows, default=str)})
+                elif rows:
                     connection.execute(insert(tables.metadata.tables[name]), rows)
-
-
-def _hour(row: Record) -> datetime:
-    return row["at"].replace(minute=0, second=0, microsecond=0)
 
 
 def some_weeks(now: datetime, boards: int = 120) -> PlantRows:
@@ -183,8 +159,6 @@ def filled(url: str, plant: PlantRows, last_seen: Mapping[str, datetime | None])
 
 def a_plant_file(folder: Path, url: str, http: str, **more: Any) -> Path:
     """Write a plant.yaml."""
-    import json
-
     file = folder / "plant.yaml"
     settings = {"database": url, "http": http, "pictures": {"folder": "pictures"}} | more
     file.write_text(json.dumps(settings), encoding="utf-8")

@@ -168,9 +168,11 @@ def ask(hub: ShownHub, path: str, **headers: str) -> tuple[int, str | None, byte
         connection.close()
 
 
-def test_without_a_token_only_names_of_this_pc_are_answered(hub: ShownHub) -> None:
-    assert ask(hub, "/", Host="plant.example")[0] == 421
+def test_without_a_token_only_names_of_this_pc_are_answered_and_releases_of_no_web_page(hub: ShownHub) -> None:
     assert ask(hub, "/healthz")[2] == b"ok"
+    for path, origin, status in (("/", {}, 200), ("/releases", {}, 200), ("/releases", {"Origin": "http://a"}, 421)):
+        assert ask(hub, path, **origin)[0] == status
+        assert ask(hub, path, Host="plant.example")[0] == 421
 
 
 def test_with_a_token_browsers_log_in_and_lines_bring_pictures_as_before(postgresql: Server, tmp_path: Path) -> None:

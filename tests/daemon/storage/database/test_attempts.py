@@ -3,7 +3,6 @@
 from daemon.storage.database.boards import (
     MAX_ATTEMPT,
     Attempt,
-    AttemptChoice,
     choose_attempt,
 )
 from routing_rules.routes import Position, Recipe
@@ -112,51 +111,51 @@ def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():
 
 
 def test_a_board_opens_its_first_attempt_and_images_join_the_open_one():
-    assert choose_attempt({}, None, "R0402", "a") == AttemptChoice(1, opens=True)
-    assert choose_attempt({1: Images().attempt}, None, "R0402", "a") == AttemptChoice(1)
+    assert choose_attempt({}, None, "R0402", "a") == (1, False)
+    assert choose_attempt({1: Images().attempt}, None, "R0402", "a") == (1, False)
 
 
 def test_an_image_that_was_missing_comes_late_and_its_repeat_opens_the_next_attempt():
     attempt = Images().image("R0402", "a", "pass").image("QFP64", "U1", "pass").closed()
-    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == AttemptChoice(1, late=True)
-    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == AttemptChoice(2, opens=True)
-    assert choose_attempt({1: attempt}, None, "R0402", "b") == AttemptChoice(1, late=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == (1, True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == (2, False)
+    assert choose_attempt({1: attempt}, None, "R0402", "b") == (1, True)
     attempt.take("QFP64", "U2")
     attempt.take("R0402", "b")
-    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == AttemptChoice(2, opens=True)
-    assert choose_attempt({1: attempt}, None, "R0402", "c") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == (2, False)
+    assert choose_attempt({1: attempt}, None, "R0402", "c") == (2, False)
 
 
 def test_an_image_that_is_still_pending_at_closing_leaves_no_gap_for_another():
     attempt = Images().image("QFP64", "U1").closed()
-    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == (2, False)
 
 
 def test_extras_and_unlisted_designators_are_never_late():
     attempt = Images().closed()
-    assert choose_attempt({1: attempt}, None, "LED", "D1") == AttemptChoice(2, opens=True)
-    assert choose_attempt({1: attempt}, None, "QFP64", "U9") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: attempt}, None, "LED", "D1") == (2, False)
+    assert choose_attempt({1: attempt}, None, "QFP64", "U9") == (2, False)
 
 
 def test_after_a_complete_attempt_every_image_opens_the_next():
-    assert choose_attempt({1: Images().complete().closed()}, None, "R0402", "a") == AttemptChoice(2, opens=True)
+    assert choose_attempt({1: Images().complete().closed()}, None, "R0402", "a") == (2, False)
 
 
 def test_a_named_attempt_opens_if_it_is_newer_joins_if_it_is_open_and_takes_late_images_if_it_is_closed():
     gap, open_second = Images().closed(), Images(number=2).attempt
-    assert choose_attempt({}, 3, "R0402", "a") == AttemptChoice(3, opens=True)
-    assert choose_attempt({1: gap, 2: open_second}, 3, "R0402", "a") == AttemptChoice(3, opens=True)
-    assert choose_attempt({1: gap, 2: open_second}, 2, "R0402", "a") == AttemptChoice(2)
-    assert choose_attempt({1: gap, 2: open_second}, 1, "R0402", "a") == AttemptChoice(1, late=True)
-    assert choose_attempt({1: Images().complete().closed(), 2: open_second}, 1, "R0402", "a") == AttemptChoice(2)
-    assert choose_attempt({1: Images().complete().closed()}, 1, "R0402", "a") == AttemptChoice(2, opens=True)
+    assert choose_attempt({}, 3, "R0402", "a") == (3, False)
+    assert choose_attempt({1: gap, 2: open_second}, 3, "R0402", "a") == (3, False)
+    assert choose_attempt({1: gap, 2: open_second}, 2, "R0402", "a") == (2, False)
+    assert choose_attempt({1: gap, 2: open_second}, 1, "R0402", "a") == (1, True)
+    assert choose_attempt({1: Images().complete().closed(), 2: open_second}, 1, "R0402", "a") == (2, False)
+    assert choose_attempt({1: Images().complete().closed()}, 1, "R0402", "a") == (2, False)
 
 
 def test_after_the_last_number_there_is_an_attempt_still_finds_one():
     last = Images(number=MAX_ATTEMPT).complete().closed()
-    assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == AttemptChoice(1, opens=True)
+    assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == (1, False)
     both = {MAX_ATTEMPT: last, 1: Images().complete().closed()}
-    assert choose_attempt(both, None, "R0402", "c", free=2) == AttemptChoice(2, opens=True)
+    assert choose_attempt(both, None, "R0402", "c", free=2) == (2, False)
 
 
 def test_a_closed_verdict_never_changes():
