@@ -115,7 +115,7 @@ BREAKS = (
     Break(
         "An image that was not judged is `unknown`",
         "daemon/dispatch/pool.py",
-        "return answer if answer.is_finite else",
+        "return answer if is_finite(answer) else",
         "return answer if True else",
         ("daemon/dispatch/test_executors.py::test_an_answer_that_is_not_a_number_is_no_answer",),
     ),
@@ -151,7 +151,7 @@ BREAKS = (
     Break(
         "Space for an image, its copy and its verdict",
         "daemon/storage/disk_space.py",
-        '            "journal": self._admitted_bytes + arriving_bytes,',
+        '            "journal": self._arriving_bytes + self.admitted_bytes - self._admitted_before + arriving_bytes,',
         '            "journal": 0,',
         ("daemon/storage/test_disk_space.py",),
     ),
@@ -165,7 +165,7 @@ BREAKS = (
     Break(
         "The backlog is bounded",
         "daemon/intake/backlog.py",
-        "return self._outstanding[peer.identity] >= self.limits.credit",
+        "return self._outstanding[peer[0]] >= self.limits.credit",
         "return False",
         (f"{_INTAKE}::test_what_comes_beyond_the_credit_is_answered_busy_and_hello_costs_none",),
     ),
@@ -629,7 +629,7 @@ BREAKS = (
     Break(
         "A board is judged to its end by the rules and experts",
         "daemon/dispatch/chains.py",
-        "served = self._serving.get(image.edition)",
+        "served = self._serving.served.get(image.edition)",
         "served = self._serving.current",
         ("daemon/dispatch/test_editions.py",),
     ),

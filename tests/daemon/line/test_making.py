@@ -19,6 +19,8 @@ from experts.editions.folder import EditionFolder, entries_of
 from tests.experts.editions.test_edition_folder import dies_at
 from tests.lines import a_line
 
+pytestmark = pytest.mark.not_fast("a reload waits until files are quiet")
+
 
 @dataclass
 class ARunningLine:
