@@ -43,7 +43,7 @@ def make_expert_files(
     """Return the catalog of the recipe's experts in `folder`, and how many of them have a file of their own.
 
     The others read the files of these in turn. Files are made until the disk has `_RESERVE_BYTES` left or `limit_s`
-    seconds have passed; those that an earlier run made are used. Raises OSError, ImportRefusedError.
+    seconds have passed; those that an earlier run made are used. Raises OSError, TrainingError.
     """
     names = recipe.detector_names + recipe.classifier_names
     began_s = time.monotonic()
@@ -82,7 +82,7 @@ def make_demo_line(folder: Path) -> Path:
     """Write the demo's line with experts of random weights, in seconds, and return its configuration.
 
     Its classifiers answer `ok`, so that every part goes on to its detector. Of those with the same labels the first is
-    imported, and the others differ from it a little. Raises OSError, ImportRefusedError.
+    imported, and the others differ from it a little. Raises OSError, TrainingError.
     """
     torch.manual_seed(0)
     experts, imported = folder / "experts", dict[tuple[str, ...], ImportReport]()

@@ -72,19 +72,16 @@ def import_expert(
     """
     if not file.is_file():
         fail(f"no file {file}", status=2)
-    from tools.training.expert_file import Form, ImportRefusedError, place_of
-    from tools.training.importer import ImportTarget, import_file
+    from tools.training.expert_file import Form, place_of
+    from tools.training.importer import import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
-    labels = tuple(label.strip() for label in classes.split(",")) if classes else None
+    labels = tuple(label.strip() for label in classes.split(",")) if classes else ()
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
-    try:
-        with place_of(out, expert or file.stem, file) as place:
-            target = ImportTarget(architecture, input_size, place.folder, labels, expert, form)
-            report = import_file(file, target, images=images, trust=trust)
-        report = replace(report, file=place.weights or report.file)
-    except ImportRefusedError as error:
-        fail(str(error), status=1)
+    with place_of(out, expert or file.stem, file) as place:
+        target, more = (architecture, input_size, place.folder), {"images": images, "trust": trust}
+        report = import_file(file, *target, classes=labels, expert=expert, form=form, **more)
+    report = replace(report, file=place.weights or report.file)
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}

@@ -8,4 +8,4 @@ from tools.terminal.console import CommandError
 
 
 class TrainingError(CommandError):
-    """The training cannot start or went wrong; the text names the file or the value, and what to do."""
+    """A training or an import cannot start or went wrong; the text names the file or value, and what to do."""

@@ -21,7 +21,6 @@ from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
 from tools.training.expert_file import (
     STORES,
-    ImportRefusedError,
     classifier_of,
     entry_of,
     header_of,
@@ -246,10 +245,7 @@ def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> fr
 
     With `sha256` the file must be the one of that backbone. Raises TrainingError.
     """
-    try:
-        tensors = plain_tensors(file)
-    except ImportRefusedError as error:
-        raise TrainingError(str(error)) from error
+    tensors = plain_tensors(file)
     if tensors is None:
         raise TrainingError(
             f"{file}: is a pickled program, not plain weights: save its state_dict() and name that file"

@@ -23,7 +23,7 @@ from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_
 from experts.vision.networks import Backbone
 from tools.training import TrainingError, fit
 from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
-from tools.training.expert_file import Form, ImportRefusedError, classifier_of, require_expert_id
+from tools.training.expert_file import Form, classifier_of, require_expert_id
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, fit_bank, fit_linear, write_head
 from tools.training.held_out import HeldOutAnswers, beats, may_be_beaten
@@ -254,14 +254,10 @@ class _Study:
             entry = write_head(kind, tensors, self._known.entry, labels, out, expert=expert, origin=origin)
         else:
             network = self._fitted(trial.kind, self._everything)
-            images = list(self._data.pictures[:8])
-            try:
-                entry = import_model(
-                    network, self._architecture, labels, self._input_size, out,
-                    expert=expert, images=images, form=Form(origin=origin),
-                ).entry  # fmt: skip
-            except ImportRefusedError as error:
-                raise TrainingError(str(error)) from error
+            form, images = Form(origin=origin), list(self._data.pictures[:8])
+            entry = import_model(
+                network, self._architecture, labels, self._input_size, out, expert=expert, images=images, form=form
+            ).entry
         best = trial.answers.shares.argmax(1)
         shares = trial.answers.shares.max(1).tolist()
         confidences = histograms((labels[label], share) for label, share in zip(best.tolist(), shares, strict=True))

@@ -26,7 +26,7 @@ from tools.training.detector_loop import (
     fit_detector,
     limited_threads,
 )
-from tools.training.expert_file import STORES, Form, ImportRefusedError, ImportReport, require_expert_id
+from tools.training.expert_file import STORES, Form, ImportReport, require_expert_id
 from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
 from tools.training.labelled import Photograph, read_yolo_data
@@ -172,12 +172,9 @@ def train_detector(  # noqa: PLR0913 - most by keyword
         form = replace(form, tolerance=math.inf)
         images = [decode(photograph.file.read_bytes(), "image") for photograph in photographs.held_out[:SAMPLES]]
     with limited_threads(effort.threads):
-        try:
-            report = import_model(
-                model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
-            )
-        except ImportRefusedError as error:
-            raise TrainingError(str(error)) from error
+        report = import_model(
+            model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
+        )
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 
