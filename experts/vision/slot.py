@@ -308,6 +308,13 @@ class SlotPool:
             os.close(descriptor)
 
 
+def loaded_slot(spec: ExpertSpec, device: str = "cpu") -> Slot:
+    """Return the network of an expert in a pool of its own. Raises ExpertError."""
+    pool = SlotPool(device, spec.resident.weights_bytes)
+    pool.load(spec.resident)
+    return pool.slot(spec.resident.expert)
+
+
 def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
     """Refuse weights that are not finite: fused activations turn NaN into zero, so that answers would look sound.
 

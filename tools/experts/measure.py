@@ -16,7 +16,7 @@ from experts.people import current_user
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, prepare
-from experts.vision.slot import SlotPool
+from experts.vision.slot import loaded_slot
 from tools.experts.line import ExpertsLine, put_first_in_force
 from tools.terminal.console import CommandError
 
@@ -65,12 +65,9 @@ def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
 
 def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
     """Return the answers that a daemon would give, from a slot. Raises ExpertError."""
-    pool = SlotPool("cpu", spec.resident.weights_bytes)
-    pool.load(spec.resident)
-    answers: list[Answer] = []
-    waiting = iter(images)
+    slot, waiting, answers = loaded_slot(spec), iter(images), list[Answer]()
     while batch := list(islice(waiting, _BATCH)):
-        answers += infer(pool.slot(spec.resident.expert), batch, spec)
+        answers += infer(slot, batch, spec)
     return answers
 
 

@@ -16,7 +16,7 @@ from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, FEATURES
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.slot import Slot, loaded_slot
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, fit
 from tools.training.expert_file import (
@@ -138,10 +138,7 @@ def write_backbone(
 
 def stored_backbone(out: Path, name: str, entry: dict[str, Any]) -> Slot:
     """Return the backbone of a catalog entry in a slot: with the weights of its file, as a line serves it."""
-    spec = spec_of_entry(out, name, entry)
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    return pool.slot(spec.expert)
+    return loaded_slot(spec_of_entry(out, name, entry))
 
 
 def _with_weights_of(slot: Slot, network: nn.Module) -> nn.Module:

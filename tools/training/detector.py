@@ -139,7 +139,7 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     effort: TrainingEffort,
     views: Views | None = None,
     store: str = "float32",
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda _: None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
@@ -150,22 +150,14 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     photographs = read_yolo_data(data)
     out.mkdir(parents=True, exist_ok=True)
     jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())
-    last = Progress(0, 0.0, 0.0, 0.0)
-
-    def follow(progress: Progress) -> None:
-        nonlocal last
-        last = progress
-        if on_progress is not None:
-            on_progress(progress)
-
-    model = fit_detector(
+    model, last = fit_detector(
         jittered,
         photographs.classes,
         architecture,
         input_size,
         effort,
         closing=replace(jittered, jitter=False),
-        on_progress=follow,
+        on_progress=on_progress,
     )
     form, images = Form(origin=f"trained on {data.name}", store=store), None
     if store != STORES[-1]:  # minutes of training are not thrown away because rounding moved a box

@@ -87,8 +87,8 @@ def fit_detector(
     effort: TrainingEffort,
     *,
     closing: Sampler | None = None,
-    on_progress: OnProgress | None = None,
-) -> nn.Module:
+    on_progress: OnProgress = lambda _: None,
+) -> tuple[nn.Module, Progress]:
     """Train an ultralytics DetectionModel on the samples of `sampler`; return it averaged, in evaluation mode.
 
     `closing` replaces the sampler towards the end: samples as in service, after samples as varied as possible.
@@ -103,6 +103,7 @@ def fit_detector(
         torch.manual_seed(effort.seed)
         descent = Descent(new_detector(architecture, classes), _EMA_DECAY)
         random, step, mean_loss, spent_s = np.random.default_rng(effort.seed), 0, 0.0, 0.0
+        progress = Progress(0, 0.0, 0.0, 0.0)
         while (share := effort.share(step, spent_s)) < 1:
             begin_s = time.perf_counter()
             drawn = closing if closing is not None and share > 1 - effort.closing_share else sampler
@@ -115,9 +116,9 @@ def fit_detector(
             step += 1
             _shift_heads(descent.model, share)
             spent_s += time.perf_counter() - begin_s
-            if on_progress is not None:  # its time is not counted
-                on_progress(Progress(step, effort.share(step, spent_s), mean_loss, spent_s))
-    return descent.average
+            progress = Progress(step, effort.share(step, spent_s), mean_loss, spent_s)
+            on_progress(progress)  # its time is not counted
+    return descent.average, progress
 
 
 class Descent:

@@ -18,7 +18,7 @@ from experts.vision.heads import probabilities
 from experts.vision.infer import infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, fit, to_square
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.slot import Slot, loaded_slot
 from tools.training.detector_loop import limited_threads
 from tools.training.held_out import ImageBoxes, match_boxes
 
@@ -96,9 +96,7 @@ def original_outputs(
 
 def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs) -> Agreement:
     """Load the expert into a slot, as the daemon does, and compare its answers with the original's."""
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    slot = pool.slot(spec.expert)
+    slot = loaded_slot(spec)
     confidence = box_pixels = 0.0
     same_labels = 0
     boxes: list[ImageBoxes] = []
@@ -146,11 +144,7 @@ def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str |
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     times_ms: list[list[float]] = [[] for _ in specs]
-    slots: list[Slot] = []
-    for spec in specs:
-        pool = SlotPool(device, spec.weights_bytes)
-        pool.load(spec)
-        slots.append(pool.slot(spec.expert))
+    slots = [loaded_slot(spec, device) for spec in specs]
     batch = [fit(images[number % len(images)], specs[0].task, specs[0].input_size) for number in range(_TIMED_BATCH)]
     for round_number in range(_TIMED_ROUNDS):
         for slot, milliseconds in zip(slots, times_ms, strict=True):

@@ -16,7 +16,7 @@ from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer, select_detections
 from experts.vision.networks import select_head
 from experts.vision.preprocess import prepare
-from experts.vision.slot import SlotPool
+from experts.vision.slot import loaded_slot
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, an_expert_file, labels
 
@@ -29,9 +29,7 @@ DETECTORS = [
 
 
 def our_answers(spec: ExpertSpec):
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    return infer(pool.slot(spec.expert), [prepare(encoded(picture), "image", None, spec) for picture in PICTURES])
+    return infer(loaded_slot(spec), [prepare(encoded(picture), "image", None, spec) for picture in PICTURES])
 
 
 @pytest.mark.parametrize(
@@ -101,12 +99,11 @@ def test_a_detector_answers_as_ultralytics_does(tmp_path: Path, architecture: st
 
 def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
     spec = an_expert_file(tmp_path, "d", "yolo11n", 3, input_size=96)
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
+    slot = loaded_slot(spec)
     prepared = [prepare(encoded(picture), "image", None, spec) for picture in PICTURES]
-    together = infer(pool.slot(spec.expert), prepared)
+    together = infer(slot, prepared)
     for image, expected in zip(prepared, together, strict=True):
-        (alone,) = infer(pool.slot(spec.expert), [image])
+        (alone,) = infer(slot, [image])
         assert [hit.label for hit in alone.detections] == [hit.label for hit in expected.detections]
         assert alone.confidence == pytest.approx(expected.confidence, abs=1e-5)
 
@@ -114,9 +111,7 @@ def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
 @pytest.mark.parametrize(("architecture", "parameter"), [("resnet18", -1), ("yolov8n", 0)])
 def test_an_expert_that_computes_nonsense_fails_instead_of_answering(tmp_path: Path, architecture: str, parameter: int):
     spec = an_expert_file(tmp_path, "e", architecture, 3)
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    slot = pool.slot(spec.expert)
+    slot = loaded_slot(spec)
     list(slot.module.parameters())[parameter].fill_(float("nan"))
     with pytest.raises(ExpertError, match="not finite"):
         infer(slot, [prepare(encoded(PICTURES[0]), "image", None, spec)])

@@ -12,7 +12,7 @@ from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import fit
-from experts.vision.slot import SlotPool
+from experts.vision.slot import loaded_slot
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
@@ -66,9 +66,7 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
     assert problems == []
     assert (catalog["QFP64"].classes, catalog["QFP64"].mean[0]) == (CLASSES, 0.485)
     assert catalog.headers["QFP64"].metadata["origin"] == "imported from trained.pth"
-    pool = SlotPool("cpu", catalog["QFP64"].weights_bytes)
-    pool.load(catalog["QFP64"])
-    (answer,) = infer(pool.slot(catalog["QFP64"].expert), [fit(PICTURES[0], "classify", 96)])
+    (answer,) = infer(loaded_slot(catalog["QFP64"]), [fit(PICTURES[0], "classify", 96)])
     assert answer.label in CLASSES
     assert sorted(file.name for file in (tmp_path / "experts").iterdir()) == ["QFP64.safetensors", "catalog.yaml"]
 

@@ -38,7 +38,7 @@ def a_bright_square(rng: np.random.Generator) -> Sample:
 def fit(steps: int, *, batch: int = 4) -> tuple[torch.nn.Module, list[Progress]]:
     seen: list[Progress] = []
     effort = TrainingEffort(steps=steps, batch=batch, threads=1)
-    model = fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, effort, on_progress=seen.append)
+    model, _ = fit_detector(a_bright_square, ["square"], "yolo11n", SIZE, effort, on_progress=seen.append)
     return model, seen
 
 
