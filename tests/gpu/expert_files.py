@@ -23,7 +23,7 @@ from experts.vision.networks import build_original
 from experts.weights import file_sha256, read_header
 from tests.bench.live.expert_files import ExpertRecipe, make_experts, read_experts
 from tools.camera.render import part_types
-from tools.demo.files import SOLDER_DETECTORS, Thresholds, write_configuration, write_rules
+from tools.demo.line import SOLDER_DETECTORS, Thresholds, write_configuration, write_rules
 from tools.demo.training import CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS
 from tools.training.expert_file import ImportReport
 from tools.training.importer import import_model

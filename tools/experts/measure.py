@@ -1,6 +1,6 @@
 """Confidences of an expert on images that it was not trained on, to compare its recent answers with."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.making import Draft, draft_of, make_edition
-from experts.catalog import Confidences, add_expert, read_catalog
+from experts.catalog import Confidences
 from experts.drift import histograms
 from experts.editions.edition import Edition, EditionError
 from experts.errors import ImageError
@@ -60,7 +60,7 @@ def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
     if not answers:
         raise CommandError(f"{folder}: holds no image that can be decoded")
-    return by_label(answers)
+    return histograms((answer.label, answer.confidence) for answer in answers)
 
 
 def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
@@ -69,17 +69,6 @@ def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
     while batch := list(islice(waiting, _BATCH)):
         answers += infer(slot, batch, spec)
     return answers
-
-
-def by_label(answers: Iterable[Answer]) -> Confidences:
-    """Return the catalog's counts of an expert's answers to held-out images."""
-    return histograms((answer.label, answer.confidence) for answer in answers)
-
-
-def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
-    for expert, own in answers.items():
-        measured = read_catalog(catalog)[expert].model_copy(update={"confidences": by_label(own)})
-        add_expert(catalog, expert, dict(measured))
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:

@@ -10,8 +10,8 @@ from experts.spec import ExpertId, ExpertSpec
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
 from tools.camera.render import render_board
-from tools.demo.files import write_configuration
 from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
+from tools.demo.line import write_configuration
 from tools.demo.run import COLOURS, PartVerdict, draw_board
 from tools.training import fit
 from tools.training.importer import import_model

@@ -15,7 +15,7 @@ from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import Observed, choose_thresholds
-from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
+from tools.demo.line import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.pictures import read_files, render_missing
 from tools.demo.recipe import Recipe, train
 from tools.demo.training import DETECTORS, Lesson, SolderLoss, network_loss, train_on
