@@ -8,6 +8,7 @@ have been accepted. Ids hold the sha256 of the bytes, so that a file sent twice 
 import json
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +132,7 @@ class WatchedFolder:
     def _list(self) -> list[tuple[str, Path, Stamp]] | None:
         """Return name, path and stamp of each image file; None while the folder is away."""
         try:
-            files = list(_image_files(self._folder, self._folder))
+            files = list(_image_files(self._folder))
         except OSError as error:
             if not self._is_away:
                 self._say(f"{self._folder} cannot be read ({error.strerror}): waiting for it to come back")
@@ -160,21 +161,18 @@ class WatchedFolder:
         return not problem
 
 
-def _image_files(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
+def _image_files(root: Path) -> Iterator[tuple[str, Path, Stamp]]:
     """Yield files with an image's suffix, not behind links. A folder may vanish meanwhile; OSError if `root` does."""
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        if folder == root:
-            raise
-        return
-    for entry in entries:
-        path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False):
-            yield from _image_files(path, root)
-        elif path.suffix.lower() in SUFFIXES and entry.is_file(follow_symlinks=False):
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or error.filename == str(root):
+            raise error
+
+    for folder, _, names in os.walk(root, onerror=note):
+        for path in (Path(folder, name) for name in names):
             with suppress(FileNotFoundError):
-                yield path.relative_to(root).as_posix(), path, _stamp(path)
+                if path.suffix.lower() in SUFFIXES and stat.S_ISREG((status := path.lstat()).st_mode):
+                    yield path.relative_to(root).as_posix(), path, (status.st_size, status.st_mtime_ns)
 
 
 def _read_whole(path: Path, stamp: Stamp) -> bytes:

@@ -18,13 +18,11 @@ from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
 from experts.vision.slot import Slot, loaded_slot
 from experts.weights import file_sha256, write_weights
-from tools.training import TrainingError, fit
+from tools.training import TrainingError, architecture_of, fit, require_expert_id
 from tools.training.expert_file import (
     STORES,
-    classifier_of,
     entry_of,
     header_of,
-    require_expert_id,
     spec_of_entry,
 )
 from tools.training.importer import plain_tensors
@@ -77,7 +75,7 @@ def train_backbone(
     the weights to begin with are the backbone as they are. Raises TrainingError.
     """
     architecture, schedule = plan.architecture, plan.schedule
-    classifier_of(architecture)
+    architecture_of(architecture, "classify")
     require_expert_id(name)
     torch.set_num_threads(plan.threads)
     torch.manual_seed(schedule.seed)

@@ -21,9 +21,9 @@ from experts.catalog import add_expert
 from experts.drift import histograms
 from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits
 from experts.vision.networks import Backbone
-from tools.training import TrainingError, fit
+from tools.training import TrainingError, architecture_of, fit, require_expert_id
 from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
-from tools.training.expert_file import Form, classifier_of, require_expert_id
+from tools.training.expert_file import Form
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, fit_bank, fit_linear, write_head
 from tools.training.held_out import HeldOutAnswers, beats, may_be_beaten
@@ -146,7 +146,8 @@ def _network_of(plan: TrainingPlan, known: BackboneInCatalog | None) -> tuple[st
             if asked not in (None, has):
                 raise TrainingError(f"{option} {asked}: the backbone {known.name} has {has}; leave {option} away")
         return entry.architecture, entry.input_size
-    return classifier_of(plan.architecture or _DEFAULT_ARCHITECTURE).name, plan.input_size or _DEFAULT_INPUT_SIZE
+    architecture = architecture_of(plan.architecture or _DEFAULT_ARCHITECTURE, "classify")
+    return architecture.name, plan.input_size or _DEFAULT_INPUT_SIZE
 
 
 def _choose(trials: Sequence[Trial]) -> Trial:

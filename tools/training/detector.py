@@ -16,7 +16,7 @@ from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, place, prepare
 from tools.experts.measure import SAMPLES, answers_of
-from tools.training import TrainingError
+from tools.training import TrainingError, require_expert_id
 from tools.training.detector_loop import (
     Image,
     OnProgress,
@@ -26,13 +26,15 @@ from tools.training.detector_loop import (
     fit_detector,
     limited_threads,
 )
-from tools.training.expert_file import STORES, Form, ImportReport, require_expert_id
+from tools.training.expert_file import STORES, Form, ImportReport
 from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
 from tools.training.labelled import Photograph, read_yolo_data
 
 #: Share of crops around an object; the others lie anywhere.
 _OBJECT_SHARE = 0.9
+#: Confidence from which boxes are measured.
+_LEAST_SURE = 0.01
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
 
@@ -170,8 +172,8 @@ def train_detector(  # noqa: PLR0913 - most by keyword
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 
-def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes], floor: float = 0.01) -> list[ImageBoxes]:
-    """Return a detector's boxes above `floor` on encoded images, through a slot and prepared as by the daemon."""
+def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes]) -> list[ImageBoxes]:
+    """Return all but a detector's least sure boxes on encoded images, through a slot and prepared as by the daemon."""
     prepared = (prepare(payload, "image", None, spec) for payload in payloads)
     return [
         ImageBoxes(
@@ -179,7 +181,7 @@ def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes], floor: float = 0.01)
             np.array([spec.classes.index(box.label) for box in answer.detections], np.int64),
             np.array([box.confidence for box in answer.detections], np.float32),
         )
-        for answer in answers_of(replace(spec, confidence_floor=floor), prepared)
+        for answer in answers_of(replace(spec, confidence_floor=_LEAST_SURE), prepared)
     ]
 
 

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
 from experts.vision.networks import build_original
-from tools.training import TrainingError
+from tools.training import TrainingError, architecture_of
 
 Image = NDArray[np.uint8]
 #: One training example: (S, S) or (S, S, 3) uint8 RGB, and (n, 5) float32 rows of x1 y1 x2 y2 class in its pixels.
@@ -94,9 +94,7 @@ def fit_detector(
     `closing` replaces the sampler towards the end: samples as in service, after samples as varied as possible.
     Raises TrainingError.
     """
-    known = ARCHITECTURES.get(architecture)
-    if known is None or known.task != "detect":
-        raise TrainingError(f"{architecture!r} is no detector; known are yolov5n … yolo26x")
+    architecture_of(architecture, "detect")
     if input_size % YOLO_STRIDE_PIXELS:
         raise TrainingError(f"an input of {input_size} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
     with limited_threads(effort.threads):

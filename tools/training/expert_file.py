@@ -19,7 +19,6 @@ from experts.editions.history import keep_candidates
 from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
-    ARCHITECTURES,
     DTYPES,
     END_TO_END_HEAD,
     PLAIN_HEAD,
@@ -30,7 +29,7 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
-from tools.training import TrainingError
+from tools.training import TrainingError, require_expert_id
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
@@ -157,8 +156,7 @@ class ImportJob:
             raise TrainingError(
                 f"weights cannot be stored as {self.form.dtype}; known are {', '.join((*DTYPES, AUTO))}"
             )
-        if not is_expert_id(self.expert):
-            raise TrainingError(f"{self.expert!r} is not an expert id; use letters, digits and . _ : -")
+        require_expert_id(self.expert)
         if not 32 <= self.input_size <= 4096:
             raise TrainingError(f"--input-size {self.input_size} is not between 32 and 4096 pixels")
         if self.architecture.task == "detect" and self.input_size % YOLO_STRIDE_PIXELS:
@@ -337,28 +335,3 @@ def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
         f"{agreement.box_pixels:.2g} pixels in boxes on {agreement.images} images; at most {confidence:g} and "
         f"{box_pixels:g} are accepted" + ("; import it as float32" if candidate.form != "float32" else "")
     )
-
-
-def classifier_of(name: str) -> Architecture:
-    """Return the classifier's architecture of this name. Raises TrainingError."""
-    kind = ARCHITECTURES.get(name)
-    if kind is None or kind.task != "classify":
-        raise TrainingError(f"{name!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
-    return kind
-
-
-def require_expert_id(name: str) -> None:
-    """Raise TrainingError unless `name` can name an expert: before minutes of training, not after."""
-    if not is_expert_id(name):
-        raise TrainingError(f"{name!r} is not an expert id; give one of letters, digits and . _ : - with --id")
-
-
-def is_expert_id(name: str) -> bool:
-    """Return True if `name` can name an expert: in the catalog, in rules and as a file."""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) is not None
-
-
-def known_architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise TrainingError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]

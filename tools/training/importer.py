@@ -19,12 +19,11 @@ from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
 from tools.experts.measure import SAMPLES, images_below
-from tools.training import TrainingError
+from tools.training import TrainingError, architecture_of
 from tools.training.expert_file import (
     Form,
     ImportJob,
     ImportReport,
-    known_architecture,
     make_expert,
 )
 from tools.training.proof import Image, original_outputs, pattern_images, squares
@@ -52,7 +51,7 @@ def import_file(  # noqa: PLR0913 - most by keyword
     `trust` allows a pickled program to run in a process of its own. Raises TrainingError, and then nothing is changed.
     """
     form = form or Form(origin=f"imported from {file.name}")
-    kind, has_pictures = known_architecture(architecture), images is not None
+    kind, has_pictures = architecture_of(architecture, "classify", "detect"), images is not None
     job = ImportJob(kind, tuple(classes), input_size, out, expert or file.stem, form, has_pictures)
     pictures = pattern_images()
     if images is not None:
@@ -96,7 +95,7 @@ def import_model(
     `original` has batch norms and stays unchanged: a torchvision ResNet, or an ultralytics DetectionModel, as
     `YOLO(...).model`. Writes no catalog: the report has the entry. Raises TrainingError.
     """
-    has_pictures, kind = images is not None, known_architecture(architecture)
+    kind, has_pictures = architecture_of(architecture, "classify", "detect"), images is not None
     job = ImportJob(kind, tuple(classes), input_size, out, expert, form or Form(), has_pictures)
     return _import_original(copy.deepcopy(original), job, images if images is not None else pattern_images())
 

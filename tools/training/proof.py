@@ -136,13 +136,13 @@ def why_unfit(adapted: nn.Module, dtype: str) -> str | None:
     return None
 
 
-def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str | None = None) -> list[float]:
-    """Return the least milliseconds of a batch of four of each expert, on `device` or the first GPU if there is one.
+def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image]) -> list[float]:
+    """Return the least milliseconds of a batch of four of each expert, on the first GPU if there is one.
 
     The least, since other work on the machine only adds time; on one thread, as executors have. Experts take turns, and
     one that is several times slower than the fastest is not timed to the end.
     """
-    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
     times_ms: list[list[float]] = [[] for _ in specs]
     slots = [loaded_slot(spec, device) for spec in specs]
     batch = [fit(images[number % len(images)], specs[0].task, specs[0].input_size) for number in range(_TIMED_BATCH)]

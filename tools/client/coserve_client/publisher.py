@@ -330,7 +330,6 @@ def publish_images(
     *,
     rate: float | None = None,
     progress: Callable[[PublishAccount], None] = lambda _: None,
-    timeout_s: float = _NEVER_S,
 ) -> PublishAccount:
     """Publish `images`, at most `rate` a second, and wait for their answers; call `progress` after each step."""
     next_at_s = time.monotonic()
@@ -340,8 +339,7 @@ def publish_images(
         if rate is not None:
             next_at_s = max(next_at_s + 1 / rate, time.monotonic() - 1.0)  # no burst after a pause
         progress(publisher.account)
-    until_s = time.monotonic() + timeout_s
-    while publisher.outstanding and time.monotonic() < until_s:
-        publisher.finish(min(0.2, until_s - time.monotonic()))
+    while publisher.outstanding:
+        publisher.finish(0.2)
         progress(publisher.account)
     return publisher.account
