@@ -182,11 +182,6 @@ def test_what_if_classifiers_became_heads_of_one_backbone(tmp_path: Path):
     assert "matches nothing*" in refused.output
 
 
-def test_k_and_b_are_those_of_an_exact_line():
-    line = fit_line((images, 0.02 * images + 0.05) for images in (1, 2, 4, 8))
-    assert (line.k_s, line.b_s, line.residual) == (pytest.approx(0.02), pytest.approx(0.05), pytest.approx(0, abs=1e-9))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-5, 10)), min_size=1, max_size=8))
 def test_no_constant_is_negative_whatever_was_measured(batches: list[tuple[int, float]]):
