@@ -15,7 +15,7 @@ from experts.errors import ImageError
 from experts.people import current_user
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
-from experts.vision.preprocess import Image, Prepared, decode, prepare
+from experts.vision.preprocess import Image, Prepared, decode, fit
 from experts.vision.slot import loaded_slot
 from tools.experts.line import ExpertsLine, put_first_in_force
 from tools.terminal.console import CommandError
@@ -57,7 +57,7 @@ def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     """Return counts by answered label of the images in `folder` and below it. Raises CommandError."""
     if not spec.classes:
         raise CommandError(f"{spec.name} is a backbone, which gives no answers: measure its heads")
-    answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
+    answers = answers_of(spec, images_in(folder, spec, _MAX_IMAGES))
     if not answers:
         raise CommandError(f"{folder}: holds no image that can be decoded")
     return histograms((answer.label, answer.confidence) for answer in answers)
@@ -85,7 +85,6 @@ def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Im
             count -= 1
 
 
-def images_in(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        with suppress(ImageError):
-            yield prepare(file.read_bytes(), "image", None, spec)
+def images_in(folder: Path, spec: ExpertSpec, count: int = -1) -> Iterator[Prepared]:
+    """Yield at most `count` images below a folder, or all."""
+    return (fit(image, spec.task, spec.input_size) for _, image in images_below(folder, count))
