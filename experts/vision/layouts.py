@@ -54,7 +54,6 @@ class Layout:
 
     @property
     def end_to_end(self) -> bool:
-        """Return True if the network selects its own boxes."""
         return isinstance(self.shell, Detector) and self.shell.end_to_end
 
     def bind(self, buffer: torch.Tensor) -> nn.Module:

@@ -335,7 +335,6 @@ def adapt_backbone(original: nn.Module) -> Backbone:
 
 
 def build_backbone_shell(architecture: Architecture) -> Backbone:
-    """Return an adapted backbone with its parameters on the meta device."""
     with torch.device("meta"):
         return adapt_backbone(build_original(architecture, 1))
 
@@ -380,7 +379,6 @@ def select_head(original: nn.Module, *, end_to_end: bool) -> None:
 
 
 def is_end_to_end(original: nn.Module) -> bool:
-    """Return True if a framework's model picks its own boxes."""
     return bool(getattr(original, "end2end", False))
 
 

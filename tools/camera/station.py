@@ -198,7 +198,6 @@ def is_serial(text: str, say: Callable[[str], None]) -> bool:
 
 
 def every_nth(count: int) -> Trigger:
-    """Trigger on pictures 0, n, 2n, …"""
     return lambda number, _now_s: number % count == 0
 
 

@@ -22,7 +22,6 @@ class PartToJudge(NamedTuple):
 
 
 def loaded_pool(catalog: Catalog) -> SlotPool:
-    """Return a pool on the CPU that holds every network of the catalog."""
     resident = resident_in(catalog).values()
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in resident))
     for spec in resident:
@@ -37,7 +36,6 @@ def judge_parts(
     parts: Sequence[PartToJudge],
     on_answer: OnAnswer = lambda *_: None,
 ) -> list[str]:
-    """Return the verdict of each part, in order."""
     firsts = [routes.first_step(part.board_type, part.component) for part in parts]
     read: Callable[[int, ExpertSpec], Prepared] = lambda number, spec: fit(  # noqa: E731
         parts[number].pixels, spec.task, spec.input_size

@@ -42,7 +42,6 @@ _CODES = {
 
 
 def shipped_figures(shipped: Path = SHIPPED) -> str:
-    """Return a sentence with the measured accuracy of the shipped experts."""
     figures = json.loads((shipped / "provenance.json").read_text(encoding="utf-8"))["figures"]
     found, called = (
         " and ".join(f"{rate[name]['share']:{form}}" for rate in figures)

@@ -122,7 +122,6 @@ def _seed(place: int, number: int) -> int:
 
 
 def measured_table(figures: Sequence[Figures]) -> None:
-    """Print caught defects and false calls, by part and by board, then the mistakes."""
     rows: list[tuple[str, ...]] = []
     for each in figures:
         for name, (count, of) in each.counts().items():
@@ -193,7 +192,6 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
 
 
 def measure_line(folder: Path) -> None:
-    """Print the figures of the line in `folder` on boards that no training saw."""
     with Bars(console=console) as bars:
         task = bars.add_task("judging 400 boards", total=1.0)
         figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))

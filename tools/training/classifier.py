@@ -323,7 +323,6 @@ class _Study:
 
     @cached_property
     def _whole_head(self) -> dict[str, torch.Tensor]:
-        """A linear head of all pictures."""
         return self._linear(self._everything)
 
     @cached_property

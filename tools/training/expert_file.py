@@ -243,7 +243,6 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
 
 
 def _remove_abandoned(job: ImportJob) -> None:
-    """Remove candidates of this expert whose process was killed."""
     name = re.compile(rf"\.+{re.escape(job.expert)}\.(\d+)\.\w+\.\w+\.candidate(\.part)?")
     for place in job.out.glob(".*"):
         match = name.fullmatch(place.name)

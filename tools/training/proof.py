@@ -53,7 +53,6 @@ class Agreement:
 
     @property
     def labels_agree(self) -> bool:
-        """Return True if every image has the same labels in both answers."""
         return self.same_labels == self.images
 
 
@@ -75,7 +74,6 @@ def pattern_images(count: int = 8, seed: int = 7) -> list[Image]:
 
 
 def squares(images: Sequence[Image], task: Task, size: int) -> list[Image]:
-    """Return the images as inputs: (size, size, 3) uint8 RGB each."""
     return [to_square(image, task, size) for image in images]
 
 
