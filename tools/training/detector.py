@@ -48,7 +48,6 @@ class TrainReport:
 
     expert: str
     file: Path
-    catalog: Path
     steps: int
     minutes: float
     held_out_images: int
@@ -207,7 +206,6 @@ def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progres
     return TrainReport(
         expert=spec.name,
         file=report.file,
-        catalog=catalog,
         steps=last.step,
         minutes=last.spent_s / 60,
         held_out_images=len(held_out),

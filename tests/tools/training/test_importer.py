@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from experts.catalog import CatalogFile, resolve
+from experts.catalog import CatalogFile, read_catalog, resolve
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
@@ -54,8 +54,7 @@ def an_image_folder(folder: Path) -> Path:
 
 
 def the_catalog(folder: Path):
-    document = yaml.safe_load((folder / "experts" / "catalog.yaml").read_text(encoding="utf-8"))
-    return resolve(CatalogFile.model_validate(document), folder / "experts")
+    return resolve(CatalogFile(experts=read_catalog(folder / "experts" / "catalog.yaml")), folder / "experts")
 
 
 def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_path: Path):
