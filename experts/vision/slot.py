@@ -22,7 +22,8 @@ from experts.spec import ExpertId, ExpertSpec, LayoutId, LoadReport
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
-from experts.vision.packing import PackingNetwork, can_pack
+from experts.vision.networks import runs_fused
+from experts.vision.packing import PackingNetwork
 from experts.weights import WeightsHeader, check_digest, describe_os_error, open_weights, read_header_from
 
 #: As many at a time are asked whether they are finite numbers.
@@ -237,7 +238,7 @@ class SlotPool:
 
     def _bind(self, layout: Layout, place: SlotMemory) -> nn.Module:
         module, memory = layout.bind(place.buffer), place.memory
-        if not self._packs or memory is None or not can_pack(layout):
+        if not self._packs or memory is None or not runs_fused(layout.dtype):
             return module
         begin = place.buffer.data_ptr()
         return PackingNetwork(module, lambda weights: memory.discard(weights.data_ptr() - begin, weights.nbytes))

@@ -220,7 +220,7 @@ def _normalised(pixels: "NDArray[np.uint8]", spec: "ExpertSpec") -> "Tensor":
 
     from experts.vision.infer import normalise
 
-    return normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
+    return normalise(torch.from_numpy(pixels), spec, torch.float32).contiguous()
 
 
 def _original_answers(output: "Tensor", spec: "ExpertSpec", prepared: "Sequence[Prepared]") -> "list[Answer]":

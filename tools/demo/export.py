@@ -174,7 +174,6 @@ def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator 
             if rng is not None:
                 lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
                 squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
-            pixels, layout = torch.from_numpy(squares), slot.layout
-            inputs = normalise(pixels, slot.spec, layout.dtype, channels_last=layout.channels_last)
+            inputs = normalise(torch.from_numpy(squares), slot.spec, slot.layout.dtype)
             rows.append(slot.module(inputs)[:, :_FEATURES].clone())
     return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)

@@ -102,7 +102,7 @@ def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs)
     for square, output in zip(squares(images, spec.task, spec.input_size), outputs, strict=True):
         batch, expected = torch.from_numpy(square[None]), _in_slot_form(output, slot)
         with torch.inference_mode():
-            answer = slot.module(normalise(batch, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
+            answer = slot.module(normalise(batch, spec, slot.layout.dtype))
         if spec.task == "classify":
             difference = float(np.abs(probabilities(answer, spec) - probabilities(expected, spec)).max()), 0.0
         elif slot.layout.end_to_end:

@@ -32,21 +32,12 @@ def our_answers(spec: ExpertSpec):
     return infer(loaded_slot(spec), [prepare(encoded(picture), "image", None, spec) for picture in PICTURES])
 
 
-@pytest.mark.parametrize(
-    ("architecture", "memory_format"),
-    [
-        ("resnet18", "channels_last"),
-        pytest.param("resnet18", "contiguous", marks=pytest.mark.test_all),
-        pytest.param("resnet50", "channels_last", marks=pytest.mark.test_all),
-    ],
-)
-def test_a_classifier_answers_as_torchvision_does(tmp_path: Path, architecture: str, memory_format: str):
+@pytest.mark.parametrize("architecture", ["resnet18", pytest.param("resnet50", marks=pytest.mark.test_all)])
+def test_a_classifier_answers_as_torchvision_does(tmp_path: Path, architecture: str):
     import cv2
 
     size, temperature = 96, 1.7
-    spec = an_expert_file(
-        tmp_path, "c", architecture, 5, input_size=size, memory_format=memory_format, temperature=temperature
-    )
+    spec = an_expert_file(tmp_path, "c", architecture, 5, input_size=size, temperature=temperature)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
     for picture, answer in zip(PICTURES, our_answers(spec), strict=True):
         shrinks = min(picture.shape[:2]) >= size
