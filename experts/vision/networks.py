@@ -229,7 +229,7 @@ class Detector(nn.Module):
         self.end_to_end = is_end_to_end(network)
         self.box_head: nn.ModuleList = head.one2one_cv2 if self.end_to_end else head.cv2
         self.class_head: nn.ModuleList = head.one2one_cv3 if self.end_to_end else head.cv3
-        self.bins, self.class_count = int(head.reg_max), int(head.nc)
+        self.bins = int(head.reg_max)
         anchors, strides = make_anchors([float(stride) for stride in head.stride], input_size)
         # Not of the expert but of its layout, so not in weights files.
         self.register_buffer("anchors", anchors, persistent=False)
