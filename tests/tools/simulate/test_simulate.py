@@ -117,7 +117,7 @@ def test_an_image_that_cannot_be_in_time_costs_no_compute():
     machine, task = a_world(images=100)
     late = with_deadlines(at_once(task), 1e-6)
     outcome = simulate(machine, late, "coserve-plus")
-    assert (outcome.answered, outcome.expired, outcome.busy_s) == (0, 100, {})
+    assert (outcome.answered, outcome.expired, outcome.waits_s) == (0, 100, [])
 
 
 def test_under_overload_nothing_starves_and_throughput_stays():
