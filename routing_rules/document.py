@@ -86,7 +86,6 @@ class Document:
         return at
 
     def value(self, path: KeyPath) -> Any:
-        """Return the value at `path`, or None."""
         return value_at(self.data, path)
 
     def keys(self, path: KeyPath) -> list[str]:
@@ -103,7 +102,6 @@ class Document:
         return re.split(r"[\s,\]}]", rest[0][column - 1 :], maxsplit=1)[0] if rest else ""
 
     def problem(self, path: KeyPath, message: str, *, key: bool = False) -> Problem:
-        """Describe a mistake at the value (or the key) of `path`."""
         if place := self._outside(path):
             return Problem(place, 1, 1, message)
         line, column = self.where(path, key=key)

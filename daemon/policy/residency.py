@@ -133,7 +133,6 @@ class Residency:
         self.room_changed()
 
     def forgive(self, now: float) -> None:
-        """Drop the refusals whose time has passed."""
         if not self._refused_s:
             return
         due = [key for key, retry_s in self._refused_s.items() if retry_s <= now]
@@ -199,7 +198,6 @@ class Residency:
         return 0.0 if facts is None else facts.usage
 
     def costs(self, device: str, expert: ExpertId) -> Performance:
-        """Return the costs of a catalogued expert on a device."""
         return self.matrix.of(device, self.experts[expert].architecture)
 
     def max_batch(self, pool: PoolId, expert: ExpertId) -> int:

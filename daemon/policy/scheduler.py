@@ -336,7 +336,6 @@ class Scheduler:
         return Snapshot(pools, self._discipline.queued(), running, failed)
 
     def check(self) -> None:
-        """Raise if a ledger, an index or the account of requests is wrong."""
         for ledger in self._residency.ledgers.values():
             ledger.check()
         self._discipline.check()

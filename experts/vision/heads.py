@@ -22,7 +22,6 @@ from experts.weights import Entry, check_digest, describe_os_error, open_weights
 LINEAR, BANK = "linear", "bank"
 #: Files of heads are read as a whole; a larger one is cut off, and fails the check of its digest.
 _MAX_HEAD_BYTES = 64 << 20
-_DTYPES = {"F32": torch.float32, "F16": torch.float16}
 #: How long a head waits, once, while another is read. Its batch must not hang with the disk: all heads would then count
 #: as hung, and their backbone would not be used again.
 _PATIENCE_S = 10.0
@@ -164,10 +163,10 @@ def read_head(spec: ExpertSpec) -> Head:
 
 
 def _tensor(content: bytes, start: int, entry: Entry) -> torch.Tensor:
-    if entry.dtype not in _DTYPES:
+    if entry.dtype != "F32":
         raise ValueError(entry.dtype)
     stored = torch.frombuffer(bytearray(content[start + entry.begin : start + entry.end]), dtype=torch.uint8)
-    return stored.view(_DTYPES[entry.dtype]).view(entry.shape).float()
+    return stored.view(torch.float32).view(entry.shape)
 
 
 def _head(metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], spec: ExpertSpec) -> Head:

@@ -41,7 +41,7 @@ def infer_each(
     spec = slot.spec
     with torch.inference_mode(), slot.transfer.computing():
         pixels = slot.transfer.upload(np.stack([image.pixels for image in prepared]))
-        output = slot.module(normalise(pixels, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
+        output = slot.module(normalise(pixels, spec, slot.layout.dtype))
         output = output.cpu()
         if not bool(output.isfinite().all()):
             # Every comparison with such a number is false, so an image could pass without a judgement.
@@ -55,8 +55,8 @@ def infer_each(
         return detect_answers(output, prepared, spec, end_to_end=slot.layout.end_to_end)
 
 
-def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, channels_last: bool) -> torch.Tensor:
-    """(B, S, S, 3) uint8 RGB to (B, 3, S, S): divided by 255, then by mean and standard deviation per channel.
+def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype) -> torch.Tensor:
+    """(B, S, S, 3) uint8 RGB to (B, 3, S, S), channels last: by 255, less the mean, by the standard deviation.
 
     One multiplication and addition over whole rows of pixels: one pass over memory instead of three; three channels
     side by side would leave most of a vector register empty.
@@ -64,8 +64,7 @@ def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype, *, cha
     count, height, width, channels = pixels.shape
     scale, offset = _row_constants(spec.mean, spec.std, width, pixels.device)
     rows = torch.addcmul(offset, pixels.view(count, height, width * channels).float(), scale)
-    images = rows.to(dtype).view(pixels.shape).permute(0, 3, 1, 2)
-    return images if channels_last else images.contiguous()
+    return rows.to(dtype).view(pixels.shape).permute(0, 3, 1, 2)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """Slot layouts: the order, shapes and offsets of an expert's tensors, and modules whose parameters are views.
 
-Channels-last layouts store convolution weights as (out, height, width, in), so that views of the bytes are what the
-kernels want; everything else is stored as it is.
+Convolution weights are stored as (out, height, width, in), so that views of the bytes are what the kernels want;
+everything else is stored as it is.
 """
 
 import copy
@@ -34,9 +34,7 @@ class Layout:
     layout: LayoutId
     architecture: Architecture
     head_rows: int
-    input_size: int
     dtype: torch.dtype
-    channels_last: bool
     shell: Backbone | Classifier | Detector
     entries: tuple[Entry, ...]
     region_bytes: int
@@ -54,7 +52,6 @@ class Layout:
 
     @property
     def end_to_end(self) -> bool:
-        """Return True if the network selects its own boxes."""
         return isinstance(self.shell, Detector) and self.shell.end_to_end
 
     def bind(self, buffer: torch.Tensor) -> nn.Module:
@@ -62,7 +59,7 @@ class Layout:
         module = copy.deepcopy(self.shell)
         for entry in self.entries:
             stored = buffer[entry.begin : entry.end].view(self.dtype).view(entry.shape)
-            view = stored.permute(0, 3, 1, 2) if self.channels_last and stored.dim() == 4 else stored
+            view = stored.permute(0, 3, 1, 2) if stored.dim() == 4 else stored
             owner, _, name = entry.name.rpartition(".")
             setattr(module.get_submodule(owner), name, nn.Parameter(view, requires_grad=False))
         for submodule in module.modules():
@@ -76,13 +73,15 @@ class Layout:
 def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout:
     """Build a layout from its name, in up to a second for the largest YOLO; layouts may share `recorders`."""
     name, rows, input_size, dtype, memory_format, head = layout.split("-")
-    architecture, channels_last = ARCHITECTURES[name], memory_format == "channels_last"
+    if memory_format != "channels_last":
+        raise ValueError(f"no network is stored as {memory_format}")
+    architecture = ARCHITECTURES[name]
     if head == FEATURES:
         shell: Backbone | Classifier | Detector = build_backbone_shell(architecture)
     else:
         shell = build_shell(architecture, int(rows), int(input_size), end_to_end=head == END_TO_END_HEAD)
     shapes = [
-        (parameter_name, FILE_DTYPES[dtype], _stored_shape(tuple(parameter.shape), channels_last=channels_last))
+        (parameter_name, FILE_DTYPES[dtype], _stored_shape(tuple(parameter.shape)))
         for parameter_name, parameter in shell.named_parameters()
     ]
     entries, region_bytes = plan_entries(shapes)
@@ -90,9 +89,7 @@ def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout
         layout=layout,
         architecture=architecture,
         head_rows=int(rows),
-        input_size=int(input_size),
         dtype=TORCH_DTYPES[dtype],
-        channels_last=channels_last,
         shell=shell,
         entries=entries,
         region_bytes=region_bytes,
@@ -111,7 +108,7 @@ def pack(layout: Layout, adapted: nn.Module) -> list[Block]:
         tensor = parameter.detach().to("cpu", layout.dtype)
         if entry.name in _HEAD and len(tensor) < layout.head_rows:
             tensor = torch.cat((tensor, tensor.new_zeros(layout.head_rows - len(tensor), *tensor.shape[1:])))
-        if layout.channels_last and tensor.dim() == 4:
+        if tensor.dim() == 4:
             tensor = tensor.permute(0, 2, 3, 1)
         if tuple(tensor.shape) != entry.shape:
             raise ValueError(f"tensor {entry.name} has the shape {tuple(tensor.shape)}, expected {entry.shape}")
@@ -122,8 +119,5 @@ def pack(layout: Layout, adapted: nn.Module) -> list[Block]:
     return blocks
 
 
-def _stored_shape(shape: tuple[int, ...], *, channels_last: bool) -> tuple[int, ...]:
-    if channels_last and len(shape) == 4:
-        out, channels, height, width = shape
-        return out, height, width, channels
-    return shape
+def _stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape

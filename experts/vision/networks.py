@@ -229,7 +229,7 @@ class Detector(nn.Module):
         self.end_to_end = is_end_to_end(network)
         self.box_head: nn.ModuleList = head.one2one_cv2 if self.end_to_end else head.cv2
         self.class_head: nn.ModuleList = head.one2one_cv3 if self.end_to_end else head.cv3
-        self.bins, self.class_count = int(head.reg_max), int(head.nc)
+        self.bins = int(head.reg_max)
         anchors, strides = make_anchors([float(stride) for stride in head.stride], input_size)
         # Not of the expert but of its layout, so not in weights files.
         self.register_buffer("anchors", anchors, persistent=False)
@@ -335,7 +335,6 @@ def adapt_backbone(original: nn.Module) -> Backbone:
 
 
 def build_backbone_shell(architecture: Architecture) -> Backbone:
-    """Return an adapted backbone with its parameters on the meta device."""
     with torch.device("meta"):
         return adapt_backbone(build_original(architecture, 1))
 
@@ -380,7 +379,6 @@ def select_head(original: nn.Module, *, end_to_end: bool) -> None:
 
 
 def is_end_to_end(original: nn.Module) -> bool:
-    """Return True if a framework's model picks its own boxes."""
     return bool(getattr(original, "end2end", False))
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experts.vision.layouts import Layout
-from experts.vision.networks import FusedConvolution, runs_fused
+from experts.vision.networks import FusedConvolution
 
 #: Batches since a load that run as they are, before the weights are packed.
 BATCHES_BEFORE = 2
@@ -23,10 +22,6 @@ BATCHES_BEFORE = 2
 #: hang: the next try is only after this many batches with plain weights.
 _PATIENCE_S, _LATER_BATCHES = 5.0, 1000
 _LIBC: Any = ctypes.CDLL(None)
-
-
-def can_pack(layout: Layout) -> bool:
-    return layout.channels_last and runs_fused(layout.dtype)
 
 
 class PackingNetwork(nn.Module):

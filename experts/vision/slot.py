@@ -22,7 +22,8 @@ from experts.spec import ExpertId, ExpertSpec, LayoutId, LoadReport
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
 from experts.vision.layouts import Layout, build_layout
-from experts.vision.packing import PackingNetwork, can_pack
+from experts.vision.networks import runs_fused
+from experts.vision.packing import PackingNetwork
 from experts.weights import WeightsHeader, check_digest, describe_os_error, open_weights, read_header_from
 
 #: As many at a time are asked whether they are finite numbers.
@@ -237,7 +238,7 @@ class SlotPool:
 
     def _bind(self, layout: Layout, place: SlotMemory) -> nn.Module:
         module, memory = layout.bind(place.buffer), place.memory
-        if not self._packs or memory is None or not can_pack(layout):
+        if not self._packs or memory is None or not runs_fused(layout.dtype):
             return module
         begin = place.buffer.data_ptr()
         return PackingNetwork(module, lambda weights: memory.discard(weights.data_ptr() - begin, weights.nbytes))
@@ -306,6 +307,13 @@ class SlotPool:
             raise ExpertError(spec.expert, message) from error
         finally:
             os.close(descriptor)
+
+
+def loaded_slot(spec: ExpertSpec, device: str = "cpu") -> Slot:
+    """Return the network of an expert in a pool of its own. Raises ExpertError."""
+    pool = SlotPool(device, spec.resident.weights_bytes)
+    pool.load(spec.resident)
+    return pool.slot(spec.resident.expert)
 
 
 def _check_finite(slot: Slot, spec: ExpertSpec) -> None:

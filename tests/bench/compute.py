@@ -222,7 +222,7 @@ def _network_alone(network: "nn.Module", pixels: "NDArray[np.uint8]", spec: "Exp
 
     weight = next(parameter for parameter in network.parameters() if parameter.dim() == 4)
     place = next(parameter.device for parameter in network.parameters() if parameter.device.type != "meta")
-    images = normalise(torch.from_numpy(pixels), spec, torch.float32, channels_last=False)
+    images = normalise(torch.from_numpy(pixels), spec, torch.float32).contiguous()
     images = images.to(place, weight.dtype, memory_format=_memory_format(weight))
     synchronise = torch.cuda.synchronize if place.type == "cuda" else lambda: None
 

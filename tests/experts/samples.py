@@ -89,7 +89,6 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
     seed: int = 1,
     input_size: int = 64,
     dtype: str = "float32",
-    memory_format: str = "channels_last",
     end_to_end: bool = False,
     stored_as: str = "",
     **fields,
@@ -97,7 +96,7 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
     """A weights file in `folder` and its spec."""
     kind_of_network = ARCHITECTURES[architecture]
     head = END_TO_END_HEAD if end_to_end else PLAIN_HEAD
-    name = layout_id(kind_of_network, class_count, input_size, dtype, memory_format, head)
+    name = layout_id(kind_of_network, class_count, input_size, dtype, "channels_last", head)
     model = a_model(architecture, class_count, seed)
     select_head(model, end_to_end=end_to_end)
     layout = _layout(name)
@@ -107,7 +106,7 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
         "classes": json.dumps(list(labels(class_count))),
         "input_size": str(input_size),
         "dtype": dtype,
-        "memory_format": memory_format,
+        "memory_format": "channels_last",
         "head": head,
         "layout": name,
         "origin": "a test",

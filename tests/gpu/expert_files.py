@@ -30,7 +30,7 @@ def make_expert_files(folder: Path, recipe: ExpertRecipe, limit_s: float) -> tup
     """Return the catalog of the recipe's experts in `folder`, and how many of them have a file of their own.
 
     The others read the files of these in turn. Files are made until the disk has `_RESERVE_BYTES` left or `limit_s`
-    seconds have passed; those that an earlier run made are used. Raises OSError, ImportRefusedError.
+    seconds have passed; those that an earlier run made are used. Raises OSError, TrainingError.
     """
     names = recipe.detector_names + recipe.classifier_names
     began_s = time.monotonic()

@@ -42,16 +42,6 @@ def data_set(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_tile_shows_missing_copper_in_cyan_and_additional_copper_in_red(data_set: Path) -> None:
-    (tile,) = deeppcb.read_tiles(data_set, "val")
-    assert tile.name == "11"
-    assert tile.pixels[105, 504].tolist() == pytest.approx([255, 255, 0], abs=30)  # blue, green, red
-    assert tile.pixels[320, 108].tolist() == pytest.approx([0, 0, 255], abs=30)
-    assert tile.boxes.tolist() == [[490, 90, 518, 120, 5], [90, 300, 126, 340, 1]]
-    assert tile.repaired()[105, 504].tolist() == pytest.approx([0, 0, 0], abs=30)
-    assert tile.repaired()[320, 108].tolist() == pytest.approx([255, 255, 255], abs=30)
-
-
 def test_the_data_set_becomes_boards_and_labels_and_its_validation_stays_apart(data_set: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     deeppcb.main(["prepare", str(data_set), str(data)])

@@ -7,7 +7,6 @@ import pytest
 
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml
-from routing_rules.routes import judge
 from tests import ROOT
 
 EXAMPLES = sorted((ROOT / "routing_rules/examples").glob("*.yaml"))
@@ -23,23 +22,3 @@ def test_an_example_compiles_without_a_catalog_and_is_commented(path: Path) -> N
 @pytest.mark.parametrize("text", [text for text in DOCUMENTED if text.startswith("boards:")])
 def test_whole_rules_in_the_documentation_compile(text: str) -> None:
     assert compile_rules(text).experts
-
-
-@pytest.mark.parametrize(
-    ("component", "label", "verdict", "following"),
-    [
-        ("ELCO-10", "ok", "pass", "polarity"),
-        ("ELCO-10", "tilted", "review", "tilt"),
-        ("ELCO-10", "swollen", "fail", None),
-        ("ELCO-10", "bent", "review", "defects"),
-        ("SOT23", "clean", "pass", None),
-        ("SOT23", "suspect", "pass", "defects"),
-        ("SOT23", "gone", "fail", None),
-    ],
-)
-def test_branches_go_where_their_comments_say(component: str, label: str, verdict: str, following: str | None) -> None:
-    routes = compile_rules(read_yaml(ROOT / "routing_rules/examples/branches.yaml"))
-    step = routes.first_step("power-stage", component)
-    assert step is not None
-    judgement = judge(step, label, 0.99, (), None)
-    assert (judgement.verdict, judgement.next and judgement.next.name) == (verdict, following)

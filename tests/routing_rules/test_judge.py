@@ -15,7 +15,6 @@ from routing_rules.routes import (
     judge,
     next_steps,
     taught_label,
-    worst,
 )
 
 RULES = """
@@ -261,11 +260,6 @@ def test_nothing_goes_on_from_a_failure() -> None:
     failed = Judgement("fail", "x", None)
     judgement = judge(a_step("QFP"), "ok", 0.99, (), failed)
     assert outcome(judgement) == ("fail", "x", None)
-
-
-def test_the_order_of_verdicts_is_that_of_boards() -> None:
-    order: list[VerdictName] = ["pass", "review", "unknown", "fail"]
-    assert [worst(order[: number + 1]) for number in range(4)] == order
 
 
 # The label that a decision teaches

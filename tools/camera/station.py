@@ -31,24 +31,42 @@ class SourceError(OSError):
     """A source gives no pictures; the text says why and what to do."""
 
 
-class VideoFile:
+class _Capture:
+    """Pictures from OpenCV: `advance` takes the next one, `picture` decodes it."""
+
+    def __init__(self, name: str, capture: cv2.VideoCapture) -> None:
+        self._name = name
+        self._capture = capture
+        self._taken = 0
+        #: Lines that were scanned while a camera was away belong to no picture.
+        self.times_lost = 0
+
+    def picture(self) -> NDArray[Any]:
+        """Return (height, width, 3) uint8 BGR."""
+        done, picture = self._capture.retrieve()
+        if not done:
+            raise SourceError(f"{self._name}: picture {self._taken} cannot be decoded")
+        return picture
+
+    def close(self) -> None:
+        self._capture.release()
+
+
+class VideoFile(_Capture):
     """A recording, read as fast as possible; its clock is the recording's."""
 
     is_live = False  # no picture is missed while another is cut
-    times_lost = 0
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise SourceError(f"no video {path}")
-        self._path = path
-        self._capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
+        super().__init__(str(path), cv2.VideoCapture(str(path), cv2.CAP_FFMPEG))
         if not self._capture.isOpened():
             raise SourceError(
                 f"{path} is not a readable video: it is damaged, still being written, or another kind of file"
             )
         self._frames = int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT))
         self._rate = self._capture.get(cv2.CAP_PROP_FPS) or 25.0
-        self._taken = 0
 
     def advance(self) -> bool:
         """Take the next picture; False at the end, SourceError if the recording breaks off."""
@@ -57,27 +75,17 @@ class VideoFile:
             return True
         if self._taken < self._frames:
             raise SourceError(
-                f"{self._path} ends after {self._taken} of {self._frames} pictures: it is cut off or damaged"
+                f"{self._name} ends after {self._taken} of {self._frames} pictures: it is cut off or damaged"
             )
         return False
-
-    def picture(self) -> NDArray[Any]:
-        """Decode the picture that `advance` took: (height, width, 3) uint8 BGR."""
-        done, picture = self._capture.retrieve()
-        if not done:
-            raise SourceError(f"{self._path}: picture {self._taken} cannot be decoded")
-        return picture
 
     @property
     def now_s(self) -> float:
         """The time of that picture, on the source's own clock, which cannot be set."""
         return (self._taken - 1) / self._rate
 
-    def close(self) -> None:
-        self._capture.release()
 
-
-class CameraDevice:
+class CameraDevice(_Capture):
     """A camera. When it is unplugged, it is opened again until it is back, or `stop` is set.
 
     It buffers pictures, so all are taken and most thrown away: the one used is never an old one.
@@ -89,12 +97,8 @@ class CameraDevice:
         self, open_camera: Callable[[], cv2.VideoCapture], name: str, say: Callable[[str], None], stop: threading.Event
     ) -> None:
         """Open the camera; SourceError if that fails the first time. `say` tells a person."""
-        self._open_camera = open_camera
-        self._name = name
-        self._say = say
-        self._stop = stop
-        self.times_lost = 0  # lines that were scanned while the camera was away belong to no picture
-        self._capture = open_camera()
+        super().__init__(name, open_camera())
+        self._open_camera, self._say, self._stop = open_camera, say, stop
         if not self._capture.isOpened():
             raise SourceError(
                 f"{name} does not open: is it plugged in, used by nothing else, and are you in the group `video`?"
@@ -103,22 +107,14 @@ class CameraDevice:
     def advance(self) -> bool:
         while not self._stop.is_set():
             if any(self._capture.grab() for _ in range(_FAILED_READS)):
+                self._taken += 1
                 return True
             self._reopen()
         return False
 
-    def picture(self) -> NDArray[Any]:
-        done, picture = self._capture.retrieve()
-        if not done:
-            raise SourceError(f"{self._name}: a picture cannot be decoded")
-        return picture
-
     @property
     def now_s(self) -> float:
         return time.monotonic()
-
-    def close(self) -> None:
-        self._capture.release()
 
     def _reopen(self) -> None:
         self.times_lost += 1
@@ -198,7 +194,6 @@ def is_serial(text: str, say: Callable[[str], None]) -> bool:
 
 
 def every_nth(count: int) -> Trigger:
-    """Trigger on pictures 0, n, 2n, …"""
     return lambda number, _now_s: number % count == 0
 
 

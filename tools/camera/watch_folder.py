@@ -8,13 +8,15 @@ have been accepted. Ids hold the sha256 of the bytes, so that a file sent twice 
 import json
 import os
 import shutil
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from coserve_client import CurveClient, PublishAccount, Publisher
 from experts.durable import replace_durably
@@ -88,7 +90,7 @@ class WatchedFolder:
         self._folder = folder
         self._sent = sent
         self._move_to = move_to
-        self._say = say
+        self.say = say
         self._files: dict[str, DroppedFile] = {}
         self._is_away = False
 
@@ -114,7 +116,7 @@ class WatchedFolder:
         try:
             self._sent.add(dropped.name, dropped.stamp)
         except OSError as error:
-            self._say(f"{dropped.path} was accepted, but this cannot be noted on disk: {error.strerror}")
+            self.say(f"{dropped.path} was accepted, but this cannot be noted on disk: {error.strerror}")
 
     def _move(self, dropped: DroppedFile, move_to: Path) -> bool:
         try:
@@ -124,21 +126,21 @@ class WatchedFolder:
                     if target.read_bytes() != dropped.content:  # another picture came in this very moment
                         _move(target, dropped.path)
         except OSError as error:
-            self._say(f"{dropped.path} was accepted, but cannot be moved to {move_to}: {error.strerror or error}")
+            self.say(f"{dropped.path} was accepted, but cannot be moved to {move_to}: {error.strerror or error}")
             return False
         return True
 
     def _list(self) -> list[tuple[str, Path, Stamp]] | None:
         """Return name, path and stamp of each image file; None while the folder is away."""
         try:
-            files = list(_image_files(self._folder, self._folder))
+            files = list(_image_files(self._folder))
         except OSError as error:
             if not self._is_away:
-                self._say(f"{self._folder} cannot be read ({error.strerror}): waiting for it to come back")
+                self.say(f"{self._folder} cannot be read ({error.strerror}): waiting for it to come back")
             self._is_away = True
             return None
         if self._is_away:
-            self._say(f"{self._folder} is back")
+            self.say(f"{self._folder} is back")
         self._is_away = False
         return files
 
@@ -156,25 +158,22 @@ class WatchedFolder:
         if problem and not file.is_reported and time.monotonic() - file.since_s >= _PATIENCE_S:
             file.is_reported = True
             self.incomplete += 1
-            self._say(f"{file.path} stays where it is, not sent: {problem} (half-written, or damaged)")
+            self.say(f"{file.path} stays where it is, not sent: {problem} (half-written, or damaged)")
         return not problem
 
 
-def _image_files(folder: Path, root: Path) -> Iterator[tuple[str, Path, Stamp]]:
+def _image_files(root: Path) -> Iterator[tuple[str, Path, Stamp]]:
     """Yield files with an image's suffix, not behind links. A folder may vanish meanwhile; OSError if `root` does."""
-    try:
-        entries = list(os.scandir(folder))
-    except FileNotFoundError:
-        if folder == root:
-            raise
-        return
-    for entry in entries:
-        path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False):
-            yield from _image_files(path, root)
-        elif path.suffix.lower() in SUFFIXES and entry.is_file(follow_symlinks=False):
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or error.filename == str(root):
+            raise error
+
+    for folder, _, names in os.walk(root, onerror=note):
+        for path in (Path(folder, name) for name in names):
             with suppress(FileNotFoundError):
-                yield path.relative_to(root).as_posix(), path, _stamp(path)
+                if path.suffix.lower() in SUFFIXES and stat.S_ISREG((status := path.lstat()).st_mode):
+                    yield path.relative_to(root).as_posix(), path, (status.st_size, status.st_mtime_ns)
 
 
 def _read_whole(path: Path, stamp: Stamp) -> bytes:
@@ -207,17 +206,11 @@ def _move(path: Path, target: Path) -> Path:
     return free
 
 
-@dataclass(slots=True)
-class FileCounts:
-    """Files whose images were all accepted, that the daemon refused, and that no image could be made of."""
-
-    accepted: int = 0
-    refused: int = 0
-    unfit: int = 0
-
-
 class FolderPublisher:
-    """Publishes a watched folder over one connection, in the caller's thread, until `stop` is set."""
+    """Publishes a watched folder over one connection, in the caller's thread, until `stop` is set.
+
+    `files` counts those whose images were all accepted, those refused, and the unfit, of which no image could be made.
+    """
 
     def __init__(
         self,
@@ -225,16 +218,12 @@ class FolderPublisher:
         source: str,
         folder: WatchedFolder,
         pictures: PictureFiles,
-        say: Callable[[str], None],
         stop: threading.Event,
         curve: CurveClient | None = None,
     ) -> None:
-        """Connect; raises what `Publisher` raises. `say` prints a sentence for a person."""
-        self.files = FileCounts()
-        self._folder = folder
-        self._pictures = pictures
-        self._say = say
-        self._stop = stop
+        """Connect; raises what `Publisher` raises."""
+        self.files = Counter[Literal["accepted", "refused", "unfit"]]()
+        self._folder, self._pictures, self._say, self._stop = folder, pictures, folder.say, stop
         self._unanswered: dict[str, DroppedFile] = {}
         self._is_silent = False
         self._publisher = Publisher(
@@ -265,7 +254,7 @@ class FolderPublisher:
         try:
             images = self._pictures.images(PurePosixPath(file.name), file.content, is_by_content=True)
         except PictureError as error:
-            self.files.unfit += 1
+            self.files["unfit"] += 1
             file.content = b""
             self._say(f"{file.path} stays where it is, not sent: {error}")
             return
@@ -295,12 +284,12 @@ class FolderPublisher:
         if file.unanswered:
             return
         if file.refusals:
-            self.files.refused += 1
+            self.files["refused"] += 1
             self._say(
                 f"{file.path} stays where it is, to be tried again at the next start: the daemon refused "
                 f"{len(file.refusals)} of its images, the first is {file.refusals[0]}"
             )
         else:
-            self.files.accepted += 1
+            self.files["accepted"] += 1
             self._folder.mark_accepted(file)
         file.content = b""

@@ -321,14 +321,14 @@ def _watch(options: _LineOptions, folder: Path, layout: "BoardLayout | None", mo
     stop = threading.Event()
     with exit_on(*_ERRORS, status=2):
         watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
-        publisher = FolderPublisher(endpoint, options.source, watched, pictures, _say, stop, curve)
+        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
         publisher.run()
     counts = publisher.files
-    not_sent = counts.unfit + watched.incomplete
-    table = {"files accepted": counts.accepted, "files refused": counts.refused, "files not sent": not_sent}
-    options.finish(table | publisher.account.as_dict(), is_complete=not (counts.refused or not_sent))
+    not_sent = counts["unfit"] + watched.incomplete
+    table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
+    options.finish(table | publisher.account.as_dict(), is_complete=not (counts["refused"] or not_sent))
 
 
 def _station(

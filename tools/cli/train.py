@@ -76,15 +76,15 @@ def import_expert(
     """
     need_file(file, "name a network's file")
     from tools.training.expert_file import Form, ImportReport, make_in
-    from tools.training.importer import ImportTarget, import_file
+    from tools.training.importer import import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
-    labels = tuple(label.strip() for label in classes.split(",")) if classes else None
+    labels = tuple(label.strip() for label in classes.split(",")) if classes else ()
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
 
     def make(folder: Path) -> ImportReport:
-        target = ImportTarget(architecture, input_size, folder, labels, expert, form)
-        return import_file(file, target, images=images, trust=trust)
+        target, more = (architecture, input_size, folder), {"images": images, "trust": trust}
+        return import_file(file, *target, classes=labels, expert=expert, form=form, **more)
 
     report, version = make_in(out, expert or file.stem, file, make)
     agreement = report.agreement

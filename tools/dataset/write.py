@@ -37,7 +37,6 @@ class LabelledBox(NamedTuple):
     score: float | None = None
 
     def cut(self, width: float, height: float) -> "LabelledBox | None":
-        """Return the part inside a picture of that size."""
         x1, y1, x2, y2 = max(self.x1, 0), max(self.y1, 0), min(self.x2, width), min(self.y2, height)
         return LabelledBox(self.label, x1, y1, x2, y2, self.score) if x1 < x2 and y1 < y2 else None
 

@@ -13,13 +13,13 @@ from daemon.line.line import load_catalog
 from experts.catalog import Catalog, CatalogEntry, write_catalog
 from experts.spec import Answer, ExpertId
 from experts.vision.infer import normalise
-from experts.vision.preprocess import to_square
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.preprocess import fit, to_square
+from experts.vision.slot import Slot
 from tools.camera.render import part_types
-from tools.demo.files import SOLDER_DETECTORS, Thresholds
-from tools.demo.judge import answers_of, loaded_pool
+from tools.demo.line import SOLDER_DETECTORS, Thresholds
 from tools.demo.pictures import Sample
 from tools.demo.training import BACKBONE, CLASSIFIER, CLASSIFIERS, DETECTOR, DETECTORS, averaged_network
+from tools.experts.measure import answers_of
 from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
 from tools.training.fit import Variation, calibrate
@@ -90,11 +90,11 @@ class Observed:
 
 def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
     """Return the answers to each part, the detector's included whatever the head says."""
-    pool, library, samples = loaded_pool(catalog), part_types(), list(samples)
-    heads = _answers(catalog, pool, samples, [sample.component for sample in samples])
+    library, samples = part_types(), list(samples)
+    heads = _answers(catalog, samples, [sample.component for sample in samples])
     detectors = [SOLDER_DETECTORS[library[sample.component].family] for sample in samples]
     observed: list[Observed] = []
-    for sample, head, boxes in zip(samples, heads, _answers(catalog, pool, samples, detectors), strict=True):
+    for sample, head, boxes in zip(samples, heads, _answers(catalog, samples, detectors), strict=True):
         surest: dict[str, float] = {}
         for box in boxes.detections:
             surest[box.label] = max(surest.get(box.label, 0.0), box.confidence)
@@ -102,12 +102,12 @@ def observe(catalog: Catalog, samples: Iterable[Sample]) -> list[Observed]:
     return observed
 
 
-def _answers(catalog: Catalog, pool: SlotPool, samples: Sequence[Sample], experts: Sequence[str]) -> list[Answer]:
+def _answers(catalog: Catalog, samples: Sequence[Sample], experts: Sequence[str]) -> list[Answer]:
     answers: dict[int, Answer] = {}
     for expert in dict.fromkeys(experts):
-        rows = [row for row, name in enumerate(experts) if name == expert]
-        answered = answers_of(pool, catalog[ExpertId(expert)], [samples[row].pixels for row in rows])
-        answers |= dict(zip(rows, answered, strict=True))
+        rows, spec = [row for row, name in enumerate(experts) if name == expert], catalog[ExpertId(expert)]
+        images = (fit(samples[row].pixels, spec.task, spec.input_size) for row in rows)
+        answers |= dict(zip(rows, answers_of(spec, images), strict=True))
     return [answers[row] for row in range(len(samples))]
 
 
@@ -174,7 +174,6 @@ def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator 
             if rng is not None:
                 lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
                 squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
-            pixels, layout = torch.from_numpy(squares), slot.layout
-            inputs = normalise(pixels, slot.spec, layout.dtype, channels_last=layout.channels_last)
+            inputs = normalise(torch.from_numpy(squares), slot.spec, slot.layout.dtype)
             rows.append(slot.module(inputs)[:, :_FEATURES].clone())
     return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)

@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 from experts.catalog import Catalog
 from experts.spec import Answer, ExpertSpec, resident_in
-from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, fit
 from experts.vision.slot import SlotPool
 from routing_rules.routes import Judgement, Routes
 from tools.query.rejudge_run import judge_images
 
-_BATCH = 16
 OnAnswer = Callable[[str, Answer], None]
 
 
@@ -24,20 +22,11 @@ class PartToJudge(NamedTuple):
 
 
 def loaded_pool(catalog: Catalog) -> SlotPool:
-    """Return a pool on the CPU that holds every network of the catalog."""
     resident = resident_in(catalog).values()
     pool = SlotPool("cpu", sum(spec.weights_bytes for spec in resident))
     for spec in resident:
         pool.load(spec)
     return pool
-
-
-def answers_of(pool: SlotPool, spec: ExpertSpec, pixels: Sequence[Image]) -> list[Answer]:
-    answers: list[Answer] = []
-    for start in range(0, len(pixels), _BATCH):
-        batch = [fit(image, spec.task, spec.input_size) for image in pixels[start : start + _BATCH]]
-        answers += infer(pool.slot(spec.resident.expert), batch, spec)
-    return answers
 
 
 def judge_parts(
@@ -47,7 +36,6 @@ def judge_parts(
     parts: Sequence[PartToJudge],
     on_answer: OnAnswer = lambda *_: None,
 ) -> list[str]:
-    """Return the verdict of each part, in order."""
     firsts = [routes.first_step(part.board_type, part.component) for part in parts]
     read: Callable[[int, ExpertSpec], Prepared] = lambda number, spec: fit(  # noqa: E731
         parts[number].pixels, spec.task, spec.input_size

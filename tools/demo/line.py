@@ -2,14 +2,15 @@
 
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.storage.database.upkeep import room_problem
 from experts.catalog import CatalogEntry, CatalogFile
-from experts.durable import replacing
+from experts.durable import replace_durably, replacing
 from experts.weights import file_sha256
 from routing_rules.load import read_yaml, validate
-from tools.demo import files
+from tools.camera.render import board_types, part_types
 from tools.terminal.console import CommandError, as_typed
 
 #: Weights, their catalog, thresholds and `provenance.json`; `coserve demo --train` makes them.
@@ -17,10 +18,30 @@ SHIPPED = Path(__file__).with_name("experts")
 #: Free disk that the line needs; with less its daemon would answer `busy` for ever.
 _ROOM_BYTES = 100_000_000
 _REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
+#: The detector of each package family's solder.
+SOLDER_DETECTORS = {
+    "chip": "solder-chip",
+    "led": "solder-chip",
+    "electrolytic": "solder-chip",
+    "sot23": "solder-leaded",
+    "soic": "solder-leaded",
+    "qfp": "solder-leaded",
+    "connector": "solder-leaded",
+}
+_CODES = {
+    "missing": "D101",
+    "shifted": "D102",
+    "rotated": "D103",
+    "reversed": "D104",
+    "tombstone": "D105",
+    "wrong_part": "D106",
+    "bridge": "D201",
+    "insufficient": "D202",
+    "lifted_lead": "D203",
+}
 
 
 def shipped_figures(shipped: Path = SHIPPED) -> str:
-    """Return a sentence with the measured accuracy of the shipped experts."""
     figures = json.loads((shipped / "provenance.json").read_text(encoding="utf-8"))["figures"]
     found, called = (
         " and ".join(f"{rate[name]['share']:{form}}" for rate in figures)
@@ -65,8 +86,8 @@ def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
         if not catalog.exists():
             _copy(shipped / "catalog.yaml", catalog)
         if not (folder / "rules.yaml").exists():
-            files.write_rules(folder, files.read_thresholds(shipped))
-        return files.write_configuration(folder)
+            write_rules(folder, read_thresholds(shipped))
+        return write_configuration(folder)
     except OSError as error:
         what = f"{error.filename or folder} cannot be written: {error.strerror or error}"
         raise CommandError(f"{what}; make room, or name another place with --dir") from None
@@ -104,3 +125,54 @@ def _entries(catalog: Path) -> dict[str, CatalogEntry]:
 def _copy(source: Path, target: Path) -> None:
     with replacing(target) as part:
         part.write_bytes(source.read_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The confidences of the rules, chosen on boards that no training saw (`thresholds.json` beside the weights).
+
+    `review_below`, by component: an answer below it goes to review. `fail_on`, by package family and solder label: a
+    box at or above it fails the part.
+    """
+
+    review_below: dict[str, float]
+    fail_on: dict[str, dict[str, float]]
+
+
+def read_thresholds(experts: Path) -> Thresholds:
+    return Thresholds(**json.loads((experts / "thresholds.json").read_text("utf-8")))
+
+
+def write_configuration(folder: Path) -> Path:
+    """Write `folder/coserve.yaml` unless it exists: the user may have edited it."""
+    path = folder / "coserve.yaml"
+    if not path.exists():
+        text = Path(__file__).with_name("coserve.yaml").read_text(encoding="utf-8")
+        replace_durably(path, text.replace("{folder}", str(folder)))
+    return path
+
+
+def write_rules(folder: Path, thresholds: Thresholds) -> Path:
+    """Write `folder/rules.yaml` for the four board types."""
+    lines = [
+        "# Which expert looks at which component, and what passes. Check:  coserve rules check rules.yaml",
+        "boards:",
+    ]
+    for board in board_types().values():
+        lines += [f"  {board.name}:", "    time_limit: 60s", "    components:"]
+        lines += [f"      {part}: [{', '.join(names)}]" for part, names in board.designators().items()]
+    lines += ["", "classifiers:   # what passes goes on to the detector of its package family's solder"]
+    for name, part in part_types().items():
+        answers = f'expert: "{name}", pass: [ok], review_below: {thresholds.review_below[name]:.2f}'
+        lines.append(f'  "{name}": {{{answers}, then: solder-{part.family}, pass_rate: 0.95}}')
+    lines += ["", "detectors:   # families share experts, but not the confidence from which a box is a defect"]
+    for family, limits in thresholds.fail_on.items():
+        text = ", ".join(f"{label}: {limit:.2f}" for label, limit in limits.items())
+        lines.append(f"  solder-{family}: {{expert: {SOLDER_DETECTORS[family]}, fail_on: {{{text}}}}}")
+    labels = {label for part in part_types().values() for label in part.labels}
+    labels |= {label for limits in thresholds.fail_on.values() for label in limits}
+    lines += ["", "defects:"]
+    lines += [f"  {label}: {code}   # {label.replace('_', ' ')}" for label, code in _CODES.items() if label in labels]
+    path = folder / "rules.yaml"
+    replace_durably(path, "\n".join(lines) + "\n")
+    return path

@@ -95,7 +95,6 @@ def render_missing(folder: Path, files: int) -> Iterator[int]:
 
 
 def read_files(folder: Path, numbers: range) -> list[Sample]:
-    """Return the parts of the files that exist."""
     paths = [path for number in numbers if (path := _path(folder, number)).exists()]
     return [sample for path in paths for sample in _load(path)]
 

@@ -17,16 +17,17 @@ from typing import Any
 from rich.progress import TaskID
 
 from daemon.line.line import load_line
+from experts.catalog import read_catalog, write_catalog
+from experts.drift import histograms
 from experts.spec import Answer
 from experts.weights import file_sha256
 from tools.camera.render import board_types, render_board
 from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import choose_thresholds, export_experts, observe, write_thresholds
-from tools.demo.files import write_configuration, write_rules
 from tools.demo.judge import OnAnswer, PartToJudge, judge_parts, loaded_pool
+from tools.demo.line import write_configuration, write_rules
 from tools.demo.pictures import Sample, read_files, render_missing, samples_of
 from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train_network
-from tools.experts.measure import write_confidences
 from tools.terminal.console import console, print_table
 from tools.terminal.progress import Bars
 from tools.training.held_out import Rate
@@ -121,7 +122,6 @@ def _seed(place: int, number: int) -> int:
 
 
 def measured_table(figures: Sequence[Figures]) -> None:
-    """Print caught defects and false calls, by part and by board, then the mistakes."""
     rows: list[tuple[str, ...]] = []
     for each in figures:
         for name, (count, of) in each.counts().items():
@@ -180,7 +180,11 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
             on_share=lambda share: bars.update(task, completed=share),
             on_answer=lambda expert, answer: answers[expert].append(answer),
         )
-    write_confidences(out / "catalog.yaml", answers)
+    entries = read_catalog(out / "catalog.yaml")
+    for expert, own in answers.items():
+        counts = histograms((answer.label, answer.confidence) for answer in own)
+        entries[expert] = entries[expert].model_copy(update={"confidences": counts})
+    write_catalog(out / "catalog.yaml", entries)
     write_provenance(folder, out, recipe, figures)
     measured_table(figures)
     console.print(f"The experts are in {out}.")
@@ -188,7 +192,6 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
 
 
 def measure_line(folder: Path) -> None:
-    """Print the figures of the line in `folder` on boards that no training saw."""
     with Bars(console=console) as bars:
         task = bars.add_task("judging 400 boards", total=1.0)
         figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))

@@ -113,7 +113,6 @@ class JudgedBoard:
 
     @property
     def is_good(self) -> bool:
-        """True if no part was rendered with a defect."""
         return all(part.truth == "ok" for part in self.board.placements)
 
     @property

@@ -19,7 +19,7 @@ from torch.utils import _pytree
 
 from experts.vision.preprocess import to_square
 from tools.camera.render import PartType, part_types
-from tools.demo.files import SOLDER_DETECTORS
+from tools.demo.line import SOLDER_DETECTORS
 from tools.demo.pictures import Sample, read_files
 from tools.training import fit
 from tools.training.detector_loop import Descent, collate, new_detector

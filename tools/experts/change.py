@@ -51,11 +51,9 @@ def find_candidate(name: str, source: Path) -> CatalogEntry:
     if not source.exists():
         raise EditionError(f"{source}: there is no such file or folder")
     folder = source if source.is_dir() else source.parent
-    entries = _entries(folder / "catalog.yaml")
-    if source.is_file():
-        entries = {key: each for key, each in entries.items() if (folder / each.file).resolve() == source.resolve()}
-    if not entries and source.is_file():
+    if is_undescribed(source):
         return _entry_of(source).moved_from(folder)
+    entries = _entries(source)
     if not entries:
         raise EditionError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
     if source.is_dir() and name not in entries and len(entries) > 1:
@@ -65,10 +63,7 @@ def find_candidate(name: str, source: Path) -> CatalogEntry:
 
 def is_undescribed(source: Path) -> bool:
     """Return True for a weights file that no catalog beside it names: its temperature is taken as 1."""
-    entries = _entries(source.parent / "catalog.yaml") if source.is_file() else {}
-    return source.is_file() and not any(
-        (source.parent / each.file).resolve() == source.resolve() for each in entries.values()
-    )
+    return source.is_file() and not _entries(source)
 
 
 def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> str:
@@ -94,12 +89,12 @@ def switch(
 ) -> VersionSwitch:
     """Put the version `requested` in force, without one the version before. Raises EditionError, ConfigError."""
     put_first_in_force(line)
-    known = _known(line, name)
+    known = line.expert(name)
     in_shadow = known.shadow and known.shadow.version
     shadow = describe_shadow(line, name) if in_shadow and requested and in_shadow.startswith(requested) else None
 
     def build(in_force: Edition | None) -> Draft:
-        expert = _known(line, name)
+        expert = line.expert(name)
         version = expert.named(requested) if requested is not None else expert.before()
         if version == expert.version:
             raise EditionError(f"{name} {version} is in force already")
@@ -151,7 +146,7 @@ def list_editions(line: ExpertsLine) -> list[dict[str, Any]]:
 def mark_shadow(line: ExpertsLine, name: str, requested: str, note: str | None = None, **asked: Any) -> str | None:
     """Let the version `requested` answer in shadow, `asked` the rest of Shadow; "" ends it. Raises EditionError."""
     with line.folder.changing():
-        expert = _known(line, name)
+        expert = line.expert(name)
         version = expert.named(requested) if requested else None
         if version is None and expert.shadow is None:
             raise EditionError(f"{name} has no version in shadow")
@@ -169,13 +164,6 @@ def mark_shadow(line: ExpertsLine, name: str, requested: str, note: str | None =
     except ControlError as error:
         raise EditionError(f"it is noted, but the daemon did not read it ({error.reason}): coserve reload") from None
     return version
-
-
-def _known(line: ExpertsLine, name: str) -> Expert:
-    experts = experts_of(line.folder)
-    if name not in experts:
-        raise EditionError(f"there is no expert {name}; there are {', '.join(experts) or 'none'}")
-    return experts[name]
 
 
 def prune(line: ExpertsLine, keep: int, note: str | None = None) -> list[dict[str, Any]]:
@@ -225,11 +213,15 @@ def _served(line: ExpertsLine) -> int | None:
         raise EditionError(f"what the daemon judges by is not known ({error.reason}): nothing was pruned") from None
 
 
-def _entries(catalog: Path) -> dict[str, CatalogEntry]:
+def _entries(source: Path) -> dict[str, CatalogEntry]:
+    """Return the entries of the catalog in a folder, or those of one weights file in the catalog beside it."""
+    folder = source if source.is_dir() else source.parent
     try:
-        return read_catalog(catalog)
+        entries = read_catalog(folder / "catalog.yaml")
     except CatalogError as error:
         raise EditionError(str(error)) from None
+    is_meant = lambda each: source.is_dir() or (folder / each.file).resolve() == source.resolve()  # noqa: E731
+    return {name: each for name, each in entries.items() if is_meant(each)}
 
 
 def _entry_of(weights: Path) -> CatalogEntry:

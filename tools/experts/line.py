@@ -54,10 +54,10 @@ class ExpertsLine:
             return experts_of(self.folder)
 
     def expert(self, name: str) -> Expert:
-        """Exit with status 1 if it is neither in force nor a candidate."""
+        """Raises EditionError if it is neither in force nor a candidate."""
         experts = self.experts()
         if name not in experts:
-            fail(f"there is no expert {name}; there are {', '.join(experts)}", status=1)
+            raise EditionError(f"there is no expert {name}; there are {', '.join(experts) or 'none'}")
         return experts[name]
 
     def catalog(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> tuple[Catalog, list[str]]:

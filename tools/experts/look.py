@@ -114,7 +114,7 @@ def list_experts(line: ExpertsLine) -> list[dict[str, Any]]:
 
 
 def describe_expert(line: ExpertsLine, name: str) -> dict[str, Any]:
-    """Return all that is known of one expert; exit with status 1 if there is none."""
+    """Return all that is known of one expert. Raises EditionError if there is none."""
     expert = line.expert(name)
     return {
         "expert": name,

@@ -1,6 +1,6 @@
 """Confidences of an expert on images that it was not trained on, to compare its recent answers with."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.making import Draft, draft_of
-from experts.catalog import Confidences, add_expert, read_catalog
+from experts.catalog import Confidences
 from experts.drift import histograms
 from experts.editions.edition import Edition, EditionError
 from experts.errors import ImageError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.infer import infer
-from experts.vision.preprocess import Image, Prepared, decode, prepare
-from experts.vision.slot import SlotPool
+from experts.vision.preprocess import Image, Prepared, decode, fit
+from experts.vision.slot import loaded_slot
 from tools.experts.line import ExpertsLine, put_first_in_force
 from tools.terminal.console import CommandError
 
@@ -56,32 +56,18 @@ def confidences_of(spec: ExpertSpec, folder: Path) -> Confidences:
     """Return counts by answered label of the images in `folder` and below it. Raises CommandError."""
     if not spec.classes:
         raise CommandError(f"{spec.name} is a backbone, which gives no answers: measure its heads")
-    answers = answers_of(spec, islice(images_in(folder, spec), _MAX_IMAGES))
+    answers = answers_of(spec, images_in(folder, spec, _MAX_IMAGES))
     if not answers:
         raise CommandError(f"{folder}: holds no image that can be decoded")
-    return by_label(answers)
+    return histograms((answer.label, answer.confidence) for answer in answers)
 
 
 def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
     """Return the answers that a daemon would give, from a slot. Raises ExpertError."""
-    pool = SlotPool("cpu", spec.resident.weights_bytes)
-    pool.load(spec.resident)
-    answers: list[Answer] = []
-    waiting = iter(images)
+    slot, waiting, answers = loaded_slot(spec), iter(images), list[Answer]()
     while batch := list(islice(waiting, _BATCH)):
-        answers += infer(pool.slot(spec.resident.expert), batch, spec)
+        answers += infer(slot, batch, spec)
     return answers
-
-
-def by_label(answers: Iterable[Answer]) -> Confidences:
-    """Return the catalog's counts of an expert's answers to held-out images."""
-    return histograms((answer.label, answer.confidence) for answer in answers)
-
-
-def write_confidences(catalog: Path, answers: Mapping[str, list[Answer]]) -> None:
-    for expert, own in answers.items():
-        measured = read_catalog(catalog)[expert].model_copy(update={"confidences": by_label(own)})
-        add_expert(catalog, expert, dict(measured))
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:
@@ -98,7 +84,6 @@ def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Im
             count -= 1
 
 
-def images_in(folder: Path, spec: ExpertSpec) -> Iterator[Prepared]:
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        with suppress(ImageError):
-            yield prepare(file.read_bytes(), "image", None, spec)
+def images_in(folder: Path, spec: ExpertSpec, count: int = -1) -> Iterator[Prepared]:
+    """Yield at most `count` images below a folder, or all."""
+    return (fit(image, spec.task, spec.input_size) for _, image in images_below(folder, count))

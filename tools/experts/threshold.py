@@ -202,7 +202,6 @@ def in_words(result: dict[str, Any]) -> list[str]:
 
 
 def draw(result: dict[str, Any], folder: Path) -> Path:
-    """Draw the curve with its 95 % interval as a PNG file."""
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)

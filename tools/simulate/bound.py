@@ -34,7 +34,6 @@ class Bound:
 
     @property
     def cause(self) -> str:
-        """Return what binds: processors, disk, arrivals or network."""
         causes = {"processors": self.compute_s, "disk": self.load_s, "arrivals": self.arrivals_s}
         most = max(causes, key=lambda name: causes[name])
         return "network" if self.network_s > 1.001 * causes[most] else most

@@ -67,7 +67,6 @@ class TaskOutcome:
     late: int = 0
     waits_s: list[float] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
-    busy_s: dict[str, float] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
 
@@ -95,10 +94,7 @@ class _LocalDisk:
 
 
 class Simulation:
-    """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes.
-
-    `backlog`: the line has at most this many images at once; others wait at the camera, which no figure counts.
-    """
+    """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes."""
 
     def __init__(
         self,
@@ -109,9 +105,7 @@ class Simulation:
         tuning: Tuning | None = None,
         prefilled: bool = True,
         keep_spans: bool = False,
-        backlog: int | None = None,
     ) -> None:
-        self._backlog = len(task.images) if backlog is None else backlog
         self._machine, self._images = machine, task.images
         self._prefilled, self._keep_spans = prefilled, keep_spans
         self._clock = clock = SimulatedClock()
@@ -154,7 +148,7 @@ class Simulation:
                     costs=lambda spec, device=facts.device: self._costs[device, spec.architecture],
                     processor=processors.get(facts.device),
                     on_load=self._note_load,
-                    on_batch=lambda batch, work_s, device=facts.device: self._begun(batch, work_s, device),
+                    on_batch=self._begun,
                     **({"carry": self._carry} if network and facts.host else {}),
                 )
                 for facts in machine.pools
@@ -170,13 +164,11 @@ class Simulation:
         self._drive.start_devices(self)
         until_s = self._fill() if self._prefilled else None
         while self._left:
-            takes = arrivals and len(self._under_way) < self._backlog
-            limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if takes else None) if at_s is not None]
+            limits = [at_s for at_s in (until_s, arrivals[0][1].arrived_s if arrivals else None) if at_s is not None]
             if not clock.step(min(limits, default=None)):
                 raise StuckError(f"{self._left} images wait for ever: {dict(+self._queued)}")
             due: list[Image] = []
-            places = self._backlog - len(self._under_way)
-            while arrivals and len(due) < places and arrivals[0][1].arrived_s <= clock.now():
+            while arrivals and arrivals[0][1].arrived_s <= clock.now():
                 due.append(self._accepted(*arrivals.popleft()))
             if due:
                 self._drive.accept(due)
@@ -254,12 +246,11 @@ class Simulation:
 
     # The devices'
 
-    def _begun(self, batch: Batch, work_s: float, device: str) -> None:
+    def _begun(self, batch: Batch, _work_s: float) -> None:
         self._queued[batch.spec.expert] -= len(batch.images)
         for image, request in zip(batch.images, batch.requests, strict=True):
             if request.step == 0:
                 self.outcome.waits_s.append(self._clock.now() - self._under_way[image.key.offset])
-        self.outcome.busy_s[device] = self.outcome.busy_s.get(device, 0.0) + work_s
 
     def _note_load(self, load: Load) -> None:
         if load.cause != "startup":

@@ -27,18 +27,17 @@ def fit_line(batches: Iterable[tuple[int, float]], known: tuple[float, float] = 
     Batches are weighted by 1 / seconds, so that the line is as right for one image as for many. Batches of one size
     only cannot tell K from B: then the proportion of the `known` K and B is kept.
     """
+    from scipy.optimize import nnls
+
     sizes, seconds = np.array(list(batches), dtype=np.float64).reshape(-1, 2).T
     if not sizes.size:
         raise ValueError("expected at least one batch")
     columns = np.stack((sizes / seconds, 1 / seconds), axis=1)
     if len(np.unique(sizes)) == 1:
-        k_s, b_s = _alone(columns @ known) * np.array(known)
+        alone = columns @ known
+        k_s, b_s = alone.sum() / (alone**2).sum() * np.array(known)
     else:
-        (k_s, b_s), *_ = np.linalg.lstsq(columns, np.ones_like(seconds), rcond=None)
-        if b_s < 0:
-            k_s, b_s = _alone(columns[:, 0]), 0.0
-        elif k_s < 0:
-            k_s, b_s = 0.0, _alone(columns[:, 1])
+        (k_s, b_s), _ = nnls(columns, np.ones_like(seconds))
     residual = np.abs(columns @ (k_s, b_s) - 1).max()
     return LatencyLine(float(k_s), float(b_s), float(residual))
 
@@ -50,8 +49,3 @@ def largest_useful_batch(line: LatencyLine, largest_measured: int) -> int:
     """
     enough_s = line.average_s(largest_measured) * (1 + PLATEAU)
     return next(images for images in range(1, largest_measured + 1) if line.average_s(images) <= enough_s)
-
-
-def _alone(column: np.ndarray) -> float:
-    """Return the least squares of one constant for a right side of ones."""
-    return float(column.sum() / (column**2).sum())

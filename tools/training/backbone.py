@@ -16,16 +16,13 @@ from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, FEATURES
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.slot import Slot, loaded_slot
 from experts.weights import file_sha256, write_weights
-from tools.training import TrainingError, fit
+from tools.training import TrainingError, architecture_of, fit, require_expert_id
 from tools.training.expert_file import (
     STORES,
-    ImportRefusedError,
-    classifier_of,
     entry_of,
     header_of,
-    require_expert_id,
     spec_of_entry,
 )
 from tools.training.importer import plain_tensors
@@ -78,7 +75,7 @@ def train_backbone(
     the weights to begin with are the backbone as they are. Raises TrainingError.
     """
     architecture, schedule = plan.architecture, plan.schedule
-    classifier_of(architecture)
+    architecture_of(architecture, "classify")
     require_expert_id(name)
     torch.set_num_threads(plan.threads)
     torch.manual_seed(schedule.seed)
@@ -139,10 +136,7 @@ def write_backbone(
 
 def stored_backbone(out: Path, name: str, entry: dict[str, Any]) -> Slot:
     """Return the backbone of a catalog entry in a slot: with the weights of its file, as a line serves it."""
-    spec = spec_of_entry(out, name, entry)
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    return pool.slot(spec.expert)
+    return loaded_slot(spec_of_entry(out, name, entry))
 
 
 def _with_weights_of(slot: Slot, network: nn.Module) -> nn.Module:
@@ -246,10 +240,7 @@ def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> fr
 
     With `sha256` the file must be the one of that backbone. Raises TrainingError.
     """
-    try:
-        tensors = plain_tensors(file)
-    except ImportRefusedError as error:
-        raise TrainingError(str(error)) from error
+    tensors = plain_tensors(file)
     if tensors is None:
         raise TrainingError(
             f"{file}: is a pickled program, not plain weights: save its state_dict() and name that file"

@@ -21,9 +21,9 @@ from experts.catalog import add_expert
 from experts.drift import histograms
 from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits
 from experts.vision.networks import Backbone
-from tools.training import TrainingError, fit
+from tools.training import TrainingError, architecture_of, fit, require_expert_id
 from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
-from tools.training.expert_file import Form, ImportRefusedError, classifier_of, require_expert_id
+from tools.training.expert_file import Form
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, fit_bank, fit_linear, write_head
 from tools.training.held_out import HeldOutAnswers, beats, may_be_beaten
@@ -146,7 +146,8 @@ def _network_of(plan: TrainingPlan, known: BackboneInCatalog | None) -> tuple[st
             if asked not in (None, has):
                 raise TrainingError(f"{option} {asked}: the backbone {known.name} has {has}; leave {option} away")
         return entry.architecture, entry.input_size
-    return classifier_of(plan.architecture or _DEFAULT_ARCHITECTURE).name, plan.input_size or _DEFAULT_INPUT_SIZE
+    architecture = architecture_of(plan.architecture or _DEFAULT_ARCHITECTURE, "classify")
+    return architecture.name, plan.input_size or _DEFAULT_INPUT_SIZE
 
 
 def _choose(trials: Sequence[Trial]) -> Trial:
@@ -254,14 +255,10 @@ class _Study:
             entry = write_head(kind, tensors, self._known.entry, labels, out, expert=expert, origin=origin)
         else:
             network = self._fitted(trial.kind, self._everything)
-            images = list(self._data.pictures[:8])
-            try:
-                entry = import_model(
-                    network, self._architecture, labels, self._input_size, out,
-                    expert=expert, images=images, form=Form(origin=origin),
-                ).entry  # fmt: skip
-            except ImportRefusedError as error:
-                raise TrainingError(str(error)) from error
+            form, images = Form(origin=origin), list(self._data.pictures[:8])
+            entry = import_model(
+                network, self._architecture, labels, self._input_size, out, expert=expert, images=images, form=form
+            ).entry
         best = trial.answers.shares.argmax(1)
         shares = trial.answers.shares.max(1).tolist()
         confidences = histograms((labels[label], share) for label, share in zip(best.tolist(), shares, strict=True))
@@ -326,7 +323,6 @@ class _Study:
 
     @cached_property
     def _whole_head(self) -> dict[str, torch.Tensor]:
-        """A linear head of all pictures."""
         return self._linear(self._everything)
 
     @cached_property

@@ -16,7 +16,7 @@ from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square
 from tools.experts.measure import SAMPLES, answers_of
-from tools.training import TrainingError
+from tools.training import TrainingError, require_expert_id
 from tools.training.detector_loop import (
     Image,
     OnProgress,
@@ -26,13 +26,15 @@ from tools.training.detector_loop import (
     fit_detector,
     limited_threads,
 )
-from tools.training.expert_file import STORES, Form, ImportRefusedError, ImportReport, require_expert_id
+from tools.training.expert_file import STORES, Form, ImportReport
 from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
 from tools.training.labelled import Photograph, read_yolo_data
 
 #: Share of crops around an object; the others lie anywhere.
 _OBJECT_SHARE = 0.9
+#: Confidence from which boxes are measured.
+_LEAST_SURE = 0.01
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
 
@@ -46,7 +48,6 @@ class TrainReport:
 
     expert: str
     file: Path
-    catalog: Path
     steps: int
     minutes: float
     held_out_images: int
@@ -140,7 +141,7 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     effort: TrainingEffort,
     views: Views | None = None,
     store: str = "float32",
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda _: None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
@@ -151,39 +152,28 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     photographs = read_yolo_data(data)
     out.mkdir(parents=True, exist_ok=True)
     jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())
-    last = Progress(0, 0.0, 0.0, 0.0)
-
-    def follow(progress: Progress) -> None:
-        nonlocal last
-        last = progress
-        if on_progress is not None:
-            on_progress(progress)
-
-    model = fit_detector(
+    model, last = fit_detector(
         jittered,
         photographs.classes,
         architecture,
         input_size,
         effort,
         closing=replace(jittered, jitter=False),
-        on_progress=follow,
+        on_progress=on_progress,
     )
     form, images = Form(origin=f"trained on {data.name}", store=store), None
     if store != STORES[-1]:  # minutes of training are not thrown away because rounding moved a box
         form = replace(form, tolerance=math.inf)
         images = [decode(photograph.file.read_bytes(), "image") for photograph in photographs.held_out[:SAMPLES]]
     with limited_threads(effort.threads):
-        try:
-            report = import_model(
-                model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
-            )
-        except ImportRefusedError as error:
-            raise TrainingError(str(error)) from error
+        report = import_model(
+            model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
+        )
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 
-def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes], floor: float = 0.01) -> list[ImageBoxes]:
-    """Return a detector's boxes above `floor` on encoded images, through a slot and prepared as by the daemon."""
+def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes]) -> list[ImageBoxes]:
+    """Return all but a detector's least sure boxes on encoded images, through a slot and prepared as by the daemon."""
     prepared = (prepare(payload, "image", None, spec) for payload in payloads)
     return [
         ImageBoxes(
@@ -191,7 +181,7 @@ def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes], floor: float = 0.01)
             np.array([spec.classes.index(box.label) for box in answer.detections], np.int64),
             np.array([box.confidence for box in answer.detections], np.float32),
         )
-        for answer in answers_of(replace(spec, confidence_floor=floor), prepared)
+        for answer in answers_of(replace(spec, confidence_floor=_LEAST_SURE), prepared)
     ]
 
 
@@ -217,7 +207,6 @@ def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progres
     return TrainReport(
         expert=spec.name,
         file=report.file,
-        catalog=catalog,
         steps=last.step,
         minutes=last.spent_s / 60,
         held_out_images=len(held_out),

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from experts.vision.architectures import ARCHITECTURES, YOLO_STRIDE_PIXELS
 from experts.vision.networks import build_original
-from tools.training import TrainingError
+from tools.training import TrainingError, architecture_of
 
 Image = NDArray[np.uint8]
 #: One training example: (S, S) or (S, S, 3) uint8 RGB, and (n, 5) float32 rows of x1 y1 x2 y2 class in its pixels.
@@ -87,22 +87,21 @@ def fit_detector(
     effort: TrainingEffort,
     *,
     closing: Sampler | None = None,
-    on_progress: OnProgress | None = None,
-) -> nn.Module:
+    on_progress: OnProgress = lambda _: None,
+) -> tuple[nn.Module, Progress]:
     """Train an ultralytics DetectionModel on the samples of `sampler`; return it averaged, in evaluation mode.
 
     `closing` replaces the sampler towards the end: samples as in service, after samples as varied as possible.
     Raises TrainingError.
     """
-    known = ARCHITECTURES.get(architecture)
-    if known is None or known.task != "detect":
-        raise TrainingError(f"{architecture!r} is no detector; known are yolov5n … yolo26x")
+    architecture_of(architecture, "detect")
     if input_size % YOLO_STRIDE_PIXELS:
         raise TrainingError(f"an input of {input_size} pixels is not a multiple of {YOLO_STRIDE_PIXELS}")
     with limited_threads(effort.threads):
         torch.manual_seed(effort.seed)
         descent = Descent(new_detector(architecture, classes), _EMA_DECAY)
         random, step, mean_loss, spent_s = np.random.default_rng(effort.seed), 0, 0.0, 0.0
+        progress = Progress(0, 0.0, 0.0, 0.0)
         while (share := effort.share(step, spent_s)) < 1:
             begin_s = time.perf_counter()
             drawn = closing if closing is not None and share > 1 - effort.closing_share else sampler
@@ -115,9 +114,9 @@ def fit_detector(
             step += 1
             _shift_heads(descent.model, share)
             spent_s += time.perf_counter() - begin_s
-            if on_progress is not None:  # its time is not counted
-                on_progress(Progress(step, effort.share(step, spent_s), mean_loss, spent_s))
-    return descent.average
+            progress = Progress(step, effort.share(step, spent_s), mean_loss, spent_s)
+            on_progress(progress)  # its time is not counted
+    return descent.average, progress
 
 
 class Descent:

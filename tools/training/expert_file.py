@@ -18,7 +18,6 @@ from experts.editions.history import keep_candidates
 from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
-    ARCHITECTURES,
     DTYPES,
     END_TO_END_HEAD,
     PLAIN_HEAD,
@@ -29,8 +28,7 @@ from experts.vision.architectures import (
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt, is_end_to_end
 from experts.weights import FILE_DTYPES, ITEM_BYTES, write_weights
-from tools.terminal.console import CommandError
-from tools.training import TrainingError
+from tools.training import TrainingError, require_expert_id
 from tools.training.proof import Agreement, Image, OriginalOutputs, batch_ms, compare, why_unfit
 
 #: In place of a dtype: the fastest on this machine that agrees with the original.
@@ -65,10 +63,6 @@ def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -
         entry = read_catalog(catalog)[expert].moved_from(catalog.parent)
         version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]
         return replace(report, file=folder.weights.place(entry.sha256)), version
-
-
-class ImportRefusedError(CommandError):
-    """The model file cannot become an expert; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +130,26 @@ class ImportJob:
     form: Form
     has_pictures: bool
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot become an expert, before any model runs. Raises TrainingError."""
+        if self.form.store not in (*STORES, AUTO):
+            raise TrainingError(
+                f"files cannot hold weights as {self.form.store}; known are {', '.join((*STORES, AUTO))}"
+            )
+        if self.form.store == AUTO and not self.has_pictures:
+            raise TrainingError(
+                "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
+            )
+        if self.form.dtype not in (*DTYPES, AUTO):
+            raise TrainingError(
+                f"weights cannot be stored as {self.form.dtype}; known are {', '.join((*DTYPES, AUTO))}"
+            )
+        require_expert_id(self.expert)
+        if not 32 <= self.input_size <= 4096:
+            raise TrainingError(f"--input-size {self.input_size} is not between 32 and 4096 pixels")
+        if self.architecture.task == "detect" and self.input_size % YOLO_STRIDE_PIXELS:
+            raise TrainingError(f"--input-size {self.input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
+
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -175,11 +189,11 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     try:
         adapted = adapt(job.architecture, original, job.input_size)
     except ValueError as error:
-        raise ImportRefusedError(f"{job.expert}: {error}") from error
+        raise TrainingError(f"{job.expert}: {error}") from error
     dtypes = AUTO_DTYPES if job.form.dtype == AUTO else (job.form.dtype,)
     unfit = {dtype: reason for dtype in dtypes if (reason := why_unfit(adapted, dtype)) is not None}
     if len(unfit) == len(dtypes):
-        raise ImportRefusedError(f"{job.expert}: {unfit[dtypes[0]]}")
+        raise TrainingError(f"{job.expert}: {unfit[dtypes[0]]}")
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
     _remove_abandoned(job)
     places: list[Path] = []
@@ -217,7 +231,6 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
 
 
 def _remove_abandoned(job: ImportJob) -> None:
-    """Remove candidates of this expert whose process was killed."""
     name = re.compile(rf"\.+{re.escape(job.expert)}\.(\d+)\.\w+\.\w+\.candidate(\.part)?")
     for place in job.out.glob(".*"):
         match = name.fullmatch(place.name)
@@ -237,7 +250,7 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
         built = build_layout(layout)
         blocks = pack(built, adapted)
     except ValueError as error:
-        raise ImportRefusedError(f"{job.expert}: {error}") from error
+        raise TrainingError(f"{job.expert}: {error}") from error
     metadata = header_of(job.architecture, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin)
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
@@ -278,10 +291,10 @@ def entry_of(
 
 
 def spec_of_entry(out: Path, expert: str, entry: Mapping[str, Any]) -> ExpertSpec:
-    """Return an entry of a catalog in `out` as a line reads it. Raises ImportRefusedError for one that it refuses."""
+    """Return an entry of a catalog in `out` as a line reads it. Raises TrainingError for one that it refuses."""
     catalog, problems = resolve(CatalogFile.model_validate({"experts": {expert: entry}}), out)
     if problems:
-        raise ImportRefusedError(f"{expert}: {problems[0][1]}")
+        raise TrainingError(f"{expert}: {problems[0][1]}")
     return catalog[ExpertId(expert)]
 
 
@@ -304,51 +317,8 @@ def _refuse_disagreement(job: ImportJob, candidate: _Candidate) -> None:
         return
     agreement = candidate.agreement
     confidence, box_pixels = candidate.limits(job.form.tolerance)
-    raise ImportRefusedError(
+    raise TrainingError(
         f"{job.expert}: differs from the original by {agreement.confidence:.2g} in confidence and "
         f"{agreement.box_pixels:.2g} pixels in boxes on {agreement.images} images; at most {confidence:g} and "
         f"{box_pixels:g} are accepted" + ("; import it as float32" if candidate.form != "float32" else "")
     )
-
-
-def check_request(kind: Architecture, input_size: int, expert: str, form: Form, *, has_pictures: bool) -> None:
-    """Refuse what cannot become an expert, before any model runs."""
-    if form.store not in (*STORES, AUTO):
-        raise ImportRefusedError(f"files cannot hold weights as {form.store}; known are {', '.join((*STORES, AUTO))}")
-    if form.store == AUTO and not has_pictures:
-        raise ImportRefusedError(
-            "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
-        )
-    if form.dtype not in (*DTYPES, AUTO):
-        raise ImportRefusedError(f"weights cannot be stored as {form.dtype}; known are {', '.join((*DTYPES, AUTO))}")
-    if not is_expert_id(expert):
-        raise ImportRefusedError(f"{expert!r} is not an expert id; use letters, digits and . _ : -")
-    if not 32 <= input_size <= 4096:
-        raise ImportRefusedError(f"--input-size {input_size} is not between 32 and 4096 pixels")
-    if kind.task == "detect" and input_size % YOLO_STRIDE_PIXELS:
-        raise ImportRefusedError(f"--input-size {input_size} is not a multiple of {YOLO_STRIDE_PIXELS}")
-
-
-def classifier_of(name: str) -> Architecture:
-    """Return the classifier's architecture of this name. Raises TrainingError."""
-    kind = ARCHITECTURES.get(name)
-    if kind is None or kind.task != "classify":
-        raise TrainingError(f"{name!r} is not a classifier: expected resnet18, 34, 50, 101 or 152")
-    return kind
-
-
-def require_expert_id(name: str) -> None:
-    """Raise TrainingError unless `name` can name an expert: before minutes of training, not after."""
-    if not is_expert_id(name):
-        raise TrainingError(f"{name!r} is not an expert id; give one of letters, digits and . _ : - with --id")
-
-
-def is_expert_id(name: str) -> bool:
-    """Return True if `name` can name an expert: in the catalog, in rules and as a file."""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) is not None
-
-
-def known_architecture(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        raise ImportRefusedError(f"unknown architecture {name!r}; known are {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]

@@ -100,7 +100,6 @@ def write_head(
     expert: str,
     origin: str,
 ) -> dict[str, Any]:
-    """Write `out/EXPERT.safetensors`, and return the catalog's entry."""
     architecture, size = ARCHITECTURES[backbone.architecture], backbone.input_size
     metadata = header_of(architecture, classes, size, ("float32", "contiguous", kind), origin)
     metadata["backbone"] = backbone.sha256

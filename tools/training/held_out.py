@@ -179,7 +179,6 @@ class BoxCounts:
 
     @property
     def f_score(self) -> float:
-        """Harmonic mean of precision and recall."""
         return 2 * self.hits / max(2 * self.hits + self.false + self.missed, 1)
 
 
@@ -193,7 +192,6 @@ class MatchedBoxes:
     object_classes: NDArray[np.int64]
 
     def counts(self, threshold: float) -> BoxCounts:
-        """Count the boxes that are at least as sure as `threshold`."""
         sure = self.confidences >= threshold
         hits = int(self.hits[sure].sum())
         return BoxCounts(hits, int(sure.sum()) - hits, len(self.object_classes) - hits)

@@ -7,7 +7,7 @@ is a pickled program, is opened only on request and only in a process of its own
 import copy
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,11 @@ from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
 from tools.experts.measure import SAMPLES, images_below
+from tools.training import TrainingError, architecture_of
 from tools.training.expert_file import (
     Form,
     ImportJob,
-    ImportRefusedError,
     ImportReport,
-    check_request,
-    known_architecture,
     make_expert,
 )
 from tools.training.proof import Image, original_outputs, pattern_images, squares
@@ -35,55 +33,49 @@ from tools.training.unpickle import unpickle_elsewhere
 _CALIBRATION_SAMPLES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class ImportTarget:
-    """The expert that a file becomes.
+def import_file(  # noqa: PLR0913 - most by keyword
+    file: Path,
+    architecture: str,
+    input_size: int,
+    out: Path,
+    *,
+    classes: Sequence[str] = (),
+    expert: str | None = None,
+    form: Form | None = None,
+    images: Path | None = None,
+    trust: bool = False,
+) -> ImportReport:
+    """Read `file`, make the expert, named as the file without `expert`, and add it to the catalog of `out`.
 
-    None: the classes that an ultralytics `.pt` names, the file's name as the expert's id.
+    An ultralytics `.pt` names its `classes` itself. The agreement is proved on the folder `images`, or on patterns.
+    `trust` allows a pickled program to run in a process of its own. Raises TrainingError, and then nothing is changed.
     """
-
-    architecture: str
-    input_size: int
-    out: Path
-    classes: tuple[str, ...] | None = None
-    expert: str | None = None
-    form: Form | None = None
-
-
-def import_file(file: Path, target: ImportTarget, *, images: Path | None = None, trust: bool = False) -> ImportReport:
-    """Read `file`, make the expert, and add it to the catalog of `target.out`.
-
-    The agreement is proved on the folder `images`, or on patterns. `trust` allows a pickled program to run in a
-    process of its own. Raises ImportRefusedError, and then nothing is changed.
-    """
-    expert = target.expert or file.stem
-    form = target.form or Form(origin=f"imported from {file.name}")
-    kind = known_architecture(target.architecture)
-    check_request(kind, target.input_size, expert, form, has_pictures=images is not None)
+    form = form or Form(origin=f"imported from {file.name}")
+    kind, has_pictures = architecture_of(architecture, "classify", "detect"), images is not None
+    job = ImportJob(kind, tuple(classes), input_size, out, expert or file.stem, form, has_pictures)
     pictures = pattern_images()
     if images is not None:
         files = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
-        pictures = [to_square(image, kind.task, target.input_size) for _, image in files]
+        pictures = [to_square(image, kind.task, input_size) for _, image in files]
     if not pictures:
         what = "holds no image that can be decoded" if images is not None and images.is_dir() else "is not a folder"
-        raise ImportRefusedError(f"{images}: {what}; name another folder, or none")
-    job = ImportJob(kind, target.classes or (), target.input_size, target.out, expert, form, images is not None)
-    tensors, weights = plain_tensors(file), target.out / f"{expert}.safetensors"
+        raise TrainingError(f"{images}: {what}; name another folder, or none")
+    tensors, weights = plain_tensors(file), out / f"{job.expert}.safetensors"
     is_new = not weights.exists()
     try:
         if tensors is None:
             _refuse_pickle(file, kind, trust=trust)
             report = _import_pickle(file, job, pictures)
-        elif target.classes is None:
-            raise ImportRefusedError(f"{file}: holds weights without class names; give them in order with --classes")
+        elif not classes:
+            raise TrainingError(f"{file}: holds weights without class names; give them in order with --classes")
         else:
-            report = _import_original(_load_original(kind, tensors, len(target.classes)), job, pictures)
-        add_expert(target.out / "catalog.yaml", expert, report.entry)
+            report = _import_original(_load_original(kind, tensors, len(classes)), job, pictures)
+        add_expert(out / "catalog.yaml", job.expert, report.entry)
     except OSError as error:
         if is_new:
             weights.unlink(missing_ok=True)
         remedy = "correct that, or name another folder with --out"
-        raise ImportRefusedError(f"cannot write to {target.out}: {error.strerror or error}; {remedy}") from error
+        raise TrainingError(f"cannot write to {out}: {error.strerror or error}; {remedy}") from error
     return report
 
 
@@ -101,12 +93,10 @@ def import_model(
     """Write a framework's model of this process as `out/EXPERT.safetensors`, proved on `images` or patterns.
 
     `original` has batch norms and stays unchanged: a torchvision ResNet, or an ultralytics DetectionModel, as
-    `YOLO(...).model`. Writes no catalog: the report has the entry. Raises ImportRefusedError.
+    `YOLO(...).model`. Writes no catalog: the report has the entry. Raises TrainingError.
     """
-    kind = known_architecture(architecture)
-    form = form or Form()
-    check_request(kind, input_size, expert, form, has_pictures=images is not None)
-    job = ImportJob(kind, tuple(classes), input_size, out, expert, form, images is not None)
+    kind, has_pictures = architecture_of(architecture, "classify", "detect"), images is not None
+    job = ImportJob(kind, tuple(classes), input_size, out, expert, form or Form(), has_pictures)
     return _import_original(copy.deepcopy(original), job, images if images is not None else pattern_images())
 
 
@@ -122,10 +112,10 @@ def _import_pickle(file: Path, job: ImportJob, images: Sequence[Image]) -> Impor
     try:
         unpickled = unpickle_elsewhere(file, squares(images, "detect", job.input_size))
     except ValueError as error:
-        raise ImportRefusedError(f"{file}: {error}") from error
+        raise TrainingError(f"{file}: {error}") from error
     count, names = len(unpickled.classes), ", ".join(unpickled.classes)
     if len(job.classes) not in (0, count):
-        raise ImportRefusedError(f"{job.expert}: the model has {count} classes ({names}), not {len(job.classes)}")
+        raise TrainingError(f"{job.expert}: the model has {count} classes ({names}), not {len(job.classes)}")
     original = _load_original(job.architecture, unpickled.state_dict, count)
     select_head(original, end_to_end=unpickled.end_to_end)
     job = replace(job, classes=job.classes or unpickled.classes)
@@ -134,12 +124,12 @@ def _import_pickle(file: Path, job: ImportJob, images: Sequence[Image]) -> Impor
 
 def _refuse_pickle(file: Path, kind: Architecture, *, trust: bool) -> None:
     if not trust:
-        raise ImportRefusedError(
+        raise TrainingError(
             f"{file}: is a pickled program, not plain weights: opening it runs whatever its author put in. "
             "If you trust where it comes from, add --trust (it is then opened in a process of its own)"
         )
     if kind.task == "classify":
-        raise ImportRefusedError(f"{file}: holds a pickled {kind.name}; save its state_dict() and import that file")
+        raise TrainingError(f"{file}: holds a pickled {kind.name}; save its state_dict() and import that file")
 
 
 def plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
@@ -147,16 +137,16 @@ def plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise ImportRefusedError(f"{file}: there is no such file") from error
+        raise TrainingError(f"{file}: there is no such file") from error
     except pickle.UnpicklingError:
         return None
     except Exception as error:  # the restricted unpickler lets through whatever damaged bytes cause
-        raise ImportRefusedError(f"{file}: is damaged, or not written by torch.save ({error})") from error
+        raise TrainingError(f"{file}: is damaged, or not written by torch.save ({error})") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise ImportRefusedError(f"{file}: holds no state_dict; save `model.state_dict()` with torch.save")
+        raise TrainingError(f"{file}: holds no state_dict; save `model.state_dict()` with torch.save")
     return {str(key).removeprefix("module."): value for key, value in content.items()}
 
 
@@ -167,5 +157,5 @@ def _load_original(kind: Architecture, state_dict: Mapping[str, torch.Tensor], c
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
         message = f"the weights are not those of a {kind.name} with {class_count} classes"
-        raise ImportRefusedError(f"{message}: {' '.join(lines)[:600]}") from error
+        raise TrainingError(f"{message}: {' '.join(lines)[:600]}") from error
     return original

@@ -18,7 +18,7 @@ from experts.vision.heads import probabilities
 from experts.vision.infer import infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.preprocess import Image, Prepared, fit, to_square
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.slot import Slot, loaded_slot
 from tools.training.detector_loop import limited_threads
 from tools.training.held_out import ImageBoxes, match_boxes
 
@@ -53,7 +53,6 @@ class Agreement:
 
     @property
     def labels_agree(self) -> bool:
-        """Return True if every image has the same labels in both answers."""
         return self.same_labels == self.images
 
 
@@ -75,7 +74,6 @@ def pattern_images(count: int = 8, seed: int = 7) -> list[Image]:
 
 
 def squares(images: Sequence[Image], task: Task, size: int) -> list[Image]:
-    """Return the images as inputs: (size, size, 3) uint8 RGB each."""
     return [to_square(image, task, size) for image in images]
 
 
@@ -96,9 +94,7 @@ def original_outputs(
 
 def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs) -> Agreement:
     """Load the expert into a slot, as the daemon does, and compare its answers with the original's."""
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
-    slot = pool.slot(spec.expert)
+    slot = loaded_slot(spec)
     confidence = box_pixels = 0.0
     same_labels = 0
     boxes: list[ImageBoxes] = []
@@ -106,7 +102,7 @@ def compare(spec: ExpertSpec, images: Sequence[Image], outputs: OriginalOutputs)
     for square, output in zip(squares(images, spec.task, spec.input_size), outputs, strict=True):
         batch, expected = torch.from_numpy(square[None]), _in_slot_form(output, slot)
         with torch.inference_mode():
-            answer = slot.module(normalise(batch, spec, slot.layout.dtype, channels_last=slot.layout.channels_last))
+            answer = slot.module(normalise(batch, spec, slot.layout.dtype))
         if spec.task == "classify":
             difference = float(np.abs(probabilities(answer, spec) - probabilities(expected, spec)).max()), 0.0
         elif slot.layout.end_to_end:
@@ -138,19 +134,15 @@ def why_unfit(adapted: nn.Module, dtype: str) -> str | None:
     return None
 
 
-def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image], device: str | None = None) -> list[float]:
-    """Return the least milliseconds of a batch of four of each expert, on `device` or the first GPU if there is one.
+def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image]) -> list[float]:
+    """Return the least milliseconds of a batch of four of each expert, on the first GPU if there is one.
 
     The least, since other work on the machine only adds time; on one thread, as executors have. Experts take turns, and
     one that is several times slower than the fastest is not timed to the end.
     """
-    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
     times_ms: list[list[float]] = [[] for _ in specs]
-    slots: list[Slot] = []
-    for spec in specs:
-        pool = SlotPool(device, spec.weights_bytes)
-        pool.load(spec)
-        slots.append(pool.slot(spec.expert))
+    slots = [loaded_slot(spec, device) for spec in specs]
     batch = [fit(images[number % len(images)], specs[0].task, specs[0].input_size) for number in range(_TIMED_BATCH)]
     for round_number in range(_TIMED_ROUNDS):
         for slot, milliseconds in zip(slots, times_ms, strict=True):

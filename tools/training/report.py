@@ -70,7 +70,6 @@ def report_text(report: ClassifierReport, pictures: Sequence[Path]) -> str:
 
 
 def draw_report(report: ClassifierReport, folder: Path) -> list[Path]:
-    """Draw the ten worst pictures and the confusion matrix as PNG files."""
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,38 @@
 """Requests with a deadline: the nearest first, and those that can no longer meet it."""
 
-import math
+from bisect import bisect_left, insort
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from daemon.policy.late.ranking import Ranking
 from daemon.policy.request import Request, RequestId
 from experts.spec import ExpertId
+
+K = TypeVar("K", RequestId, ExpertId)
+
+
+class Ranking(Generic[K]):
+    """Items by a time each, the earliest first; ties go by the items themselves."""
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[float, K]] = []
+        self._times: dict[K, float] = {}
+
+    def put(self, item: K, time_s: float) -> None:
+        self.discard(item)
+        self._times[item] = time_s
+        insort(self._sorted, (time_s, item))
+
+    def discard(self, item: K) -> None:
+        time_s = self._times.pop(item, None)
+        if time_s is not None:
+            del self._sorted[bisect_left(self._sorted, (time_s, item))]
+
+    def first(self) -> tuple[float, K] | None:
+        return self._sorted[0] if self._sorted else None
+
+    def up_to(self, last_s: float, limit: int) -> list[K]:
+        """Return the first items whose times are not above `last_s`, at most `limit`."""
+        return [item for time_s, item in self._sorted[:limit] if time_s <= last_s]
 
 
 class Deadlines:
@@ -27,8 +54,7 @@ class Deadlines:
         if request.deadline_s is None:
             return
         self._known[request.request_id] = request
-        group = self._requests.setdefault(request.expert, Ranking())
-        group.put(request.request_id, (request.deadline_s, request.request_id))
+        self._requests.setdefault(request.expert, Ranking()).put(request.request_id, request.deadline_s)
         self.refresh(request.expert)
 
     def discard(self, request: Request) -> None:
@@ -39,7 +65,10 @@ class Deadlines:
     def refresh(self, expert: ExpertId) -> None:
         """Rank `expert` anew: its requests or their least time have changed."""
         latest_s = self.latest_start_s(expert)
-        self._latest_start.place(expert, None if latest_s is None else (latest_s, expert))
+        if latest_s is None:
+            self._latest_start.discard(expert)
+        else:
+            self._latest_start.put(expert, latest_s)
 
     def latest_start_s(self, expert: ExpertId) -> float | None:
         """Return when the first request must start to be in time; None without deadlines."""
@@ -50,14 +79,13 @@ class Deadlines:
         latest_s = self.latest_start_s(expert)
         if latest_s is None or latest_s > before_s:
             return []
-        last_deadline_s = before_s + self._least_s(expert)
-        near = self._requests[expert].up_to((last_deadline_s, math.inf), limit)
+        near = self._requests[expert].up_to(before_s + self._least_s(expert), limit)
         return [self._known[request_id] for request_id in near]
 
     def due(self, now: float) -> tuple[Request, ...]:
         late: list[Request] = []
-        while (first := self._latest_start.first()) is not None and first[1][0] <= now:  # type: ignore[operator]
-            expert = first[0]
+        while (first := self._latest_start.first()) is not None and first[0] <= now:
+            expert = first[1]
             self.refresh(expert)
             head = self._head(expert)
             latest_s = self.latest_start_s(expert)
@@ -69,9 +97,9 @@ class Deadlines:
 
     def next_s(self) -> float | None:
         first = self._latest_start.first() if self._known else None
-        return None if first is None else float(first[1][0])
+        return None if first is None else first[0]
 
     def _head(self, expert: ExpertId) -> Request | None:
         group = self._requests.get(expert)
         first = None if group is None else group.first()
-        return None if first is None else self._known[first[0]]
+        return None if first is None else self._known[first[1]]

@@ -257,7 +257,6 @@ class Groups:
                     self.residency_changed(expert)
 
     def rebuild(self) -> None:
-        """Recompute everything derived from the facts: they have changed."""
         self.absent, self.staged, self.expected = Waiting(), Waiting(), {}
         for shelf in self.shelves.values():
             shelf.residents.clear()
@@ -386,7 +385,6 @@ class Groups:
         return (expert for *_, expert in ranks)
 
     def check(self) -> None:
-        """Raise AssertionError if a sum or a list disagrees with the requests and the ledgers."""
         self.settle()
         sums = {
             "queued": (self.queued, sum(len(group.requests) for group in self)),

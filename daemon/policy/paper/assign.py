@@ -1,15 +1,18 @@
-"""Assign memory to executors, and requests to the queues of executors."""
+"""The paper's executors (CoServe §4.2): memory for each, queues of groups, predicted costs, who gets a request."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from daemon.policy.paper.arrange import Queue, QueuedGroup
-from daemon.policy.paper.cost import Costs
 from daemon.policy.presets import Preset
-from daemon.policy.request import ExecutorFacts, PoolFacts, PoolId
+from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.residency import Residency
+from experts.ledger import Ledger
 from experts.spec import ExpertId
+
+#: Costs are whole nanoseconds: totals never drift.
+NS_PER_S = 1_000_000_000
 
 
 def partition(
@@ -43,6 +46,118 @@ def partition(
                 moved.append(replace(executor, pool=own))
     moved.sort(key=lambda facts: [each.executor for each in used].index(facts.executor))
     return tuple(divided), tuple(moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One expert in one pool: a batch of n takes `each_ns` · n + `start_ns` (K and B); a load, by tier.
+
+    `ram_ns` is None if no host copy can serve the pool.
+    """
+
+    each_ns: int
+    start_ns: int
+    disk_ns: int
+    ram_ns: int | None
+
+
+class Costs:
+    """Costs by pool and expert, out of the performance matrix; computed once until `forget`."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._has_ram = RAM in residency.pools
+        self._known: dict[tuple[PoolId, ExpertId], Cost] = {}
+
+    def of(self, pool: PoolId, expert: ExpertId) -> Cost:
+        cost = self._known.get((pool, expert))
+        if cost is None:
+            cost = self._known[pool, expert] = self._compute(pool, expert)
+        return cost
+
+    def in_ram(self, expert: ExpertId) -> bool:
+        """Return True if the RAM tier has `expert`; the pools of other executors do not count."""
+        return self._has_ram and self._residency.can_run(RAM, expert)
+
+    def load_ns(self, cost: Cost, expert: ExpertId) -> int:
+        return cost.ram_ns if cost.ram_ns is not None and self.in_ram(expert) else cost.disk_ns
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def _compute(self, pool: PoolId, expert: ExpertId) -> Cost:
+        facts = self._residency.experts.get(expert)
+        if facts is None:
+            return Cost(0, 0, 0, None)
+        facts_of_pool = self._residency.pools[pool]
+        row = self._residency.matrix.of(facts_of_pool.device, facts.architecture)
+        has_copies = facts_of_pool.processor == "gpu" and not facts_of_pool.host and row.ram_s is not None
+        return Cost(
+            each_ns=round(row.k_s * NS_PER_S),
+            start_ns=round(row.b_s * NS_PER_S),
+            disk_ns=round(row.disk_s * NS_PER_S),
+            ram_ns=round(row.ram_s * NS_PER_S) if has_copies and row.ram_s is not None else None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class QueuedGroup:
+    """Consecutive requests of one expert. `overhead_ns`: predicted cost beside K, until the first batch has run."""
+
+    expert: ExpertId
+    queue: "Queue"
+    cost: Cost
+    overhead_ns: int
+    requests: OrderedDict[RequestId, Request] = field(default_factory=OrderedDict[RequestId, Request])
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Requests that wait for one executor, and their predicted work: waiting groups and the running batch."""
+
+    executor: ExecutorId
+    pool: PoolId
+    ledger: Ledger
+    groups: OrderedDict[QueuedGroup, None] = field(default_factory=OrderedDict[QueuedGroup, None])
+    #: The group that a request of the same expert may join.
+    newest: dict[ExpertId, QueuedGroup] = field(default_factory=dict[ExpertId, QueuedGroup])
+    work_ns: int = 0
+    running: ExpertId | None = None
+    running_ns: int = 0
+
+    @property
+    def head(self) -> QueuedGroup | None:
+        return next(iter(self.groups), None)
+
+    def missing(self) -> ExpertId | None:
+        if self.running is not None or (head := self.head) is None or self.ledger.holds(head.expert):
+            return None
+        return head.expert
+
+    def group_for(self, expert: ExpertId, arrange: Literal["last", "behind its group"]) -> QueuedGroup | None:
+        """Return the group that a new request of `expert` joins; None: it opens one at the end.
+
+        Behind its group it is CoServe's request arranging (§4.2), else requests stay in the order of arrival.
+        """
+        if arrange == "behind its group":
+            return self.newest.get(expert)
+        last = next(reversed(self.groups), None)
+        return last if last is not None and last.expert == expert else None
+
+    def open(self, group: QueuedGroup, *, at_front: bool) -> None:
+        self.groups[group] = None
+        if at_front:
+            self.groups.move_to_end(group, last=False)
+            self.newest.setdefault(group.expert, group)
+        else:
+            self.newest[group.expert] = group
+        self.work_ns += group.overhead_ns
+
+    def close(self, group: QueuedGroup) -> None:
+        del self.groups[group]
+        if self.newest.get(group.expert) is group:
+            del self.newest[group.expert]
+        self.work_ns -= group.overhead_ns
 
 
 class Candidate(NamedTuple):

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from daemon.policy.discipline import Evict, Want
-from daemon.policy.paper.arrange import Queue, QueuedGroup
-from daemon.policy.paper.assign import ASSIGN, Candidates
-from daemon.policy.paper.cost import Costs
+from daemon.policy.paper.assign import ASSIGN, Candidates, Costs, Queue, QueuedGroup
 from daemon.policy.paper.evict import ORDERS
 from daemon.policy.paper.tier import RamTier
 from daemon.policy.presets import Preset

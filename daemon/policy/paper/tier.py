@@ -8,8 +8,7 @@ hold nearly as many different experts as fit.
 from collections.abc import Iterable, Iterator, Sequence
 
 from daemon.policy.discipline import Want
-from daemon.policy.paper.arrange import Queue
-from daemon.policy.paper.cost import Costs
+from daemon.policy.paper.assign import Costs, Queue
 from daemon.policy.paper.evict import FirstInFirstOut, LeastRecentlyUsed
 from daemon.policy.request import RAM, PoolId
 from daemon.policy.residency import Residency

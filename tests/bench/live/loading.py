@@ -144,7 +144,7 @@ class KeptModules:
             torch.cuda.current_stream(self._place).synchronize()
             self._buffers.give_back(memory)
             place = SlotMemory(buffer)
-        module.load_state_dict(tensors_of(memory, place.buffer, channels_last=layout.channels_last), assign=True)
+        module.load_state_dict(tensors_of(memory, place.buffer), assign=True)
         return Slot(spec, layout, place, module.eval().to(self._place), self._transfer)
 
     def give_up(self, model: Slot) -> None:
@@ -156,7 +156,7 @@ class KeptModules:
         return infer(model, prepared)
 
 
-def tensors_of(memory: HostMemory, buffer: torch.Tensor, *, channels_last: bool) -> Mapping[str, torch.Tensor]:
+def tensors_of(memory: HostMemory, buffer: torch.Tensor) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a safetensors file in memory, without a copy (github.com/huggingface/safetensors).
 
     `buffer` has the same bytes, on the device of the tensors.
@@ -170,7 +170,7 @@ def tensors_of(memory: HostMemory, buffer: torch.Tensor, *, channels_last: bool)
             first, end = item["data_offsets"]
             stored = buffer[begin + first : begin + end].view(TORCH_DTYPES[dtypes[item["dtype"]]])
             tensor = stored.view(item["shape"])
-            tensors[name] = tensor.permute(0, 3, 1, 2) if channels_last and tensor.dim() == 4 else tensor
+            tensors[name] = tensor.permute(0, 3, 1, 2) if tensor.dim() == 4 else tensor
     return tensors
 
 
@@ -228,7 +228,7 @@ class OrdinaryModels:
 def images_of(prepared: Sequence[Prepared], spec: ExpertSpec) -> torch.Tensor:
     """(B, 3, S, S) float32, contiguous."""
     pixels = torch.from_numpy(np.stack([image.pixels for image in prepared]))
-    return normalise(pixels, spec, torch.float32, channels_last=False)
+    return normalise(pixels, spec, torch.float32).contiguous()
 
 
 def answers_of(output: torch.Tensor, spec: ExpertSpec) -> list[Answer]:

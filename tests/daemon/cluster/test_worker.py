@@ -16,7 +16,7 @@ from daemon.records import JournalKey, Pixels
 from experts.spec import Answer, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import prepare
-from experts.vision.slot import SlotPool
+from experts.vision.slot import loaded_slot
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
 
@@ -75,10 +75,8 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
     answers = Report.model_validate(report).answers
     assert isinstance(answers[1], Fault)
     assert answers[1].kind == "bad_image"
-    pool = SlotPool("cpu", spec.weights_bytes)
-    pool.load(spec)
     for number in (0, 2):
-        (expected,) = infer(pool.slot(spec.expert), [prepare(PICTURES[number], "image", None, spec)])
+        (expected,) = infer(loaded_slot(spec), [prepare(PICTURES[number], "image", None, spec)])
         answer = answers[number]
         assert isinstance(answer, Answer)
         assert answer.label == expected.label

@@ -122,6 +122,7 @@ def test_a_mistake_in_the_files_leaves_everything_as_it_was(config: Config) -> N
     assert running.adopted == []
 
 
+@pytest.mark.promise("Versions of experts", "A change that the daemon refuses is undone")
 def test_what_the_daemon_refuses_never_comes_into_force(config: Config) -> None:
     loaded(config)
     with pytest.raises(ConfigError, match="beside what is pinned"):

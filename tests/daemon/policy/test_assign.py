@@ -2,8 +2,7 @@
 
 import pytest
 
-from daemon.policy.paper.assign import partition
-from daemon.policy.paper.cost import NS_PER_S
+from daemon.policy.paper.assign import NS_PER_S, partition
 from daemon.policy.presets import PRESETS
 from daemon.policy.request import RAM, ExecutorId, PoolFacts
 from tests.daemon.policy.line import a_pool, an_expert, executors_on

@@ -1,4 +1,4 @@
-"""Requests bound to executors: arranging and splitting (CoServe §4.2), and what operators and failures do to them."""
+"""Requests bound to executors: arranging and splitting (CoServe §4.2), and the baselines without either."""
 
 from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertId
@@ -72,14 +72,10 @@ def test_executors_fill_in_turn_by_usage_before_the_first_image():
     ]
 
 
-def test_grouping_and_prediction_save_loads():
-    """The paper's figure 16, in small: each idea reduces the number of switches."""
-    loads: list[int] = []
-    for policy in ("coserve-none", "coserve-em-ra", "coserve"):
-        executors = executors_on("cpu", "cpu")
-        line = Clockwork(a_scheduler(EXPERTS, [a_pool(budget_bytes=40)], executors, policy), executors)
-        line.arrive(*(a_request(n, "abacabdbca"[n % 10], 0.01 * n) for n in range(200)))
-        line.run()
-        loads.append(len(line.loads("demand")))
-    assert loads == sorted(loads, reverse=True)
-    assert loads[0] > 4 * loads[2]
+def test_a_baseline_runs_requests_one_by_one_and_a_chains_next_step_at_once():
+    line = a_line("samba", budget_bytes=20, then=lambda request: "d" if request.expert == "a" else None)
+    line.arrive(a_request(1, "a"), a_request(2, "b"), a_request(3, "a"), a_request(4, "b"))
+    line.run()
+    assert [request.expert for request in line.ran] == ["a", "d", "b", "a", "d", "b"]
+    assert {len(run.batch) for run in line.runs()} == {1}
+    assert {run.executor for run in line.runs()} == {"cpu/0"}

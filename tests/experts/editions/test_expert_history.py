@@ -40,6 +40,7 @@ def in_force(
         writer.point(edition)
 
 
+@pytest.mark.promise("Versions of experts", "A recalibration is promoted and rolled back as other weights are")
 def test_promotions_and_rollbacks_make_a_lineage_and_a_recalibration_is_a_version(tmp_path: Path) -> None:
     folder, new = a_folder(tmp_path / "experts"), tmp_path / "new.safetensors"
     (first,) = folder.weights.all()

@@ -11,12 +11,12 @@ import yaml
 
 from experts.catalog import Catalog, CatalogEntry, CatalogFile, add_expert, resolve
 from experts.errors import ExpertError
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertId
 from experts.vision import heads
 from experts.vision.infer import infer, infer_each
 from experts.vision.networks import Backbone
 from experts.vision.preprocess import fit
-from experts.vision.slot import Slot, SlotPool
+from experts.vision.slot import loaded_slot
 from experts.weights import Block, read_header, write_weights
 from tests.experts.samples import PICTURES, a_model, an_expert_file
 from tools.training.backbone import load_backbone, stored_backbone, write_backbone
@@ -61,12 +61,6 @@ def read(folder: Path) -> tuple[Catalog, list[str]]:
     return catalog, [f"{'.'.join(map(str, place))}: {message}" for place, message in problems]
 
 
-def loaded(spec: ExpertSpec) -> Slot:
-    pool = SlotPool("cpu", spec.resident.weights_bytes)
-    pool.load(spec.resident)
-    return pool.slot(spec.resident.expert)
-
-
 @pytest.mark.parametrize("form", ["int8", "bfloat16"])
 def test_heads_learn_from_the_weights_of_a_thin_backbone_as_they_are_stored(tmp_path: Path, form: str):
     model = a_model("resnet18")
@@ -88,11 +82,8 @@ def test_a_head_answers_as_the_whole_network_does(folder: Path):
     assert problems == []
     head = catalog[ExpertId("R0402")]
     whole = an_expert_file(folder / "whole", "whole", "resnet18", 5, input_size=SIZE)
-    pool = SlotPool("cpu", whole.weights_bytes)
-    pool.load(whole)
-    for of_head, of_whole in zip(
-        infer(loaded(head), IMAGES, head), infer(pool.slot(whole.expert), IMAGES), strict=True
-    ):
+    answers = infer(loaded_slot(head), IMAGES, head), infer(loaded_slot(whole), IMAGES)
+    for of_head, of_whole in zip(*answers, strict=True):
         assert LABELS.index(of_head.label) == whole.classes.index(of_whole.label)
         assert of_head.confidence == pytest.approx(of_whole.confidence, abs=1e-4)
     assert head.weights_bytes < 20_000 < head.resident.weights_bytes
@@ -102,7 +93,7 @@ def test_one_batch_holds_images_of_many_component_types(folder: Path):
     catalog, _ = read(folder)
     heads = [catalog[ExpertId(name)] for name in ("R0402", "QFP32", "CE6")]
     assert len({spec.resident.expert for spec in heads}) == 1
-    slot = loaded(heads[0])
+    slot = loaded_slot(heads[0])
     experts = [heads[number % 3] for number in range(len(IMAGES))]
     for image, expert, answer in zip(IMAGES, experts, infer_each(slot, IMAGES, experts), strict=True):
         (alone,) = infer(slot, [image], expert)
@@ -115,7 +106,7 @@ def test_a_bank_passes_the_pictures_that_it_holds_and_no_other_kind(folder: Path
     catalog, _ = read(folder)
     bank = catalog[ExpertId("CE6")]
     noise = np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8)
-    held, other = infer(loaded(bank), [IMAGES[0], fit(noise, "classify", SIZE)], bank)
+    held, other = infer(loaded_slot(bank), [IMAGES[0], fit(noise, "classify", SIZE)], bank)
     assert (held.label, other.label) == ("ok", "defect")
 
 
@@ -128,12 +119,12 @@ def test_a_damaged_head_costs_its_own_images_only(folder: Path):
     content = bytearray(file.read_bytes())
     content[-5000] ^= 1
     file.write_bytes(content)
-    fine, lost = infer_each(loaded(good), IMAGES[:2], [good, spec])
+    fine, lost = infer_each(loaded_slot(good), IMAGES[:2], [good, spec])
     assert isinstance(fine, Answer)
     assert isinstance(lost, ExpertError)
     assert "CE6.safetensors: its contents changed" in str(lost)
     with pytest.raises(ExpertError, match="CE6"):
-        infer(loaded(good), IMAGES[:1], spec)
+        infer(loaded_slot(good), IMAGES[:1], spec)
 
 
 def test_a_disk_that_does_not_answer_holds_up_one_batch_and_no_head_that_was_read_before(
@@ -176,7 +167,7 @@ def test_a_backbone_that_changed_under_its_heads_is_refused_by_digest(folder: Pa
     # The file itself was replaced: nothing loads.
     (folder / before["file"]).write_bytes((folder / other["file"]).read_bytes())
     with pytest.raises(ExpertError, match="its contents changed"):
-        loaded(catalog[ExpertId("QFP32")])
+        loaded_slot(catalog[ExpertId("QFP32")])
 
 
 @pytest.mark.parametrize(
@@ -206,9 +197,9 @@ def test_a_head_of_another_kind_of_numbers_or_an_impossible_calibration_is_refus
     add_expert(folder / "catalog.yaml", "CE6", entry)
     spec = read(folder)[0][ExpertId("CE6")]
     with pytest.raises(ExpertError, match="impossible calibration"):
-        infer(loaded(spec), IMAGES[:1], spec)
+        infer(loaded_slot(spec), IMAGES[:1], spec)
     sha256 = write_weights(folder / "CE6.safetensors", [Block("bank", "I8", (2,), b"ab")], metadata)
     add_expert(folder / "catalog.yaml", "CE6", entry | {"sha256": sha256})
     spec = read(folder)[0][ExpertId("CE6")]
     with pytest.raises(ExpertError, match="numbers of a kind that heads do not have"):
-        infer(loaded(spec), IMAGES[:1], spec)
+        infer(loaded_slot(spec), IMAGES[:1], spec)

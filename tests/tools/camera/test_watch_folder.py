@@ -170,7 +170,7 @@ def published(watched: Watched, endpoint: str, layout: BoardLayout | None = None
     """The publisher of a folder in a thread of its own."""
     stop = threading.Event()
     pictures = PictureFiles(layout, "L1")
-    publisher = FolderPublisher(endpoint, "cam", watched.watch, pictures, watched.messages.append, stop)
+    publisher = FolderPublisher(endpoint, "cam", watched.watch, pictures, stop)
     thread = threading.Thread(target=publisher.run)
     thread.start()
     try:
@@ -185,9 +185,9 @@ def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_
     with ScriptedDaemon() as daemon, published(watched, daemon.endpoint) as publisher:
         for number in range(30):
             watched.put(f"b/S1/R{number}.R0402.jpg", a_jpeg(number))
-        until(lambda: publisher.files.accepted == 30)
+        until(lambda: publisher.files["accepted"] == 30)
         watched.put("overview.jpg", a_jpeg(99))
-        until(lambda: publisher.files.unfit)
+        until(lambda: publisher.files["unfit"])
     assert len(daemon.order) == 30 == len(set(daemon.order))
     assert len(list(watched.done.rglob("*.jpg"))) == 30
     assert watched.names() == ["overview.jpg"]
@@ -204,7 +204,7 @@ def test_a_refused_file_stays_is_said_and_not_sent_again_in_this_run(tmp_path: P
     with ScriptedDaemon(fussy) as daemon, published(watched, daemon.endpoint) as publisher:
         for number in (1, 2, 3):
             watched.put(f"b/S1/R{number}.R0402.jpg", a_jpeg(number))
-        until(lambda: publisher.files.refused == 2 and publisher.files.accepted == 1)
+        until(lambda: publisher.files["refused"] == 2 and publisher.files["accepted"] == 1)
         time.sleep(0.2)
     assert len(daemon.order) == 3
     assert watched.names() == ["R1.R0402.jpg", "R2.R0402.jpg"]
@@ -235,10 +235,10 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
         wrong = watched.put("A0816.png", cv2.imencode(".png", picture[:50])[1].tobytes())
         until(lambda: len(daemon.seen) == 2)
         assert path.exists()
-        assert publisher.files.accepted == 0
+        assert publisher.files["accepted"] == 0
         deaf.set()
         until(lambda: not path.exists())
-        until(lambda: publisher.files.unfit)
+        until(lambda: publisher.files["unfit"])
     assert wrong.exists()
     assert any("has 80 × 50 pixels, the layout of b is for 80 × 60" in text for text in watched.messages)
     payloads = [np.frombuffer(daemon.payloads[image], np.uint8) for image in daemon.seen]

@@ -15,8 +15,8 @@ from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import Observed, choose_thresholds
-from tools.demo.files import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
-from tools.demo.pictures import read_files, render_missing
+from tools.demo.line import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
+from tools.demo.pictures import render_missing
 from tools.demo.recipe import Recipe, train
 from tools.demo.training import DETECTORS, Lesson, SolderLoss, network_loss, train_on
 
@@ -26,17 +26,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     assert list(render_missing(folder / "pictures", 1)) == [0]
     return folder
-
-
-def test_pictures_hold_good_and_bad_parts_of_every_component_with_their_marks(pictures: Path):
-    samples = read_files(pictures / "pictures", range(3))
-    assert {sample.component for sample in samples} == set(part_types())
-    assert {sample.truth == "ok" for sample in samples} == {True, False}
-    for sample in samples:
-        part = part_types()[sample.component]
-        assert sample.pixels.shape == (part.crop_px, part.crop_px, 3)
-        assert sample.placement_label == (sample.truth if sample.truth in part.labels else "ok")
-        assert not sample.marks or {mark.label for mark in sample.marks} >= {sample.truth} - {"ok"}
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.expert)

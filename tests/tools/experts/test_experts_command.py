@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from daemon.wire.control import ControlError, ControlServer
 from experts.catalog import read_catalog
 from experts.editions.folder import EditionFolder
 from tests.contract.client import Line
@@ -51,11 +49,6 @@ def weights(line: Line, sha256: str) -> Path:
     return EditionFolder(line.folder / "experts" / "catalog.yaml").weights.place(sha256)
 
 
-def judged(line: Line, serial: str) -> Any:
-    """The answer to one image; a board stays with the edition in which it began, so each needs its own serial."""
-    return line.result(line.send(a_jpeg(1), board={"type": "free", "serial": serial}))["stages"][0]
-
-
 def put(line: Line, folder: Path) -> str:
     return run(line, "put", "P", str(folder))["version"]
 
@@ -89,44 +82,6 @@ def test_a_running_line_serves_the_new_version_and_every_command_knows(line: Lin
     assert run(line, "list")[0]["verdicts"] == 3
 
 
-@pytest.mark.promise("Versions of experts", "A recalibration is promoted and rolled back as other weights are")
-@pytest.mark.test_all
-def test_a_recalibration_goes_in_and_back_out_like_weights(line: Line, tmp_path: Path):
-    present = entry(line).model_dump(mode="json", exclude_defaults=True)
-    present |= {"temperature": 4.0, "file": str(line.folder / "experts" / entry(line).file)}
-    (tmp_path / "warmer").mkdir()
-    warmer = yaml.safe_dump({"experts": {"P": present}})
-    (tmp_path / "warmer" / "catalog.yaml").write_text(warmer, encoding="utf-8")
-    first = entry(line).sha256[:12]
-    with line.service():
-        before = judged(line, "S1")
-        second = put(line, tmp_path / "warmer")
-        assert second.startswith(f"{first}+")
-        refused = coserve("experts", "promote", "P", first[:6], "--config", line.config, status=1).stderr
-        assert f"has the versions {first}, {second}; '{first[:6]}' names several of them" in refused.replace("\n", " ")
-        done = run(line, "promote", "P", second)
-        assert (done["version"], done["before"], done["heard"]) == (second, first, True)
-        after = judged(line, "S2")
-        assert (before["version"], before["label"]) == (after["version"], after["label"])
-        assert before["confidence"] > after["confidence"]
-        assert second == f"{first}+{after['settings']}"
-        output = output_of(line, "show", "P")
-        assert f"{first}, then → in force: temperature 1.0 → 4.0" in output
-        assert "waits for" not in output
-        rows = {row["version"]: row for row in run(line, "show", "P")["versions"]}
-        assert {name: (row["state"], row["verdicts"]) for name, row in rows.items()} == {
-            first: ("kept", 1),
-            second: ("in force", 1),
-        }
-        assert run(line, "rollback", "P")["version"] == first
-        assert entry(line).temperature == 1.0
-        again = judged(line, "S3")
-        assert [again[key] for key in ("version", "settings", "confidence")] == [
-            before[key] for key in ("version", "settings", "confidence")
-        ]
-    assert run(line, "verify", "--forward", "P")["ok"]
-
-
 def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_folders: tuple[Path, Path]):
     first = entry(line).sha256[:12]
     second = put(line, version_folders[1])
@@ -145,32 +100,6 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
     (use,) = shown["rules"]
     assert (use["board_type"], use["components"], use["step"], use["before"]) == ("free", ["P"], 1, [])
     assert use["judges"] == "passes ok"
-
-
-@pytest.mark.promise("Versions of experts", "A change that the daemon refuses is undone")
-def test_what_a_daemon_refuses_is_taken_back(line: Line, version_folders: tuple[Path, Path]):
-    coserve("reload", "--config", line.config)
-    before = (line.folder / "experts" / "catalog.yaml").read_bytes()
-    second = put(line, version_folders[1])
-
-    def refuse(fields: dict[str, Any]) -> dict[str, Any]:
-        assert fields["only_check"]
-        raise ControlError("bad_rules", "these rules do not go with it")
-
-    import zmq
-
-    (line.folder / "run").mkdir(exist_ok=True)
-    context: zmq.Context[Any] = zmq.Context()
-    server = ControlServer(context, f"ipc://{line.folder}/run/control.sock", {"adopt": refuse})
-    server.start()
-    try:
-        assert "these rules do not go with it" in run(line, "promote", "P", second, status=1)
-    finally:
-        server.stop()
-        context.destroy(linger=0)
-    assert (line.folder / "experts" / "catalog.yaml").read_bytes() == before
-    assert run(line, "show", "P")["steps"][-1]["did"] == "put"
-    assert [row["number"] for row in editions(line)] == [1]
 
 
 def editions(line: Line) -> Any:

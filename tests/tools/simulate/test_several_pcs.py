@@ -22,13 +22,13 @@ def a_network(**fields: Any) -> dict[str, Any]:
 
 
 def a_run(
-    images: int = 400, experts: int = 30, policy: str = "coserve-plus", prefilled: bool = True, **fields: Any
+    images: int = 400, experts: int = 30, every_s: float = 0.0, prefilled: bool = True, **fields: Any
 ) -> tuple[TaskOutcome, float]:
     """Return the outcome on a device, and the seconds of its bound."""
     device = DeviceFile.model_validate(a_device(**fields))
-    task = task_of(TaskFile.model_validate(a_task(images, experts, every_s=0.0)))
-    machine = machine_of(device, task, policy)
-    return Simulation(machine, task, policy, backlog=200, prefilled=prefilled).run(), task_bound(machine, task).seconds
+    task = task_of(TaskFile.model_validate(a_task(images, experts, every_s)))
+    machine = machine_of(device, task, "coserve-plus")
+    return Simulation(machine, task, "coserve-plus", prefilled=prefilled).run(), task_bound(machine, task).seconds
 
 
 def test_eight_pcs_give_seven_times_one_from_empty_caches_too() -> None:
@@ -65,13 +65,13 @@ def test_a_slow_uplink_is_the_bound_and_the_output_says_so(tmp_path: Path) -> No
 
 def test_an_expert_crosses_the_network_once_and_then_comes_from_the_pcs_own_disk() -> None:
     processors = {"gpu": a_processor(memory_bytes=8 * SIZE)}
-    kept, _ = a_run(800, 60, pcs=2, processors=processors, network=a_network(image_bytes=0))
+    kept, _ = a_run(800, 60, 0.05, pcs=2, processors=processors, network=a_network(image_bytes=0))
     assert 0 < kept.network_loads <= 60
     assert kept.network_bytes == kept.network_loads * SIZE
     assert kept.disk_loads > 60
-    small, _ = a_run(800, 60, pcs=2, processors=processors, network=a_network(image_bytes=0, cache_bytes=SIZE))
+    small, _ = a_run(800, 60, 0.05, pcs=2, processors=processors, network=a_network(image_bytes=0, cache_bytes=SIZE))
     assert small.network_loads > kept.network_loads
-    warm, _ = a_run(800, 60, pcs=2, processors=processors, network=a_network(image_bytes=0, prefetched=True))
+    warm, _ = a_run(800, 60, 0.05, pcs=2, processors=processors, network=a_network(image_bytes=0, prefetched=True))
     assert warm.network_bytes == 0
 
 

@@ -1,30 +1,31 @@
 import os
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from experts.catalog import CatalogFile, resolve
+from experts.catalog import CatalogFile, read_catalog, resolve
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
 from experts.vision.preprocess import fit
-from experts.vision.slot import SlotPool
+from experts.vision.slot import loaded_slot
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
-from tools.training.expert_file import Form, ImportRefusedError
-from tools.training.importer import ImportTarget, import_file, import_model
+from tools.training import TrainingError
+from tools.training.expert_file import Form
+from tools.training.importer import import_file, import_model
 
 CLASSES = labels(5)
 
 
-def a_target(folder: Path, architecture: str = "resnet18", input_size: int = 96, **fields) -> ImportTarget:
-    return ImportTarget(architecture, input_size, folder / "experts", **{"classes": CLASSES, **fields})
+def a_target(folder: Path, architecture: str = "resnet18", input_size: int = 96, **fields) -> dict:
+    target = {"architecture": architecture, "input_size": input_size, "out": folder / "experts", "classes": CLASSES}
+    return target | fields
 
 
 def a_state_dict(folder: Path, architecture: str = "resnet18", name: str = "trained.pth") -> Path:
@@ -53,21 +54,18 @@ def an_image_folder(folder: Path) -> Path:
 
 
 def the_catalog(folder: Path):
-    document = yaml.safe_load((folder / "experts" / "catalog.yaml").read_text(encoding="utf-8"))
-    return resolve(CatalogFile.model_validate(document), folder / "experts")
+    return resolve(CatalogFile(experts=read_catalog(folder / "experts" / "catalog.yaml")), folder / "experts")
 
 
 def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_path: Path):
-    report = import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="QFP64"))
+    report = import_file(a_state_dict(tmp_path), **a_target(tmp_path, expert="QFP64"))
     assert 0 < report.agreement.confidence < 1e-3
     assert report.agreement.images == 8
     catalog, problems = the_catalog(tmp_path)
     assert problems == []
     assert (catalog["QFP64"].classes, catalog["QFP64"].mean[0]) == (CLASSES, 0.485)
     assert catalog.headers["QFP64"].metadata["origin"] == "imported from trained.pth"
-    pool = SlotPool("cpu", catalog["QFP64"].weights_bytes)
-    pool.load(catalog["QFP64"])
-    (answer,) = infer(pool.slot(catalog["QFP64"].expert), [fit(PICTURES[0], "classify", 96)])
+    (answer,) = infer(loaded_slot(catalog["QFP64"]), [fit(PICTURES[0], "classify", 96)])
     assert answer.label in CLASSES
     assert sorted(file.name for file in (tmp_path / "experts").iterdir()) == ["QFP64.safetensors", "catalog.yaml"]
 
@@ -75,8 +73,8 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
 @pytest.mark.parametrize("end_to_end", [pytest.param(False, marks=pytest.mark.test_all), True])
 def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
     file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
-    target, images = a_target(tmp_path, "yolo26n", 160, classes=None), an_image_folder(tmp_path)
-    report = import_file(file, target, images=images, trust=True)
+    target, images = a_target(tmp_path, "yolo26n", 160, classes=()), an_image_folder(tmp_path)
+    report = import_file(file, **target, images=images, trust=True)
     assert report.entry["classes"] == [f"defect {index}" for index in range(5)]
     assert report.agreement.confidence < 1e-3
     assert report.agreement.box_pixels < 0.5
@@ -98,11 +96,11 @@ class FileMaker:
 def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
     file, trace = tmp_path / "model.pt", tmp_path / "it-ran"
     torch.save({"model": FileMaker(trace)}, file)
-    with pytest.raises(ImportRefusedError, match="add --trust"):
-        import_file(file, a_target(tmp_path, "yolo11n"))
+    with pytest.raises(TrainingError, match="add --trust"):
+        import_file(file, **a_target(tmp_path, "yolo11n"))
     assert not trace.exists()
-    with pytest.raises(ImportRefusedError, match="not an ultralytics detection model"):
-        import_file(file, a_target(tmp_path, "yolo11n"), trust=True)
+    with pytest.raises(TrainingError, match="not an ultralytics detection model"):
+        import_file(file, **a_target(tmp_path, "yolo11n"), trust=True)
     assert trace.exists()
 
 
@@ -120,10 +118,10 @@ def test_a_trusted_program_that_ends_without_an_answer_is_refused_in_a_sentence(
     assert "could not be opened: exit status 0" in refusal(file, a_target(tmp_path, "yolo11n"), trust=True)
 
 
-def refusal(file: Path, target: ImportTarget, *, trust: bool = False) -> str:
-    with pytest.raises(ImportRefusedError) as caught:
-        import_file(file, target, trust=trust)
-    folder = target.out
+def refusal(file: Path, target: dict, *, trust: bool = False) -> str:
+    with pytest.raises(TrainingError) as caught:
+        import_file(file, **target, trust=trust)
+    folder = target["out"]
     assert not folder.exists() or list(folder.iterdir()) == [], "a refused import changed something"
     return str(caught.value)
 
@@ -140,7 +138,7 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     assert "known are resnet18" in refusal(classifier, a_target(tmp_path, "resnet19"))
     assert "not those of a resnet34" in refusal(classifier, a_target(tmp_path, "resnet34"))
     assert "with 3 classes" in refusal(classifier, a_target(tmp_path, classes=CLASSES[:3]))
-    assert "--classes" in refusal(classifier, a_target(tmp_path, classes=None))
+    assert "--classes" in refusal(classifier, a_target(tmp_path, classes=()))
     assert "is not an expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
     assert "weights cannot be stored as int8" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
     assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
@@ -150,16 +148,16 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
 def test_every_refusal_of_a_trusted_checkpoint_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     checkpoint = a_checkpoint(tmp_path)
     assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
-    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=None), trust=True)
+    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()), trust=True)
     assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
 
 
 def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Path):
     file, target = a_state_dict(tmp_path), a_target(tmp_path, expert="r18")
-    before = import_file(file, target)
-    strict = replace(target, form=Form(dtype="bfloat16", tolerance=1e-9))
-    with pytest.raises(ImportRefusedError, match="import it as float32"):
-        import_file(file, strict)
+    before = import_file(file, **target)
+    strict = target | {"form": Form(dtype="bfloat16", tolerance=1e-9)}
+    with pytest.raises(TrainingError, match="import it as float32"):
+        import_file(file, **strict)
     catalog, problems = the_catalog(tmp_path)
     assert (catalog["r18"].sha256, problems) == (before.entry["sha256"], [])
 
@@ -170,7 +168,7 @@ def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Pat
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path, tensor: str, dtype: str):
     model = a_model()
     model.get_parameter(tensor).data.fill_(float("nan"))
-    with pytest.raises(ImportRefusedError, match=r"e: .* holds weights that are not finite numbers; train it again"):
+    with pytest.raises(TrainingError, match=r"e: .* holds weights that are not finite numbers; train it again"):
         import_model(model, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype=dtype))
     assert list(tmp_path.iterdir()) == []
 
@@ -179,7 +177,7 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it
     model = a_model()
     model.fc.weight.data[2, 7] = 1e30
     reason = r"fc\.weight holds weights beyond 65504, the largest float16; import it as float32"
-    with pytest.raises(ImportRefusedError, match=reason):
+    with pytest.raises(TrainingError, match=reason):
         import_model(model, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="float16"))
     assert list(tmp_path.iterdir()) == []
     report = import_model(model, "resnet18", CLASSES, 64, tmp_path, expert="e", form=Form(dtype="auto"))
@@ -194,7 +192,7 @@ def test_a_dtype_that_cannot_hold_the_weights_is_refused_and_auto_passes_over_it
 def test_a_thin_file_is_written_proved_and_kept_with_its_figures(tmp_path: Path, architecture: str, input_size: int):
     file = a_state_dict(tmp_path, architecture)
     form = Form(store="int8", tolerance=float("inf"))
-    report = import_file(file, a_target(tmp_path, architecture, input_size, expert="a", form=form))
+    report = import_file(file, **a_target(tmp_path, architecture, input_size, expert="a", form=form))
     catalog, problems = the_catalog(tmp_path)
     assert problems == []
     assert (catalog["a"].stored_as, catalog["a"].stored_bytes) == ("int8", report.spec.stored_bytes)
@@ -205,7 +203,7 @@ def test_a_thin_file_is_written_proved_and_kept_with_its_figures(tmp_path: Path,
     assert (figures["form"], figures["bytes"], figures["on"]) == ("int8", catalog["a"].read_bytes, "patterns")
     assert figures["confidence"] == pytest.approx(report.agreement.confidence)
     assert ("mean_precision" in figures) == (architecture == "yolo11n")
-    import_file(file, a_target(tmp_path, architecture, input_size, expert="a"))
+    import_file(file, **a_target(tmp_path, architecture, input_size, expert="a"))
     plain, _ = the_catalog(tmp_path)
     assert plain["a"].stored_as == ""
     assert not yaml.safe_load(entries.read_text(encoding="utf-8"))["experts"]["a"].get("stored")
@@ -219,7 +217,7 @@ def test_auto_keeps_the_thinnest_form_that_agrees_and_shows_what_it_tried(
     for near, expected in ((1.0, ["int8"]), (0.0, ["int8", "bfloat16"])):
         monkeypatch.setattr("tools.training.expert_file._NEAR_CONFIDENCE", near)
         monkeypatch.setattr("tools.training.expert_file._SAME_LABELS", 0.0)
-        report = import_file(file, target, images=images)
+        report = import_file(file, **target, images=images)
         assert [trial.stored_as for trial in report.thin] == expected
         assert [trial.agrees for trial in report.thin] == [near == 1.0] * len(expected)
         assert report.spec.stored_as == ("int8" if near else "")
@@ -237,7 +235,7 @@ def test_an_import_removes_what_a_killed_one_of_the_same_expert_left(tmp_path: P
     working = out / f".r.{os.getppid()}.float32.int8.candidate"
     for file in (*left, *gone, working):
         file.write_bytes(b"weights")
-    import_file(a_state_dict(tmp_path), a_target(tmp_path, expert="r"))
+    import_file(a_state_dict(tmp_path), **a_target(tmp_path, expert="r"))
     hidden = {file for file in out.iterdir() if file.name.startswith(".")}
     assert hidden == {*left, working}
 
@@ -245,12 +243,12 @@ def test_an_import_removes_what_a_killed_one_of_the_same_expert_left(tmp_path: P
 def test_a_full_disk_is_named_and_leaves_nothing_of_the_import(tmp_path: Path):
     file = a_state_dict(tmp_path)
     with small_disk(tmp_path / "small", "50m") as disk:
-        target = replace(a_target(tmp_path, expert="a", form=Form(store="int8")), out=disk)
+        target = a_target(tmp_path, expert="a", form=Form(store="int8"), out=disk)
         reason = f"cannot write to {disk}: No space left on device; correct that, or name another folder with --out"
         free_pages = os.statvfs(disk).f_bavail
         thin_pages = 2740
         for left_pages in (thin_pages - 1, thin_pages):  # not the file; the file, and not its entry in the catalog
             (disk / "fill").write_bytes(bytes(4096 * (free_pages - left_pages)))
-            with pytest.raises(ImportRefusedError, match=re.escape(reason)):
-                import_file(file, target)
+            with pytest.raises(TrainingError, match=re.escape(reason)):
+                import_file(file, **target)
             assert [entry.name for entry in disk.iterdir()] == ["fill"]

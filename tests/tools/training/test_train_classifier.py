@@ -12,9 +12,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from experts.catalog import CatalogFile, resolve
+from experts.catalog import CatalogFile, read_catalog, resolve
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import fit as fit_image
 from tools.experts.measure import answers_of
@@ -77,8 +76,7 @@ def refusal(folder: Path, **options: Any) -> str:
 
 
 def spec_of(out: Path, expert: str = "squares") -> ExpertSpec:
-    document = yaml.safe_load((out / "catalog.yaml").read_text(encoding="utf-8"))
-    catalog, problems = resolve(CatalogFile.model_validate(document), out)
+    catalog, problems = resolve(CatalogFile(experts=read_catalog(out / "catalog.yaml")), out)
     assert problems == []
     return catalog[ExpertId(expert)]
 

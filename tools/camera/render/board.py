@@ -43,7 +43,6 @@ class PartPlacement:
     pixels: PixelArray
 
     def on_board(self, box: Box) -> Box:
-        """Convert a box from crop to board pixels."""
         side = self.box[2] - self.box[0]
         x1, y1, x2, y2 = box
         for _ in range(self.quarter_turns % 4):

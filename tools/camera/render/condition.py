@@ -60,7 +60,6 @@ def right_look(part: PartType) -> BodyLook:
 
 
 def wrong_look(part: PartType, rng: np.random.Generator) -> BodyLook:
-    """Return the look of a part from a wrong reel."""
     right = right_look(part)
     match right.body:
         case "resistor":

@@ -73,7 +73,6 @@ def _starved(layer: Layer, pad: Pad, scene: BoardScene) -> None:
 
 
 def bridge_boxes(part: PartType, condition: Condition, rng: np.random.Generator) -> list[Box]:
-    """Return the box of each solder bridge, from the part's centre."""
     boxes = []
     for first, second in condition.bridges:
         a, b = part.pads[first], part.pads[second]

@@ -130,7 +130,6 @@ def rectangle(x: float, y: float, w: float, h: float, corner: float = 0) -> Floa
 
 
 def disc(x: float, y: float, radius: float, start: float = 0, stop: float = 2 * np.pi) -> Floats:
-    """Return a disc, or the segment of it between two angles."""
     angle = np.linspace(start, stop, 40)
     return np.stack([x + radius * np.cos(angle), y + radius * np.sin(angle)], 1).astype(np.float32)
 

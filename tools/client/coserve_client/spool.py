@@ -72,8 +72,9 @@ class Spool:
             for number, header, payload in entries:
                 path = self._path(number)
                 written.append(path)
-                with path.open("wb", buffering=0) as file:
-                    _write_all(file.fileno(), (_head(header, payload), header, payload))
+                with path.open("wb") as file:
+                    file.writelines((_head(header, payload), header, payload))
+                    file.flush()
                     os.fsync(file.fileno())
             _sync_folder(self.folder)
         except OSError:
@@ -153,13 +154,6 @@ def _head(header: bytes, payload: bytes) -> bytes:
     digest.update(header)
     digest.update(payload)
     return _MAGIC + digest.digest() + length
-
-
-def _write_all(descriptor: int, parts: Iterable[bytes]) -> None:
-    for part in parts:
-        entries_left = memoryview(part)
-        while entries_left:
-            entries_left = entries_left[os.write(descriptor, entries_left) :]
 
 
 def _sync_folder(folder: Path) -> None:
