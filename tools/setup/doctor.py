@@ -2,11 +2,13 @@
 
 import ctypes
 import errno
+import json
 import os
 import pwd
 import socket
 import stat
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -35,6 +37,15 @@ from tools.setup.service_files import Places, secrets, started_config
 from tools.terminal.console import as_typed
 
 _SHOWN = 5
+_LIBRARIES = """
+import json, cv2, torch
+cuda = torch.cuda
+print(json.dumps({
+    "torch": torch.__version__, "cuda": torch.version.cuda, "available": cuda.is_available(),
+    "architectures": cuda.get_arch_list(),
+}))
+"""
+_LIBRARIES_S = 60.0
 #: Memory of the daemon beside experts and images: Python, torch, buffers.
 _BASE_BYTES = 10**9
 _FILES = 4096
@@ -137,18 +148,25 @@ def configuration(machine: Machine) -> Iterator[Finding]:
 
 
 def libraries(machine: Machine) -> Iterator[Finding]:
-    """Load torch and OpenCV, and compare torch and its driver with the GPUs that the line names."""
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the GPU is not touched
-    try:
-        import cv2  # noqa: F401
-        import torch
-    except (ImportError, OSError) as error:
-        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in str(error) else "install CoServe again: make bundle"
-        yield wrong("libraries", f"torch or OpenCV does not load in {sys.prefix}: {error}", remedy)
-        return
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for processors only"
+    """Load torch and OpenCV in a process of their own, and compare torch and its driver with the line's GPUs."""
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
     python = f"Python {sys.version.split()[0]} in {sys.prefix}"
-    yield ok("libraries", f"{python}, torch {torch.__version__} ({built})")
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed words
+            [sys.executable, "-c", _LIBRARIES],
+            env=environ, cwd="/", capture_output=True, text=True, timeout=_LIBRARIES_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        yield wrong("libraries", f"torch did not load within {_LIBRARIES_S:.0f} s", "look at the disk and at `top`")
+        return
+    if done.returncode:
+        message = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in message else "install CoServe again: make bundle"
+        yield wrong("libraries", f"{python}: torch or OpenCV does not load: {message}", remedy)
+        return
+    torch = json.loads(done.stdout)
+    built = f"CUDA {torch['cuda']}" if torch["cuda"] else "for processors only"
+    yield ok("libraries", f"{python}, torch {torch['torch']} ({built})")
     named = [name for name in (machine.config.devices if machine.config else ()) if name.startswith("cuda")]
     if (driver := machine.driver) is None:
         if named:
@@ -159,16 +177,27 @@ def libraries(machine: Machine) -> Iterator[Finding]:
         return
     names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
     so = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
-    if named and not torch.cuda.is_available():
-        remedy = "update the driver or install a torch for its CUDA; else look at /dev/nvidia*, CUDA_VISIBLE_DEVICES"
-        yield wrong("gpu", f"{so}; torch, built {built}, finds none", f"{remedy}; the service needs nvidia.conf")
+    if named and (problem := build_problem(driver.cuda, torch)):
+        yield wrong("gpu", f"{so}; {problem[0]}", problem[1])
     elif driver.gpus and machine.config and not named:
         yield warn("gpu", f"{so}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
     else:
         yield ok("gpu", so)
         for name in named:  # `configuration` reports those that are not there
             if int(name.removeprefix("cuda:")) < len(driver.gpus):
-                yield from gpu(machine, name, torch.cuda.get_arch_list())
+                yield from gpu(machine, name, torch["architectures"])
+
+
+def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[str, str] | None:
+    """Return why this build of torch finds no GPU, and the remedy."""
+    if torch["cuda"] is None:
+        return f"torch {torch['torch']} is built for processors only", "install a build of torch with CUDA"
+    major, minor = (int(part) for part in torch["cuda"].split(".")[:2])
+    if major > driver_cuda[0]:
+        return f"torch is built for CUDA {major}.{minor}", "update the driver, or install torch for an older CUDA"
+    if not torch["available"]:
+        return "torch finds no GPU", "look at /dev/nvidia* and CUDA_VISIBLE_DEVICES; the service needs nvidia.conf"
+    return None
 
 
 def gpu(machine: Machine, name: str, architectures: list[str]) -> Iterator[Finding]:

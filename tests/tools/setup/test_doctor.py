@@ -144,9 +144,17 @@ def test_settings_that_this_pc_cannot_serve_are_named(
     assert any(message in f"{finding.so} → {finding.do}" for finding in findings if finding.grade != "ok"), findings
 
 
-def test_a_gpu_that_torch_is_not_built_for_is_told_apart() -> None:
-    built = ["sm_80", "sm_90", "compute_90"]
-    assert [checks.serves(each, built) for each in ((7, 5), (8, 6), (9, 0), (10, 0))] == [False, True, True, True]
+def test_driver_and_torch_that_do_not_fit_are_named() -> None:
+    """The driver's answers as values: no machine has them all."""
+    architectures = ["sm_80", "sm_90", "compute_90"]
+    built = {"torch": "2.9", "cuda": "13.0", "available": True, "architectures": architectures}
+    old, new = (12, 4), (13, 1)
+    assert checks.build_problem(new, built) is None
+    assert "update the driver" in (checks.build_problem(old, built) or ("", ""))[1]
+    assert "processors only" in (checks.build_problem(new, built | {"cuda": None}) or ("",))[0]
+    assert "finds no GPU" in (checks.build_problem(new, built | {"available": False}) or ("",))[0]
+    fits = [checks.serves(each, architectures) for each in ((7, 5), (8, 6), (9, 0), (10, 0))]
+    assert fits == [False, True, True, True]
 
 
 def test_a_gpu_that_shares_the_hosts_memory_is_measured_against_ram(
