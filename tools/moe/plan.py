@@ -15,7 +15,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import OnDemand
-from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
+from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance, swap_slots
 from experts.moe.modes.swapmoe.planner import (
     Configuration,
     LossModel,
@@ -64,8 +64,10 @@ class Planner:
         self._prepared = PreparedFiles(checkpoint)
         self._profile = profile
         self._arch = arch_of(checkpoint)
-        self._slots = _slots(self._arch, budget, checkpoint)
-        self.budget_bytes = self._slots * self._arch.expert_bytes
+        slots = _slots(self._arch, budget, checkpoint)
+        self.budget_bytes = slots * self._arch.expert_bytes
+        #: Slots of experts that stay; one is for the expert that is swapped in.
+        self._slots = slots if slots == len(self._arch.expert_keys) else slots - 1
         text = load_text(self._prepared, TRAIN)
         # Domain after domain: text has a subject and keeps to it (§2.4).
         self._windows = [row for domain in text.ids for row in text.windows(domain, profile.length, profile.of_domain)]
@@ -143,7 +145,7 @@ class Planner:
     ) -> tuple[MeasuredPlan, float, float]:
         """Open the model with a configuration and pass over the windows; return ms of a load and of a step, too."""
         mode = SwapMoe(self._preparation, SwapMoeOptions(counts=counts, period=period))
-        size_bytes = sum(counts) * self._arch.expert_bytes
+        size_bytes = (sum(counts) + 1) * self._arch.expert_bytes
         with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes)) as runtime:
             loss, loads, load_ms, step_ms = _pass(runtime, windows, self._profile)
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
@@ -171,10 +173,10 @@ def _slots(arch: MoeArch, budget: str, checkpoint: Path) -> int:
             slots = parse_bytes(budget) // arch.expert_bytes
     except ValueError as error:
         raise ModelError(checkpoint, f"{budget!r} is not a budget: give a size, 600MiB, or a part, 50%") from error
-    min_slots = arch.layers * arch.top_k
+    min_slots = swap_slots(arch)
     if slots < min_slots:
         message = f"a budget of {budget} holds {slots} experts of {arch.expert_bytes} bytes"
-        message += f"; mode swapmoe needs {min_slots}, {arch.top_k} for each layer: give it more"
+        message += f"; mode swapmoe needs {min_slots}: give it more"
         raise ModelError(checkpoint, message)
     return min(slots, experts)
 

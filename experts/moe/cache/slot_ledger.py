@@ -126,12 +126,6 @@ class SlotLedger:
                     return self._evict(victim)
         return None
 
-    def take_slot_of(self, victim: ExpertKey | None, key: ExpertKey) -> ExpertSlot | None:
-        """Take the slot of the expert that a prefetch replaces, or any slot if it is not resident any more."""
-        if victim is not None and self.get(victim) is not None:
-            return self._evict(victim) if self._may_evict(victim) else None
-        return self.take_slot(key, urgent=False)
-
     @property
     def may_free_slots(self) -> bool:
         """True if an expert that cannot be evicted now may be evicted later."""

@@ -42,9 +42,9 @@ class SlotCache:
         self._urgent_threads = 0
         #: Awaited experts of the running layer that the loader may load before they are requested.
         self._ahead: dict[ExpertKey, None] = {}
-        #: Prefetches, each with the expert that it replaces; `_deferred` ones follow a layer.
-        self._prefetches: dict[ExpertKey, ExpertKey | None] = {}
-        self._deferred: dict[int, dict[ExpertKey, ExpertKey | None]] = {}
+        #: Prefetches; `_deferred` ones follow a layer.
+        self._prefetches: dict[ExpertKey, None] = {}
+        self._deferred: dict[int, dict[ExpertKey, None]] = {}
         #: The call of `serve` whose layer runs, and its thread.
         self._serving: object | None = None
         self._serving_thread: int | None = None
@@ -108,10 +108,8 @@ class SlotCache:
                     self._start_deferred(layer)
                     self._on_release()
 
-    def prefetch(
-        self, keys: Sequence[ExpertKey], *, replace: Sequence[ExpertKey] = (), after: int | None = None
-    ) -> None:
-        """Queue experts to be loaded when nothing more urgent is to do. `replace[i]` makes room for `keys[i]`.
+    def prefetch(self, keys: Sequence[ExpertKey], *, after: int | None = None) -> None:
+        """Queue experts to be loaded when nothing more urgent is to do.
 
         `after`: not before this layer, about to be served, has all that it waits for. An expert that runs, or is about
         to, is never evicted: the prefetch waits until it is idle. A prefetch is dropped if no expert can be evicted for
@@ -119,11 +117,11 @@ class SlotCache:
         """
         with self._changed:
             queue = self._prefetches if after is None else self._deferred.setdefault(after, {})
-            for position, key in enumerate(keys):
+            for key in keys:
                 if self._ledger.get(key) is not None:
                     self._ledger.note_predicted(key)
                 elif key not in self._ledger.loading and key not in self._prefetches:
-                    queue[key] = replace[position] if position < len(replace) else None
+                    queue[key] = None
             self._wake()
 
     def cancel(self, layer: int) -> None:
@@ -331,7 +329,7 @@ class SlotCache:
         """Queue the prefetches that wait for this layer, whose experts are there now."""
         keys = self._deferred.pop(layer, None)
         if keys:
-            self._prefetches.update({key: keys[key] for key in keys if self._ledger.get(key) is None})
+            self._prefetches.update({key: None for key in keys if self._ledger.get(key) is None})
             self._wake()
 
     def _on_release(self) -> None:
@@ -375,11 +373,11 @@ class SlotCache:
                 return None  # nor may a prefetch take the place that is freed next
             del self._ahead[key]
             return self._begin_load(key, slot, "demand")
-        for key, victim in list(self._prefetches.items()):
+        for key in list(self._prefetches):
             if self._ledger.get(key) is not None:
                 self._drop_prefetch(key)  # a demand was faster
                 continue
-            slot = self._ledger.take_slot_of(victim, key)
+            slot = self._ledger.take_slot(key, urgent=False)
             if slot is not None:
                 return self._begin_load(key, slot, "prefetch")
             if not self._ledger.may_free_slots:

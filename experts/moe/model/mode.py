@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertIterator, ForwardStep, Routing
+from experts.moe.gating import ExpertIterator, ForwardStep, Routing, expert_mask, mask_gate
 from experts.moe.model.dispatch import Gate
 from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
 from experts.moe.weights.prepared import PreparedFiles
@@ -75,6 +75,11 @@ class Mode:
     def route(self, routing: Routing) -> Routing:
         """Return the routing to carry out; a lossless mode returns `routing` itself."""
         return routing
+
+    def among_residents(self, routing: Routing) -> Routing:
+        """Return the routing to the layer's resident experts, which stay until it has been served."""
+        resident = self.cache.resident(routing.layer, guard=True)
+        return mask_gate(routing, expert_mask(resident, self.arch.experts), renormalise=self.arch.renormalise)
 
     def experts(self, routing: Routing) -> ExpertIterator:
         """Serve the experts of a routing that `route` returned. Raises ModelError."""

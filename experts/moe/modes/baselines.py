@@ -9,9 +9,9 @@ import torch
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Routing, expert_mask, mask_gate
+from experts.moe.gating import ExpertKey, Routing
 from experts.moe.model.mode import Mode
-from experts.moe.policy.eviction import MostPopular
+from experts.moe.policy.eviction import KeepChosen, split_evenly
 from experts.moe.trace import load_popularity
 from experts.moe.weights.prepared import PreparedFiles
 
@@ -75,20 +75,31 @@ class Popularity(Mode):
             message = f"the mode needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
             raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
 
-    def eviction_policy(self, arch: MoeArch) -> MostPopular:  # noqa: ARG002
-        self._policy = MostPopular(self._ranking.tolist(), self.transit)
+    def eviction_policy(self, arch: MoeArch) -> KeepChosen:  # noqa: ARG002
+        self._policy = KeepChosen()
         return self._policy
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         super().attach(cache, arch)
-        cache.preload(self._popular())
+        cache.preload(self._choose(cache.slots))
 
     def resize(self, budget_bytes: int) -> None:
-        super().resize(budget_bytes)
-        self.cache.prefetch(self._popular())
+        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
+        popular = self._choose(budget_bytes // self.arch.expert_bytes)
+        self.cache.resize(budget_bytes)
+        self.cache.prefetch(popular)
 
-    def _popular(self) -> list[ExpertKey]:
-        return [ExpertKey(*key) for key in self._policy.popular]
+    def _choose(self, slots: int) -> list[ExpertKey]:
+        """Choose the experts that stay in so many slots."""
+        staying = slots if slots >= len(self.arch.expert_keys) else slots - self.transit
+        counts = split_evenly(staying, self.arch.layers)
+        keys = [
+            ExpertKey(layer, expert)
+            for layer, ranking in enumerate(self._ranking.tolist())
+            for expert in sorted(ranking[: counts[layer]])
+        ]
+        self._policy.chosen = frozenset(keys)
+        return keys
 
 
 class Prune(Popularity):
@@ -97,13 +108,5 @@ class Prune(Popularity):
     lossless = False
     transit = 0
 
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        #: By layer: the resident experts when the layer ran last, and their mask.
-        self._masks: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
-
     def route(self, routing: Routing) -> Routing:
-        resident = self.cache.resident(routing.layer, guard=True)
-        if routing.layer not in self._masks or self._masks[routing.layer][0] != resident:
-            self._masks[routing.layer] = resident, expert_mask(resident, self.arch.experts)
-        return mask_gate(routing, self._masks[routing.layer][1], renormalise=self.arch.renormalise)
+        return self.among_residents(routing)

@@ -156,7 +156,7 @@ def test_a_guarded_layer_keeps_what_it_has_until_it_was_served(tmp_path: Path):
     with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
         cache.preload(keys(0, 0, 1))
         assert cache.resident(0, guard=True) == (0, 1)
-        cache.prefetch(keys(0, 6), replace=keys(0, 0))
+        cache.prefetch(keys(0, 6))
         time.sleep(0.02)
         assert served(cache, 0, [0, 1]) == [0, 1]
         cache.quiesce()

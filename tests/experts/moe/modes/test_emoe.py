@@ -11,7 +11,7 @@ from experts.moe.modes.emoe.fitting import (
     fit_predictor,
     save_predictor,
 )
-from experts.moe.modes.emoe.mode import Emoe, EmoeOptions, load_knowledge
+from experts.moe.modes.emoe.mode import Emoe, EmoeOptions
 from experts.moe.modes.emoe.sensitivity import (
     WrongRouting,
     measure,
@@ -71,7 +71,7 @@ def run_prompt(runtime, task, number, tokens=12):
 
 
 def emoe(folder, **options):
-    return Emoe(load_knowledge(PreparedFiles(folder)), EmoeOptions(**options))
+    return Emoe(PreparedFiles(folder), EmoeOptions(**options))
 
 
 def resident(runtime):
