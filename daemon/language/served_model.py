@@ -61,7 +61,7 @@ class ServedModel:
             SloSlack(BatchLimits(model.rows, self.text_tokens)),
             token_bytes,
             on_token=self._handle_token,
-            waited_s=lambda: self._runtime.cache.metrics.counts.wait_s,
+            waited_s=lambda: self._runtime.cache.counts.wait_s,
             clock=clock,
         )
 
@@ -139,7 +139,7 @@ class ServedModel:
 
     def account(self) -> dict[str, Any]:
         cache = self._runtime.cache
-        counts = cache.metrics.counts
+        counts = cache.counts
         return {
             "mode": self._settings.mode,
             "running": self._engine.running,
@@ -165,7 +165,7 @@ class ServedModel:
             self._on_token(text, index, piece)
 
     def _outcome(self, ended: TextRequest) -> tuple[Generation, str | None]:
-        counts = self._runtime.cache.metrics.pop_request(ended.request)
+        counts = self._runtime.cache.pop_request(ended.request)
         outcome = replace(
             self._texts.pop(ended.request),
             text=ended.text,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from experts.moe.cache.metrics import FetchCounts
+from experts.moe.cache.slot_ledger import FetchCounts
 from experts.moe.gating import StepRow
 from experts.moe.weights.prepared import PreparedFiles
 from tests.moe.corpus import DOMAINS, MAX_CHARACTERS, CorpusDocument, collect
@@ -112,7 +112,7 @@ def perplexity(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, decod
 
     A prompt is one prefill, except for its last `decoded` tokens, which come one at a time as in decoding.
     """
-    before = runtime.cache.metrics.counts.copy()
+    before = runtime.cache.counts.copy()
     losses: dict[str, float] = {}
     tokens: dict[str, int] = {}
     for number, prompt in enumerate(prompts):
@@ -124,7 +124,7 @@ def perplexity(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, decod
         perplexity=math.exp(sum(losses.values()) / total),
         of_domain={task: math.exp(losses[task] / tokens[task]) for task in losses},
         tokens=total,
-        counts=runtime.cache.metrics.counts - before,
+        counts=runtime.cache.counts - before,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from experts.moe.cache.metrics import FetchCounts
+from experts.moe.cache.slot_ledger import FetchCounts
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode

@@ -186,7 +186,7 @@ def _pass(
 ) -> tuple[float, float, float, float]:
     """Run the windows, awaiting swaps after each step; return loss, loads of a step, ms of a load and of a step."""
     lost, tokens, step_ms = 0.0, 0, list[float]()
-    before = runtime.cache.metrics.counts.copy()
+    before = runtime.cache.counts.copy()
     with torch.no_grad():
         for window in windows:
             past, logits = None, list[torch.Tensor]()
@@ -199,6 +199,6 @@ def _pass(
                 runtime.cache.quiesce()
             lost += float(torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], window[1:], reduction="sum"))
             tokens += len(window) - 1
-    spent = runtime.cache.metrics.counts - before
+    spent = runtime.cache.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0
     return lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms)

@@ -1,6 +1,6 @@
 """The base class of modes: a mode decides which experts are in memory, and which expert computes which token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertIterator, ForwardStep, Routing, expert_mask, mask_gate
+from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing, expert_mask, mask_gate
 from experts.moe.model.dispatch import Gate
-from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
+from experts.moe.policy.eviction import EvictionPolicy, KeepChosen, LayeredLru
 from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -90,10 +90,43 @@ class Mode:
     def resize(self, budget_bytes: int) -> None:
         """Change the budget while serving. Raises ModelError if it is too small for the mode."""
         self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        self.cache.resize(budget_bytes)
+        self.cache.resize(budget_bytes - self.reserved_bytes)
 
     def close(self) -> None:
         """Release what the mode holds outside the cache."""
+
+
+class KeepingMode(Mode):
+    """Keeps the experts that `choose` chooses; the others are loaded only if a routing needs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._policy = KeepChosen()
+
+    def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:  # noqa: ARG002
+        return self._policy
+
+    def choose(self, slots: int) -> None:
+        """Choose experts for so many slots, and call `keep`."""
+        raise NotImplementedError
+
+    def keep(self, experts: Iterable[tuple[int, int]]) -> None:
+        self._policy.chosen = frozenset(experts)
+
+    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        super().attach(cache, arch)
+        self.choose(cache.slots)
+        cache.preload(self.kept())
+
+    def resize(self, budget_bytes: int) -> None:
+        """Evict experts, or load more beside computing. Raises ModelError if it is too small for the mode."""
+        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
+        self.choose(min(budget_bytes // self.arch.expert_bytes, len(self.arch.expert_keys)))
+        self.cache.resize(budget_bytes)
+        self.cache.prefetch(self.kept())
+
+    def kept(self) -> list[ExpertKey]:
+        return [ExpertKey(*key) for key in sorted(self._policy.chosen)]
 
 
 class FitProgress(Protocol):

@@ -10,8 +10,8 @@ from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing
-from experts.moe.model.mode import Mode
-from experts.moe.policy.eviction import KeepChosen, split_evenly
+from experts.moe.model.mode import KeepingMode, Mode
+from experts.moe.policy.eviction import split_evenly
 from experts.moe.trace import load_popularity
 from experts.moe.weights.prepared import PreparedFiles
 
@@ -54,7 +54,7 @@ class Lookahead(Mode):
         return [ExpertKey(layer, expert) for expert, _ in counts.most_common(layer_slots)]
 
 
-class Popularity(Mode):
+class Popularity(KeepingMode):
     """Keeps the most popular experts of each layer by `shares` (L, E) of tokens; the others pass through one slot."""
 
     #: Slots for the unpopular experts.
@@ -75,31 +75,11 @@ class Popularity(Mode):
             message = f"the mode needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
             raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
 
-    def eviction_policy(self, arch: MoeArch) -> KeepChosen:  # noqa: ARG002
-        self._policy = KeepChosen()
-        return self._policy
-
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        cache.preload(self._choose(cache.slots))
-
-    def resize(self, budget_bytes: int) -> None:
-        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        popular = self._choose(budget_bytes // self.arch.expert_bytes)
-        self.cache.resize(budget_bytes)
-        self.cache.prefetch(popular)
-
-    def _choose(self, slots: int) -> list[ExpertKey]:
-        """Choose the experts that stay in so many slots."""
+    def choose(self, slots: int) -> None:
         staying = slots if slots >= len(self.arch.expert_keys) else slots - self.transit
         counts = split_evenly(staying, self.arch.layers)
-        keys = [
-            ExpertKey(layer, expert)
-            for layer, ranking in enumerate(self._ranking.tolist())
-            for expert in sorted(ranking[: counts[layer]])
-        ]
-        self._policy.chosen = frozenset(keys)
-        return keys
+        rankings = enumerate(self._ranking.tolist())
+        self.keep((layer, expert) for layer, ranking in rankings for expert in ranking[: counts[layer]])
 
 
 class Prune(Popularity):

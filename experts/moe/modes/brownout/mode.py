@@ -78,10 +78,6 @@ class Brownout(Mode):
             message = f"a budget of {budget_bytes} bytes holds no expert beside {self.reserved_bytes} of united ones"
             raise ModelError(folder, f"{message}; raise it, or unite more experts in one (way)")
 
-    def resize(self, budget_bytes: int) -> None:
-        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        self.cache.resize(budget_bytes - self.reserved_bytes)
-
     def observe(self, phase: Phase, latency_s: float) -> None:
         """Report the latency of a request's first token (since arrival) or of a later one (since the last)."""
         if self.salc is not None:

@@ -14,12 +14,11 @@ from pydantic import PositiveInt
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.gating import ExpertKey, ForwardStep, Routing, expert_mask, mask_gate
-from experts.moe.model.mode import Mode, ModeOptions
+from experts.moe.gating import ForwardStep, Routing, expert_mask, mask_gate
+from experts.moe.model.mode import KeepingMode, ModeOptions
 from experts.moe.modes.emoe.fitting import load_predictor
 from experts.moe.modes.emoe.predictor import Variant
 from experts.moe.modes.emoe.sensitivity import load_shares, sensitivity_weights
-from experts.moe.policy.eviction import KeepChosen
 from experts.moe.trace import shares
 from experts.moe.weights.prepared import PreparedFiles
 
@@ -49,7 +48,7 @@ class _Prompt:
     tokens: int
 
 
-class Emoe(Mode):
+class Emoe(KeepingMode):
     Options = EmoeOptions
     lossless = False
 
@@ -61,7 +60,6 @@ class Emoe(Mode):
         #: Sensitivity of each task in each layer, and averaged over tasks.
         self._weights = sensitivity_weights(load_shares(prepared))
         self._average = tuple(sum(row) / len(row) for row in zip(*self._weights.values(), strict=True))
-        self._policy = KeepChosen()
         self._prompts = 0
         #: The last prompts, those that decode, and the predictor's input.
         self._recent: deque[_Prompt] = deque(maxlen=max(_RECENT_PROMPTS, options.period))
@@ -74,16 +72,11 @@ class Emoe(Mode):
     def open(cls, checkpoint: Path, options: EmoeOptions) -> "Emoe":
         return cls(PreparedFiles(checkpoint), options)
 
-    def eviction_policy(self, arch: MoeArch) -> KeepChosen:  # noqa: ARG002
-        return self._policy
-
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
         #: Expected tokens of each expert, (L, E), and the experts that should be in memory and that gates may choose.
         self._expected = self._predictor.prior[-1] * torch.tensor(self._average)[:, None]
         self._chosen = torch.zeros(arch.layers, arch.experts, dtype=torch.bool)
-        self._choose(cache.budget_bytes // arch.expert_bytes)
-        cache.preload(ExpertKey(*key) for key in self._chosen.nonzero().tolist())
+        super().attach(cache, arch)
 
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)
@@ -114,13 +107,6 @@ class Emoe(Mode):
             self._past.append((self._task_number(row.task), shares(index, self.arch.experts)))
         self._routed.clear()
 
-    def resize(self, budget_bytes: int) -> None:
-        """Evict the experts with the fewest expected tokens, or load more beside computing. Raises ModelError."""
-        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        self._choose(budget_bytes // self.arch.expert_bytes)
-        self.cache.resize(budget_bytes)
-        self._load()
-
     def _choose_again(self, new: list[_Prompt]) -> None:
         """Predict the next period, and begin to load the missing experts of its choice."""
         tokens = self._expected_tokens(new)
@@ -129,8 +115,8 @@ class Emoe(Mode):
         weights = self._weights if self._options.task_aware else {}
         sensitivity = torch.tensor([weights.get(task, self._average) for task in tokens])
         self._expected = torch.einsum("t,tl,tle->le", torch.tensor([*tokens.values()]), sensitivity, predicted.cpu())
-        self._choose(int(self._chosen.sum()))
-        self._load()
+        self.choose(int(self._chosen.sum()))
+        self.cache.prefetch(self.kept())
 
     def _expected_tokens(self, new: list[_Prompt]) -> dict[str | None, float]:
         """Return the tokens of each task: of running and new prompts, and of the period's rest as its past suggests."""
@@ -143,30 +129,22 @@ class Emoe(Mode):
                 tokens[prompt.task] = tokens.get(prompt.task, 0.0) + times * prompt.tokens
         return tokens
 
-    def _choose(self, slots: int) -> None:
+    def choose(self, slots: int) -> None:
         """Choose the experts with the most expected tokens, of each layer a token's before all others (§3.4)."""
         worth = self._expected * (1.0 + _RESIDENT_BONUS * self._chosen)
         best = worth.topk(self.arch.top_k, dim=1)
         worth = worth.scatter(1, best.indices, best.values + worth.max() + 1.0)
         self._chosen = torch.zeros_like(self._chosen)
-        self._chosen.view(-1)[worth.flatten().topk(min(slots, worth.numel())).indices] = True
-        self._allowed = self._chosen
-        self._policy.chosen = frozenset(map(tuple, self._chosen.nonzero().tolist()))
-
-    def _residents(self) -> torch.Tensor:
-        rows = [expert_mask(self.cache.resident(layer), self.arch.experts) for layer in range(self.arch.layers)]
-        return torch.stack(rows)
-
-    def _load(self) -> None:
-        missing = (self._chosen & ~self._residents()).nonzero().tolist()
-        self._is_loading = bool(missing)
-        self.cache.prefetch([ExpertKey(*key) for key in missing])
+        self._chosen.view(-1)[worth.flatten().topk(slots).indices] = True
+        self.keep((layer, expert) for layer, expert in self._chosen.nonzero().tolist())
+        self._allowed, self._is_loading = self._chosen, True
 
     def _check_loading(self) -> None:
         """Allow only the experts that could be loaded, once loading has ended."""
         if self._is_loading and not self.cache.pending():
             self._is_loading = False
-            self._allowed = self._residents()
+            rows = [expert_mask(self.cache.resident(layer), self.arch.experts) for layer in range(self.arch.layers)]
+            self._allowed = torch.stack(rows)
 
     def _task_number(self, task: str | None) -> int:
         return self._tasks.index(task) if task in self._tasks else len(self._tasks)

@@ -5,7 +5,7 @@ expert's importance comes from the gate before masking; at the end of a step the
 unimportant experts for important ones, in the loader's thread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,9 +15,9 @@ from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ForwardStep, Routing
-from experts.moe.model.mode import Mode, ModeOptions
+from experts.moe.model.mode import KeepingMode, ModeOptions
 from experts.moe.modes.swapmoe.planner import MemoryPlan, Preparation, load_preparation, plan_for
-from experts.moe.policy.eviction import KeepChosen, allot
+from experts.moe.policy.eviction import allot
 from experts.moe.weights.expert_store import ExpertStore
 
 
@@ -91,7 +91,7 @@ def _shares(rows: torch.Tensor) -> torch.Tensor:
     return rows / rows.sum(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
-class SwapMoe(Mode):
+class SwapMoe(KeepingMode):
     """Without a `preparation` memory is split evenly. One slot is for the expert that is swapped in."""
 
     Options = SwapMoeOptions
@@ -101,17 +101,14 @@ class SwapMoe(Mode):
         super().__init__()
         self._preparation = preparation
         self._options = options or SwapMoeOptions()
-        self._policy = KeepChosen()
         self._steps = 0
         #: By layer of this step: importance (E,) on the model's device.
         self._scores: dict[int, torch.Tensor] = {}
+        self._chosen: dict[int, list[int]] = {}
 
     @classmethod
     def open(cls, checkpoint: Path, options: SwapMoeOptions) -> "SwapMoe":
         return cls(load_preparation(checkpoint), options)
-
-    def eviction_policy(self, arch: MoeArch) -> KeepChosen:  # noqa: ARG002
-        return self._policy
 
     def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
         super().require_budget(budget_bytes, arch, folder)
@@ -121,7 +118,6 @@ class SwapMoe(Mode):
             raise ModelError(folder, message)
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
         counts = self._options.counts
         if counts and (len(counts) != arch.layers or not all(arch.top_k <= count <= arch.experts for count in counts)):
             message = f"mode swapmoe, option counts: expected {arch.layers} numbers from {arch.top_k} to {arch.experts}"
@@ -133,8 +129,7 @@ class SwapMoe(Mode):
             ready = Preparation(norms, norms)
         self._norms, self._plans = ready.norms, ready.plans
         self._importance = Importance(ready.importance, self._options.window, self._options.prior_tokens)
-        self._allot(cache.budget_bytes)
-        cache.preload(ExpertKey(layer, expert) for layer, experts in enumerate(self._chosen) for expert in experts)
+        super().attach(cache, arch)
 
     def route(self, routing: Routing) -> Routing:
         if self._norms.device != routing.hidden.device:
@@ -148,39 +143,28 @@ class SwapMoe(Mode):
             return  # the step failed
         # One copy from the device for all layers, after the last of them.
         self._importance.add(torch.stack([scores[layer] for layer in range(self.arch.layers)]).cpu(), step.tokens)
-        self._update(self._due())
+        due = self._due()
+        self._update(due)
+        for layer in due:
+            self.cache.cancel(layer)
+            self.cache.prefetch([ExpertKey(layer, expert) for expert in self._chosen[layer]])
 
-    def resize(self, budget_bytes: int) -> None:
-        """Give layers fewer or more experts; additional ones are loaded in the layers' turns."""
-        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        self._allot(budget_bytes)
-        self.cache.resize(budget_bytes)
-
-    def _allot(self, budget_bytes: int) -> None:
-        """Set the number of experts of each layer and choose them, and set the steps of an update cycle."""
-        arch, slots = self.arch, budget_bytes // self.arch.expert_bytes
-        plan = plan_for(self._plans, budget_bytes) or MemoryPlan(
-            budget_bytes, (arch.experts,) * arch.layers, arch.layers
-        )
+    def choose(self, slots: int) -> None:
+        """Set the number of experts of each layer and the steps of an update cycle."""
+        arch, budget_bytes = self.arch, slots * self.arch.expert_bytes
+        even = MemoryPlan(budget_bytes, (arch.experts,) * arch.layers, arch.layers)
+        plan = plan_for(self._plans, budget_bytes) or even
         planned, self._period = self._options.counts or plan.counts, self._options.period or plan.period
-        staying = slots if slots >= len(arch.expert_keys) else slots - 1
+        staying = slots if slots == len(arch.expert_keys) else slots - 1
         self._counts = allot(staying, [count - arch.top_k for count in planned], arch.top_k, arch.experts)
-        self._chosen: list[list[int]] = [[] for _ in self._counts]
-        self._choose(range(arch.layers))
+        self._update(range(arch.layers))
 
-    def _choose(self, layers: Iterable[int]) -> None:
-        """Choose the most important experts of these layers."""
+    def _update(self, layers: Iterable[int]) -> None:
+        """Keep the most important experts of these layers from now on."""
         values = self._importance.values()
         for layer in layers:
             self._chosen[layer] = values[layer].topk(self._counts[layer]).indices.tolist()
-        self._policy.chosen = frozenset((layer, expert) for layer, row in enumerate(self._chosen) for expert in row)
-
-    def _update(self, layers: Sequence[int]) -> None:
-        """Swap experts in, in place of swaps that have not begun."""
-        self._choose(layers)
-        for layer in layers:
-            self.cache.cancel(layer)
-            self.cache.prefetch([ExpertKey(layer, expert) for expert in self._chosen[layer]])
+        self.keep((layer, expert) for layer, experts in self._chosen.items() for expert in experts)
 
     def _due(self) -> list[int]:
         """Return the layers to update now: in a cycle of `period` steps each has one turn (§3.3).

@@ -90,12 +90,6 @@ class SlotMachine(RuleBasedStateMachine):
         assert list(residents) == sorted(set(residents))
 
     @rule(budget=BUDGETS)
-    def resize_while_serving(self, budget: int) -> None:
-        if self.serving is None:
-            return
-        self.cache.resize(budget)
-
-    @rule(budget=BUDGETS)
     def resize_between_layers(self, budget: int) -> None:
         if self.serving is not None:
             return
