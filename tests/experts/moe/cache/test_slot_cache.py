@@ -116,7 +116,7 @@ def test_an_expert_that_runs_is_never_evicted_for_a_prefetch(tmp_path: Path):
             assert number(weights) == expert
             assert expert in cache.resident(0)
         cache.quiesce()
-        assert cache.resident(0) == (6, 7)
+        assert 7 in cache.resident(0)
 
 
 def test_a_prefetch_that_is_waited_for_counts_as_blocking_with_its_time(tmp_path: Path):
