@@ -18,8 +18,7 @@ from experts.moe.modes import open_mode
 from experts.moe.modes.baselines import Prune
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.brownout.united import load_united
-from experts.moe.modes.duoserve.fitting import load_predictors, paths_of
-from experts.moe.modes.duoserve.predictor import known_layers
+from experts.moe.modes.duoserve.predictor import known_layers, load_predictors, paths_of
 from experts.moe.modes.emoe.sensitivity import load_shares
 from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions
 from experts.moe.modes.swapmoe.planner import load_preparation

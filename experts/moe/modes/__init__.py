@@ -36,7 +36,7 @@ MODES: dict[str, ModeEntry] = {
     "lookahead": ModeEntry("baselines:Lookahead"),
     "popularity": ModeEntry("baselines:Popularity"),
     "prune": ModeEntry("baselines:Prune"),
-    "duoserve": ModeEntry("duoserve.mode:DuoServe", fit="duoserve.fitting:fit"),
+    "duoserve": ModeEntry("duoserve.mode:DuoServe", fit="duoserve.predictor:fit"),
     "swapmoe": ModeEntry("swapmoe.mode:SwapMoe"),
     "emoe": ModeEntry("emoe.mode:Emoe", fit="emoe.fitting:fit"),
     "brownout": ModeEntry("brownout.mode:Brownout"),

@@ -18,7 +18,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.brownout.united import UnitedExperts, load_united
-from experts.moe.policy.brownout import ExpertSplit, LatencyController, Phase, SalcRule, split
+from experts.moe.policy.brownout import LatencyController, Phase, redirect
 from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -64,7 +64,7 @@ class Brownout(Mode):
         salc: dict[Phase, LatencyController] | None = None
         if options.ttft_slo_ms and options.tpot_slo_ms:
             slos: dict[Phase, float] = {"prefill": options.ttft_slo_ms, "decode": options.tpot_slo_ms}
-            salc = {phase: LatencyController(SalcRule(slo_s=slo_ms / 1000)) for phase, slo_ms in slos.items()}
+            salc = {phase: LatencyController(slo_ms / 1000) for phase, slo_ms in slos.items()}
         united = load_united(PreparedFiles(checkpoint), options.way) if options.way else None
         return cls(united, threshold=options.threshold, salc=salc)
 
@@ -93,10 +93,10 @@ class Brownout(Mode):
         experts = self.arch.experts
         tokens: list[int] = torch.bincount(routing.index.flatten(), minlength=experts + 1)[:experts].tolist()
         groups = None if self._united is None else self._united.groups[routing.layer]
-        division = split(tokens, self.thresholds[self.step.phase], groups)
-        if not division.united and not division.dropped:
+        numbers = redirect(tokens, self.thresholds[self.step.phase], groups)
+        if numbers == [*range(experts + 1)]:
             return routing
-        return self._redirect(routing, division)
+        return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])
 
     def experts(self, routing: Routing) -> ExpertIterator:
         sentinel, united = self.arch.experts, self._united
@@ -110,14 +110,3 @@ class Brownout(Mode):
             self._united = united = united.to(routing.hidden.device)
         for number in numbers:
             yield number, united.weights(routing.layer, number - sentinel - 1)
-
-    def _redirect(self, routing: Routing, division: ExpertSplit) -> Routing:
-        """Renumber choices: the sentinel E for ignored ones, E + 1 + g for the united expert of group g."""
-        sentinel = self.arch.experts
-        numbers = list(range(sentinel + 1))
-        for expert in division.dropped:
-            numbers[expert] = sentinel
-        for group, members in division.united:
-            for expert in members:
-                numbers[expert] = sentinel + 1 + group
-        return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])

@@ -14,7 +14,7 @@ from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.brownout.united import DistillRecipe, UnitedExperts, load_united
-from experts.moe.policy.brownout import LatencyController, SalcRule, groups_in_order
+from experts.moe.policy.brownout import INTERVAL_S, LatencyController, groups_in_order
 from experts.moe.trace import save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.accesses import Accesses
@@ -113,13 +113,13 @@ def a_routing() -> Routing:
 def test_the_threshold_follows_the_observed_latencies(tiny: Path):
     now = 0.0
     slos = {"prefill": 0.2, "decode": 0.1}
-    salc = {phase: LatencyController(SalcRule(slo_s=slo_s, interval_s=1.0)) for phase, slo_s in slos.items()}
+    salc = {phase: LatencyController(slo_s) for phase, slo_s in slos.items()}
     mode = a_mode(tiny, salc=salc, clock=lambda: now)
     runtime = a_runtime(tiny, mode)
     runtime.model(**prompts())
     mode.observe("prefill", 0.3)
     mode.observe("decode", 0.09)
-    now = 1.0
+    now = INTERVAL_S
     runtime.model(**prompts())
     assert mode.thresholds == {"prefill": 0.8, "decode": 1.0}
 
