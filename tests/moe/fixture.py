@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tests.moe.corpus import DEFAULT_CHECKPOINT, MAX_CHARACTERS
-from tools.terminal.console import console, print_table
+from tools.terminal.console import console
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +47,6 @@ def fixture(
         console.print(f"trained: {out}")
     else:
         console.print(f"{out} is there already; delete it to train again")
-    report = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    rows = [(domain, f"{value:.1f}", report["files"][domain]) for domain, value in report["perplexity"].items()]
-    print_table("held-out files", ("domain", "perplexity", "files"), rows)
-    shares = [(layer, f"{min(row):.3f}", f"{max(row):.3f}") for layer, row in enumerate(report["load"])]
-    even = 1 / report["recipe"]["experts"]
-    print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
 
 
 def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] | None" = None) -> bool:
@@ -158,17 +152,7 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
     model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
-    held_out = texts_of(documents, held_out=True)
-    ids = encode(held_out, tokenizer)
-    windows = {domain: ids.windows(domain, recipe.window, 64) for domain in held_out}
-    return {
-        "recipe": asdict(recipe),
-        "parameters": model.num_parameters(),
-        "files": {domain: len(files) for domain, files in held_out.items()},
-        "seconds": round(seconds, 1),
-        "losses": [round(loss, 3) for loss in losses[::10]],
-        **_measure(model.eval(), windows, recipe),
-    }
+    return {"recipe": asdict(recipe), "seconds": round(seconds, 1), "losses": [round(loss, 3) for loss in losses[::10]]}
 
 
 def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":
@@ -213,23 +197,3 @@ def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
     top_experts = chances.topk(top_k).indices.flatten()
     share = torch.bincount(top_experts, minlength=experts).float() / len(top_experts)
     return experts * (share * chances.mean(0)).sum()
-
-
-def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureRecipe) -> dict[str, Any]:
-    """Measure perplexity of each domain and each expert's share of a layer's tokens, on held-out files."""
-    import torch
-
-    perplexity: dict[str, float] = {}
-    load = torch.zeros(recipe.layers, recipe.experts)
-    with torch.no_grad():
-        for domain, rows in windows.items():
-            if not len(rows):
-                continue
-            outputs = model(rows, output_router_logits=True, use_cache=False)
-            loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
-            perplexity[domain] = round(loss.exp().item(), 2)
-            for layer, logits in enumerate(outputs.router_logits):
-                top_experts = logits.topk(recipe.top_k).indices.flatten()
-                load[layer] += torch.bincount(top_experts, minlength=recipe.experts)
-    shares = load / load.sum(dim=1, keepdim=True)
-    return {"perplexity": perplexity, "load": [[round(share, 4) for share in row] for row in shares.tolist()]}

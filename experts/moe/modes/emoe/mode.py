@@ -16,9 +16,8 @@ from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.gating import ForwardStep, Routing, expert_mask, mask_gate
 from experts.moe.model.mode import KeepingMode, ModeOptions
-from experts.moe.modes.emoe.fitting import load_predictor
+from experts.moe.modes.emoe.fitting import load_predictor, load_sensitivity
 from experts.moe.modes.emoe.predictor import Variant
-from experts.moe.modes.emoe.sensitivity import load_shares, sensitivity_weights
 from experts.moe.trace import shares
 from experts.moe.weights.prepared import PreparedFiles
 
@@ -58,7 +57,7 @@ class Emoe(KeepingMode):
         self._options = options
         self._predictor, self._tasks = load_predictor(prepared)
         #: Sensitivity of each task in each layer, and averaged over tasks.
-        self._weights = sensitivity_weights(load_shares(prepared))
+        self._weights = load_sensitivity(prepared)
         self._average = tuple(sum(row) / len(row) for row in zip(*self._weights.values(), strict=True))
         self._prompts = 0
         #: The last prompts, those that decode, and the predictor's input.

@@ -4,20 +4,18 @@ import pytest
 import torch
 
 from experts.moe.gating import StepRow
+from experts.moe.model.mode import FitInputs
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import Resident
 from experts.moe.modes.emoe.fitting import (
+    SENSITIVITY,
     EmoeRecipe,
     fit_predictor,
+    load_sensitivity,
+    measure_sensitivity,
     save_predictor,
 )
 from experts.moe.modes.emoe.mode import Emoe, EmoeOptions
-from experts.moe.modes.emoe.sensitivity import (
-    WrongRouting,
-    measure,
-    sensitivity_weights,
-    shares_of,
-)
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, write_tiny
 from tests.experts.moe.traces import make_trace, observe_gates
@@ -58,10 +56,8 @@ def fitted(tmp_path_factory):
     folder = write_tiny(tmp_path_factory.mktemp("emoe") / "tiny")
     prepared, trace = PreparedFiles(folder), a_trace(folder)
     save_predictor(prepared, fit_predictor(trace, SMALL), trace, SMALL)
-    mode = WrongRouting()
-    runtime = open_runtime(folder, mode)
-    measure(runtime, mode, {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}, prepared)
-    runtime.close()
+    windows = {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}
+    measure_sensitivity(FitInputs(prepared, lambda _length, _count: windows, lambda *_: None))
     return folder, trace
 
 
@@ -133,8 +129,12 @@ def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
     assert spent.served == spent.hits > 0
 
 
-def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
-    accuracy = {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.72, "1 2": 0.64, "0 1 2": 0.08}
-    shares = {"a": shares_of(accuracy, 3)}
-    assert shares["a"] == pytest.approx((0.1, 0.95, 0.8))
-    assert sensitivity_weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
+def test_a_layer_is_as_sensitive_as_its_wrong_routing_costs(fitted):
+    folder, _ = fitted
+    prepared = PreparedFiles(folder)
+    measured = load_sensitivity(prepared)
+    assert [len(measured[task]) for task in TASKS] == [LAYERS, LAYERS]
+    stored = prepared.load_json(SENSITIVITY) | {"accuracy": {"a": {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.9}}}
+    other = PreparedFiles(write_tiny(folder / "other", seed=1))
+    other.save_json(SENSITIVITY, stored)
+    assert load_sensitivity(other)["a"] == pytest.approx((0.75, 0.05, 0.01))
