@@ -48,10 +48,6 @@ class CorpusDocument:
         """True if the file belongs to the 12 % used for measurements only."""
         return int.from_bytes(hashlib.sha256(f"split {self.source}".encode()).digest()[:4], "big") / 2**32 < 0.12
 
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
 
 def collect(characters: int, report: Callable[[str], None] = lambda _: None) -> list[CorpusDocument]:
     """Return about `characters` of each domain, without duplicates, in an order determined by the files' names."""

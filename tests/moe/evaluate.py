@@ -54,10 +54,6 @@ def make_texts(prepared: PreparedFiles, documents: Sequence[CorpusDocument] | No
     save_text(prepared, HELD_OUT, encode(texts_of(listed, held_out=True), tokenizer))
     if not prepared.has(TRAIN):
         save_text(prepared, TRAIN, encode(texts_of(listed, held_out=False), tokenizer))
-    prepared.save_json(
-        "text/corpus",
-        {"files": [[each.domain, each.source, each.sha256, len(each.text), each.held_out] for each in listed]},
-    )
 
 
 def held_out_prompts(

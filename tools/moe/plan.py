@@ -21,10 +21,8 @@ from experts.moe.modes.swapmoe.planner import (
     LossModel,
     MeasuredPlan,
     MemoryPlan,
-    PlanLimits,
     Preparation,
     even_counts,
-    fastest_period,
     load_preparation,
     plan_counts,
     random_counts,
@@ -77,7 +75,7 @@ class Planner:
 
     def run(self, configurations: int) -> MemoryPlan:
         """Measure, search, and save the plan."""
-        limits, period = self._frequency()
+        period = self._period()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
         with progress_bars() as progress:
             for number, counts in enumerate(drawn, 1):
@@ -85,7 +83,7 @@ class Planner:
                 progress("configurations", number, len(drawn))
         for _ in range(_ROUNDS):
             try:
-                best = self._search(limits, period, drawn)
+                best = self._search(period, drawn)
             except ValueError:
                 break  # every configuration within the budget is measured
             drawn = (*drawn, best)
@@ -102,24 +100,23 @@ class Planner:
         if key not in self._measured:
             self._measured[key], _, _ = self._serve(counts, period, self._windows)
             table = {name: asdict(measured) for name, measured in self._measured.items()}
-            self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": table})
+            self._prepared.save(_MEASURED, {}, {"profile": asdict(self._profile), "measured": table})
         return self._measured[key]
 
-    def _frequency(self) -> tuple[PlanLimits, int]:
-        """Measure how many loads fit in a step, and find the highest frequency within them (§3.5.1)."""
+    def _period(self) -> int:
+        """Return the shortest update cycle whose loads fit into its steps, else the longest (§3.5.1)."""
         _, load_ms, step_ms = self._serve(self.even, self._arch.layers, self._windows[:4])
-        limits = PlanLimits(self._slots, load_ms, step_ms)
-        tried: list[MeasuredPlan] = []
         with progress_bars() as progress:
-            for period in _PERIODS:
-                tried.append(self.measured(self.even, period))
-                progress("update frequencies", len(tried), len(_PERIODS))
-        return limits, fastest_period(tried, limits)
+            for number, period in enumerate(_PERIODS, 1):
+                self.measured(self.even, period)
+                progress("update frequencies", number, len(_PERIODS))
+        fits = [period for period in _PERIODS if self.measured(self.even, period).loads * load_ms <= step_ms]
+        return fits[0] if fits else _PERIODS[-1]
 
-    def _search(self, limits: PlanLimits, period: int, drawn: Sequence[Configuration]) -> Configuration:
+    def _search(self, period: int, drawn: Sequence[Configuration]) -> Configuration:
         measured = [self.measured(counts, period) for counts in drawn]
         model = LossModel(measured, self._arch.experts)
-        return plan_counts(model, measured, limits, experts=self._arch.experts, floor=self._arch.top_k)
+        return plan_counts(model, measured, self._slots, experts=self._arch.experts, floor=self._arch.top_k)
 
     def _prepare(self) -> Preparation:
         """Measure the norms of all experts, and Eq. 2 on the profile with every expert taking part."""
@@ -152,7 +149,7 @@ class Planner:
 
     def _load_measured(self) -> dict[str, MeasuredPlan]:
         try:
-            saved = self._prepared.load_json(_MEASURED)
+            _, saved = self._prepared.load(_MEASURED)
         except ModelError:
             return {}
         if saved["profile"] != asdict(self._profile):

@@ -195,7 +195,7 @@ def measure_sensitivity(inputs: FitInputs) -> None:
     shapes = {task: list(rows.shape) for task, rows in windows.items()}
     accuracy: dict[str, dict[str, float]] = {}
     with suppress(ModelError):
-        stored = prepared.load_json(SENSITIVITY)
+        _, stored = prepared.load(SENSITIVITY)
         accuracy = stored["accuracy"] if stored["windows"] == shapes else {}
     passes = [(task, layer) for task in windows for layer in (None, *range(arch.layers))]
     budget_bytes = len(arch.expert_keys) * arch.expert_bytes
@@ -205,7 +205,7 @@ def measure_sensitivity(inputs: FitInputs) -> None:
             if _name(layer) not in of_task:
                 mode.restart(layer)
                 of_task[_name(layer)] = _accuracy(runtime, windows[task])
-                prepared.save_json(SENSITIVITY, {"windows": shapes, "layers": arch.layers, "accuracy": accuracy})
+                prepared.save(SENSITIVITY, {}, {"windows": shapes, "layers": arch.layers, "accuracy": accuracy})
             inputs.progress(SENSITIVITY, number, len(passes))
 
 
@@ -228,7 +228,7 @@ def load_sensitivity(prepared: PreparedFiles) -> dict[str | None, tuple[float, .
 
     Raises ModelError if it was not measured, or not to the end.
     """
-    stored = prepared.load_json(SENSITIVITY)
+    _, stored = prepared.load(SENSITIVITY)
     weights: dict[str | None, tuple[float, ...]] = {}
     try:
         for task, accuracy in stored["accuracy"].items():
@@ -236,5 +236,5 @@ def load_sensitivity(prepared: PreparedFiles) -> dict[str | None, tuple[float, .
             weights[task] = tuple(max(_MIN_WEIGHT, 1.0 - share) for share in left)
     except KeyError as error:
         message = "is not complete; go on with `coserve moe fit`"
-        raise ModelError(prepared.path(SENSITIVITY, ".json"), message) from error
+        raise ModelError(prepared.path(SENSITIVITY), message) from error
     return weights

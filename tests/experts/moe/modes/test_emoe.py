@@ -134,7 +134,7 @@ def test_a_layer_is_as_sensitive_as_its_wrong_routing_costs(fitted):
     prepared = PreparedFiles(folder)
     measured = load_sensitivity(prepared)
     assert [len(measured[task]) for task in TASKS] == [LAYERS, LAYERS]
-    stored = prepared.load_json(SENSITIVITY) | {"accuracy": {"a": {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.9}}}
+    stored = prepared.load(SENSITIVITY)[1] | {"accuracy": {"a": {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.9}}}
     other = PreparedFiles(write_tiny(folder / "other", seed=1))
-    other.save_json(SENSITIVITY, stored)
+    other.save(SENSITIVITY, {}, stored)
     assert load_sensitivity(other)["a"] == pytest.approx((0.75, 0.05, 0.01))

@@ -1,6 +1,5 @@
 """The planner gives memory to the layers that need it, keeps to memory and bandwidth, and goes on where it stopped."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from experts.moe.modes.swapmoe.planner import (
     Configuration,
     LossModel,
     MeasuredPlan,
-    PlanLimits,
     even_counts,
     load_preparation,
     plan_counts,
@@ -34,14 +32,10 @@ def loss_of(counts: Configuration) -> float:
     return 3 + sum(need * 0.8**count for need, count in zip(NEED, counts, strict=True))
 
 
-def measured(number: int = 40, *, loads: float = 1.0, period: int = 1) -> list[MeasuredPlan]:
-    drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, number)
-    return [MeasuredPlan(counts, period, loss_of(counts), loads) for counts in drawn]
-
-
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
-    rows = measured()
-    best = plan_counts(LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR)
+    drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40)
+    rows = [MeasuredPlan(counts, 1, loss_of(counts), 1.0) for counts in drawn]
+    best = plan_counts(LossModel(rows, EXPERTS), rows, SLOTS, experts=EXPERTS, floor=FLOOR)
     assert sum(best) <= SLOTS
     assert loss_of(best) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
     assert best[0] == max(best)
@@ -65,8 +59,8 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     best = load_preparation(checkpoint)
     assert best is not None
     assert best.plans == (plan,)
-    file = PreparedFiles(checkpoint).path("plan-measured", ".json")
-    first = json.loads(file.read_text())
+    file = PreparedFiles(checkpoint).path("plan-measured")
+    _, first = PreparedFiles(checkpoint).load("plan-measured")
     assert len(first["measured"]) >= 9, "six frequencies and the configurations"
     stamp_ns = file.stat().st_mtime_ns
     assert Planner(checkpoint, "50%", profile).run(4) == plan

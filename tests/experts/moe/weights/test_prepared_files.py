@@ -42,32 +42,26 @@ def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
     with pytest.raises(ModelError, match=r"traces/train\.safetensors: not made yet; make it with `coserve moe trace"):
         prepared.load(TRAIN)
     with pytest.raises(ModelError, match="`coserve moe plan"):
-        prepared.load_json("plan")
+        prepared.load("plan")
 
 
 def test_parts_of_other_weights_are_refused(tmp_path: Path):
     first = PreparedFiles(a_checkpoint(tmp_path))
     first.save(POPULARITY, {"popularity": torch.ones(1, 4)})
-    first.save_json("plan", {})
     second = PreparedFiles(a_checkpoint(tmp_path, fill=1.0))
     assert second.stamp != first.stamp
     assert not second.has(POPULARITY)
     with pytest.raises(ModelError, match="made from other weights"):
         second.load(POPULARITY)
-    with pytest.raises(ModelError, match="made from other weights"):
-        second.load_json("plan")
 
 
 def test_a_broken_part_says_what_to_do(tmp_path: Path):
     prepared = PreparedFiles(a_checkpoint(tmp_path))
     prepared.folder.mkdir()
     prepared.path("duoserve").write_bytes(b"half")
-    prepared.path("plan", ".json").write_text("{")
     assert not prepared.has("duoserve")
     with pytest.raises(ModelError, match="make it again with `coserve moe fit"):
         prepared.load("duoserve")
-    with pytest.raises(ModelError, match="make it again with `coserve moe plan"):
-        prepared.load_json("plan")
 
 
 def test_a_trace_comes_back_as_it_was(tmp_path: Path):
