@@ -113,7 +113,7 @@ def unite(
         fail(f"--way {unknown[0]}: expected one of {', '.join(map(str, WAYS))}", status=2)
     rows = unite_all(model, ways, DistillRecipe())
     title = "united experts, and their error as a share of the energy of the replaced experts' answers"
-    print_table(title, ("way", "of a layer", "MB", "distilled", "averaged"), rows)
+    print_table(title, ("way", "of a layer", "MB", "error"), rows)
 
 
 @moe_app.command()

@@ -92,20 +92,6 @@ def test_more_experts_than_slots_come_in_waves_in_ascending_order(tmp_path: Path
             assert cache.allocated_bytes <= cache.budget_bytes
 
 
-def test_a_resident_expert_is_not_read_again(tmp_path: Path):
-    with a_cache(tmp_path, 6) as (cache, shelf, _):
-        served(cache, 0, [1, 2])
-        served(cache, 1, [5])
-        served(cache, 0, [1, 2])
-        served(cache, 1, [5])
-        assert shelf.order == [(0, 1), (0, 2), (1, 5)]
-        assert cache.resident(0) == (1, 2)
-        counts = cache.counts
-        assert (counts.served, counts.hits) == (6, 3)
-        assert (counts.fetches_demand, counts.blocking, counts.overlapped) == (3, 3, 0)
-        assert counts.bytes_moved == 3 * EXPERT_BYTES
-
-
 def test_an_expert_that_runs_is_never_evicted_for_a_prefetch(tmp_path: Path):
     with a_cache(tmp_path, 2, arch=ShelfArch(layers=1)) as (cache, _, _):
         served(cache, 0, [0, 1])

@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from experts.moe.arch import MoeArch
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import DistillRecipe, UnitedExperts, load_united
-from experts.moe.policy.brownout import INTERVAL_S, LatencyController, groups_in_order
+from experts.moe.modes.brownout.united import DistillRecipe, load_united
+from experts.moe.policy.brownout import INTERVAL_S, LatencyController
 from experts.moe.trace import save_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tests.experts.moe.accesses import Accesses
@@ -66,48 +64,17 @@ def test_threshold_1_changes_no_bit(tiny: Path, way: int):
     assert (accesses.share, accesses.choices_united) == (1.0, 0)
 
 
-def test_below_1_fewer_experts_run_and_no_token_is_lost(tiny: Path):
-    accesses = Accesses(8)
-    logits(tiny, a_mode(tiny, threshold=0.5), accesses)
-    assert accesses.originals + accesses.united < accesses.wanted
-    assert 0 < accesses.choices_united <= 0.5 * accesses.choices
-    assert accesses.choices_dropped == 0
-    assert accesses.choices == 3 * 24 * 2 * 3
-
-
-def test_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
+def test_below_1_fewer_experts_run_and_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
     partial, full = Accesses(8), Accesses(8)
     exact = logits(tiny, Mode(), Accesses(8))
     near, far = logits(tiny, a_mode(tiny, threshold=0.5), partial), logits(tiny, a_mode(tiny, 0, threshold=0.5), full)
+    assert partial.originals + partial.united < partial.wanted
+    assert 0 < partial.choices_united <= 0.5 * partial.choices
+    assert (partial.choices, partial.choices_dropped) == (3 * 24 * 2 * 3, 0)
     assert full.choices_dropped > 0
     assert full.share < partial.share
     assert not torch.equal(near, exact)
     assert not torch.equal(near, far)
-
-
-def test_a_united_expert_gets_the_gates_weight_of_each_expert_that_it_replaces():
-    """Eq. 5 and 6: with the same weights in all experts and in the united one nothing changes at any threshold."""
-    mode, routing = a_detached_mode(), a_routing()
-    done = mode.route(routing)
-    assert torch.equal(done.weight, routing.weight)
-    assert torch.equal(done.index, routing.index // 4 + 9)
-
-
-def a_detached_mode() -> Brownout:
-    mode = Brownout(some_united(), threshold=0.0)
-    mode.arch = MoeArch("mixtral", 1, 8, 2, 4, 3, torch.float32, ("model.layers.0.mlp",), 64)
-    mode.begin(ForwardStep(1, "prefill", ()))
-    return mode
-
-
-def some_united() -> UnitedExperts:
-    return UnitedExperts((torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (groups_in_order(8, 4),))
-
-
-def a_routing() -> Routing:
-    index = torch.tensor([[0, 5], [1, 6], [3, 0]])
-    weight = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
-    return Routing(0, torch.zeros(3, 4), torch.zeros(3, 8), index, weight)
 
 
 def test_the_threshold_follows_the_observed_latencies(tiny: Path):

@@ -96,12 +96,6 @@ def cut_off(file):
         opened.truncate(file.stat().st_size - 4096)
 
 
-def spoil_header(file):
-    with file.open("r+b") as opened:
-        opened.seek(20)
-        opened.write(b"\0\0\0")
-
-
 def change_header(file):
     data = bytearray(file.read_bytes())
     at = data.index(b'"data_offsets":[0,') + len(b'"data_offsets":[')
@@ -109,13 +103,10 @@ def change_header(file):
     file.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [(cut_off, "not a whole slot file"), (spoil_header, "not a whole slot file"), (change_header, "not a whole slot")],
-)
-def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, slots, spoil, message):
+@pytest.mark.parametrize("spoil", [cut_off, change_header])
+def test_a_spoilt_slot_file_is_refused_and_written_again_by_the_import(tmp_path, slots, spoil):
     spoil(slots)
-    with pytest.raises(ModelError, match=rf"experts-exact.*{message}.*coserve moe import"):
+    with pytest.raises(ModelError, match=r"experts-exact.*not a whole slot file.*coserve moe import"):
         a_prefill(tmp_path, "auto")
     import_into_slots(tmp_path)
     a_prefill(tmp_path, "auto")
