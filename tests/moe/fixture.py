@@ -5,17 +5,18 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.moe.corpus import DEFAULT_CHECKPOINT, MAX_CHARACTERS
+from experts.moe.library import transformers
+from experts.moe.weights.prepared import PreparedFiles
+from tests.moe.corpus import MAX_CHARACTERS, CorpusDocument, collect
+from tests.moe.evaluate import make_texts, texts_of
+from tools.moe.progress import progress_bars
+from tools.moe.text import encode
 from tools.terminal.console import console
-
-if TYPE_CHECKING:
-    import torch
-
-    from tests.moe.corpus import CorpusDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +37,11 @@ class FixtureRecipe:
     seed: int = 6
 
 
-def fixture(
-    out: Annotated[Path, typer.Option(help="The folder to write the checkpoint to.")] = DEFAULT_CHECKPOINT,
-) -> None:
-    """Train a Mixtral of 5.3 M parameters on text found on this machine: five minutes on two cores, once.
-
-    An existing fixture is not made again.
-    """
-    if make_fixture(out, FixtureRecipe()):
-        console.print(f"trained: {out}")
-    else:
-        console.print(f"{out} is there already; delete it to train again")
-
-
-def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] | None" = None) -> bool:
+def make_fixture(out: Path, recipe: FixtureRecipe, text: list[CorpusDocument] | None = None) -> bool:
     """Write a checkpoint in Hugging Face format, its text and a report; return False if it exists already.
 
     `text`: the training text, found on the machine if None.
     """
-    from tests.moe.corpus import collect
-    from tests.moe.evaluate import make_texts
-
     done = out / "training.json"
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["recipe"] == asdict(recipe):
         return False
@@ -68,8 +53,6 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
         status.update("vocabulary")
         tokenizer = _tokenizer(documents, recipe, part)
     report = _train(part, recipe, documents, tokenizer)
-    from experts.moe.weights.prepared import PreparedFiles
-
     make_texts(PreparedFiles(part), documents)
     (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     if out.exists():
@@ -78,11 +61,8 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] |
     return True
 
 
-def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: Path) -> Any:
+def _tokenizer(documents: list[CorpusDocument], recipe: FixtureRecipe, part: Path) -> Any:
     """Return a byte-pair encoding over bytes, learned from the training files only."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = decoders.ByteLevel()
@@ -94,16 +74,12 @@ def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: P
     )
     learned.train_from_iterator((document.text for document in documents if not document.held_out), trainer)
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
+    tokenizer = transformers().PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
     tokenizer.save_pretrained(part)
     return tokenizer
 
 
 def _model(recipe: FixtureRecipe) -> Any:
-    import torch
-
-    from experts.moe.library import transformers
-
     torch.manual_seed(recipe.seed)
     config = transformers().MixtralConfig(
         vocab_size=recipe.vocabulary,
@@ -124,14 +100,9 @@ def _model(recipe: FixtureRecipe) -> Any:
     return transformers().MixtralForCausalLM(config)
 
 
-def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
+def _train(part: Path, recipe: FixtureRecipe, documents: list[CorpusDocument], tokenizer: Any) -> dict[str, Any]:
     """Train, write the model, and return the report."""
     import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from tests.moe.evaluate import texts_of
-    from tools.moe.progress import progress_bars
-    from tools.moe.text import encode
 
     text = encode(texts_of(documents, held_out=False), tokenizer)
     model = _model(recipe)
@@ -148,17 +119,15 @@ def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]",
             schedule.step()
             progress("training", step + 1, recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
     seconds = time.monotonic() - began_s
-    disable_progress_bar()  # the library's own
+    transformers().utils.logging.disable_progress_bar()  # the library's own
     model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
     return {"recipe": asdict(recipe), "seconds": round(seconds, 1), "losses": [round(loss, 3) for loss in losses[::10]]}
 
 
-def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":
+def _batch(ids: dict[str, torch.Tensor], recipe: FixtureRecipe, step: int) -> torch.Tensor:
     """Return (windows, window + 1) int64, as many of each domain; determined by seed and step alone."""
-    import torch
-
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     rows: list[torch.Tensor] = []
     for whole in ids.values():
@@ -169,11 +138,9 @@ def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> 
 
 
 def _step(
-    model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: FixtureRecipe
+    model: Any, batch: torch.Tensor, optimiser: torch.optim.Optimizer, recipe: FixtureRecipe
 ) -> tuple[float, float]:
     """Train one step on a batch; return the loss, and the auxiliary loss averaged over layers."""
-    import torch
-
     outputs = model.model(batch[:, :-1], output_router_logits=True, use_cache=False)
     logits = model.lm_head(outputs.last_hidden_state)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -185,13 +152,11 @@ def _step(
     return loss.item(), balance.item()
 
 
-def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
+def _imbalance(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     """Return the auxiliary loss of one layer, 1 for an even load (Switch Transformers, equations 4 to 6).
 
     The library pools counts over layers first: each layer may then collapse to a few experts while the sum is even.
     """
-    import torch
-
     experts = logits.shape[-1]
     chances = torch.softmax(logits.float(), dim=-1)
     top_experts = chances.topk(top_k).indices.flatten()

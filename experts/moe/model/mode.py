@@ -141,7 +141,3 @@ class FitInputs:
     #: (length, count) to at most `count` windows of the training files of each task, (n, length) int64.
     training_windows: Callable[[int, int], Mapping[str, torch.Tensor]]
     progress: FitProgress
-
-
-#: Fits a mode's predictor on training files and saves it. A stopped fit resumes; a finished one is not repeated.
-FitFunction = Callable[[FitInputs], None]

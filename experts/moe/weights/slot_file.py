@@ -1,6 +1,6 @@
 """Slot files: a checkpoint's experts written as contiguous, page-aligned regions, so that a fill is one read.
 
-A safetensors file with a tensor of bytes `layer.expert` for each expert. The header names the model and weights that it
+A safetensors file with one tensor of bytes. The header names the model and weights that it
 was made from, and a sha256 for each expert, checked at that expert's first read.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -61,11 +61,9 @@ class _SlotLayout:
 
     def header(self, digests: Sequence[str]) -> bytes:
         """Return the header, whose length does not depend on the digests."""
-        table: dict[str, Any] = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}}
-        for number, key in enumerate(self.arch.expert_keys):
-            begin = number * self.stride_bytes
-            offsets = [begin, begin + self.stride_bytes]
-            table[f"{key.layer}.{key.expert}"] = {"dtype": "U8", "shape": [self.stride_bytes], "data_offsets": offsets}
+        size = len(digests) * self.stride_bytes
+        experts = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+        table = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}, "experts": experts}
         text = json.dumps(table, separators=(",", ":")).encode()
         text = text.ljust(-(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES - 8)
         return struct.pack("<Q", len(text)) + text

@@ -252,24 +252,6 @@ def test_a_token_takes_what_its_architecture_says(family: str, dtype: torch.dtyp
     assert batch.held_bytes == 0
 
 
-def test_what_does_not_fit_beside_others_waits_its_turn_and_says_the_same() -> None:
-    bench = Bench(rows=4, tokens=60)
-    for name, prompt, new in (("a", "hello", 20), ("b", "a much longer prompt than that", 25), ("c", "x", 20)):
-        bench.ask(name, prompt, new)
-    steps: list[str] = []
-    used: list[int] = []
-    while not bench.engine.is_idle:
-        bench.step()
-        steps.append("".join(row.request for row in bench.runtime.steps[-1]))
-        used.append(bench.engine.used_bytes // bench.token_bytes)
-    # "b" may come to 55 tokens: alone; "c" may pass it by.
-    assert {step for step in steps if "b" in step} == {"b"}
-    assert max(used) == 55
-    assert used[-1] == 0
-    assert bench.ended["b"].text == alone("a much longer prompt than that", 25)
-    assert set(bench.reasons().values()) == {None}
-
-
 class Fails(Plain):
     """A model of which a step fails amid its layers, or gives no numbers, for one request at one place of its text."""
 
