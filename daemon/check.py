@@ -150,12 +150,11 @@ def _require_servable(model: Model) -> None:
     network, arch, checkpoint = read_model(folder)
     mode = open_mode(model.mode, folder, model.options)
     mode.require_budget(model.memory, arch, folder)
-    try:
-        # Only the general minimum: a mode that cannot shrink so far keeps its memory while serving.
-        Mode.require_budget(mode, model.least_bytes, arch, folder)
-    except ModelError as error:
-        message = f"least_memory (a quarter of memory where it is not set): {error.message}"
-        raise ModelError(folder, message) from error
+    # Only the general minimum: a mode that cannot shrink so far keeps its memory while serving.
+    min_bytes = Mode.min_slots(mode, arch) * arch.expert_bytes
+    if model.least_bytes < min_bytes:
+        message = f"least_memory (a quarter of memory where it is not set): a budget of {model.least_bytes} bytes is"
+        raise ModelError(folder, f"{message} too small; give at least {min_bytes} bytes")
     mode.close()
     open_store(arch, checkpoint, model.storage).close()
     TextCodec.open(folder)

@@ -81,7 +81,7 @@ def fit(
     from experts.moe.model.mode import FitInputs
     from experts.moe.modes import load_registered
     from experts.moe.weights.prepared import PreparedFiles
-    from tools.moe.progress import progress_bars
+    from tools.moe.checkpoint import progress_bars
     from tools.moe.text import training_windows
 
     prepared = PreparedFiles(model)

@@ -15,7 +15,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.baselines import OnDemand
-from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance, swap_slots
+from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
 from experts.moe.modes.swapmoe.planner import (
     Configuration,
     LossModel,
@@ -30,8 +30,7 @@ from experts.moe.modes.swapmoe.planner import (
     with_plan,
 )
 from experts.moe.weights.prepared import PreparedFiles
-from tools.moe.checkpoint import arch_of
-from tools.moe.progress import progress_bars
+from tools.moe.checkpoint import arch_of, progress_bars
 from tools.moe.text import TRAIN, load_text
 from tools.terminal.console import console
 
@@ -170,7 +169,7 @@ def _slots(arch: MoeArch, budget: str, checkpoint: Path) -> int:
             slots = parse_bytes(budget) // arch.expert_bytes
     except ValueError as error:
         raise ModelError(checkpoint, f"{budget!r} is not a budget: give a size, 600MiB, or a part, 50%") from error
-    min_slots = swap_slots(arch)
+    min_slots = SwapMoe().min_slots(arch)
     if slots < min_slots:
         message = f"a budget of {budget} holds {slots} experts of {arch.expert_bytes} bytes"
         message += f"; mode swapmoe needs {min_slots}: give it more"

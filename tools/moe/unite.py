@@ -10,8 +10,7 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united, missed_share
 from experts.moe.trace import load_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
-from tools.moe.checkpoint import open_runtime
-from tools.moe.progress import progress_bars
+from tools.moe.checkpoint import open_runtime, progress_bars
 
 
 def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: DistillRecipe) -> list[tuple[str, ...]]:

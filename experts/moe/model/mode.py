@@ -48,18 +48,23 @@ class Mode:
         """Bytes of the model's budget that the mode itself holds; slots have the rest."""
         return 0
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        """Raise ModelError if the budget is too small.
+    def min_slots(self, arch: MoeArch) -> int:
+        """Return the fewest slots for the mode.
 
         A lossless mode may serve a layer in waves: it needs one slot for each layer, or one token's experts. A mode
         that chooses among resident experts needs a token's experts in each layer.
         """
-        experts = min(arch.top_k, arch.layers) if self.lossless else arch.top_k * arch.layers
-        min_bytes = experts * arch.expert_bytes
+        return min(arch.top_k, arch.layers) if self.lossless else arch.top_k * arch.layers
+
+    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        """Raise ModelError if the budget is too small."""
+        slots, own_bytes = self.min_slots(arch), self.reserved_bytes
+        min_bytes = slots * arch.expert_bytes + own_bytes
         if budget_bytes < min_bytes:
-            message = f"a budget of {budget_bytes} bytes is too small: a token takes {arch.top_k} experts of "
-            message += f"{arch.expert_bytes} bytes in each of {arch.layers} layers"
-            raise ModelError(folder, f"{message}; give at least {min_bytes} bytes")
+            beside = f" and {own_bytes} bytes of its own" if own_bytes else ""
+            message = f"a budget of {budget_bytes} bytes is too small: the mode keeps {slots} experts of"
+            message += f" {arch.expert_bytes} bytes{beside} in memory; give at least {min_bytes} bytes"
+            raise ModelError(folder, f"{message}, or choose another mode")
 
     def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:
         return LayeredLru(arch.layers)

@@ -8,7 +8,6 @@ import torch
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, Routing
 from experts.moe.model.mode import KeepingMode, Mode
 from experts.moe.policy.eviction import split_evenly
@@ -23,12 +22,8 @@ class Resident(Mode):
         super().attach(cache, arch)
         cache.preload(arch.expert_keys)
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        need_bytes = len(arch.expert_keys) * arch.expert_bytes
-        if budget_bytes < need_bytes:
-            message = f"mode resident keeps all experts in memory, {need_bytes} bytes, and has {budget_bytes}"
-            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
+    def min_slots(self, arch: MoeArch) -> int:
+        return len(arch.expert_keys)
 
 
 class OnDemand(Mode):
@@ -68,12 +63,8 @@ class Popularity(KeepingMode):
     def open(cls, checkpoint: Path, options: Any) -> "Popularity":  # noqa: ARG003  there are none
         return cls(load_popularity(PreparedFiles(checkpoint)))
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        need_bytes = (self.transit + 1) * arch.expert_bytes
-        if budget_bytes < need_bytes:
-            message = f"the mode needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
-            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
+    def min_slots(self, arch: MoeArch) -> int:
+        return max(super().min_slots(arch), self.transit + 1)
 
     def choose(self, slots: int) -> None:
         staying = slots if slots >= len(self.arch.expert_keys) else slots - self.transit

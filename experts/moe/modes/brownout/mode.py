@@ -14,7 +14,6 @@ import torch
 from pydantic import Field, PositiveFloat, model_validator
 
 from experts.moe.arch import MoeArch
-from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.brownout.united import UnitedExperts, load_united
@@ -72,11 +71,8 @@ class Brownout(Mode):
     def reserved_bytes(self) -> int:
         return 0 if self._united is None else self._united.weights_bytes
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        if budget_bytes - self.reserved_bytes < arch.expert_bytes:
-            message = f"a budget of {budget_bytes} bytes holds no expert beside {self.reserved_bytes} of united ones"
-            raise ModelError(folder, f"{message}; raise it, or unite more experts in one (way)")
+    def min_slots(self, arch: MoeArch) -> int:
+        return min(arch.top_k, arch.layers)
 
     def observe(self, phase: Phase, latency_s: float) -> None:
         """Report the latency of a request's first token (since arrival) or of a later one (since the last)."""

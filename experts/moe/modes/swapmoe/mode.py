@@ -42,11 +42,6 @@ def expert_norms(store: ExpertStore) -> torch.Tensor:
     return norms
 
 
-def swap_slots(arch: MoeArch) -> int:
-    """Return the fewest slots for the mode: a token's experts in each layer, and one for a swap."""
-    return min(arch.layers * arch.top_k + 1, len(arch.expert_keys))
-
-
 class SwapMoeOptions(ModeOptions, frozen=True):
     """`counts`: experts of each layer, instead of the plan's or an even split.
 
@@ -110,12 +105,8 @@ class SwapMoe(KeepingMode):
     def open(cls, checkpoint: Path, options: SwapMoeOptions) -> "SwapMoe":
         return cls(load_preparation(checkpoint), options)
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        min_bytes = swap_slots(arch) * arch.expert_bytes
-        if budget_bytes < min_bytes:
-            message = f"a budget of {budget_bytes} bytes has no slot to swap experts; give at least {min_bytes} bytes"
-            raise ModelError(folder, message)
+    def min_slots(self, arch: MoeArch) -> int:
+        return min(super().min_slots(arch) + 1, len(arch.expert_keys))
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
         counts = self._options.counts

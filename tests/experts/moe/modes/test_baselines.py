@@ -60,9 +60,9 @@ def test_resident_loads_everything_before_the_first_token_and_never_again(checkp
     counts = runtime.cache.counts
     assert (counts.bytes_moved // runtime.store.expert_bytes, counts.fetches) == (LAYERS * EXPERTS, 0)
     assert counts.hits == counts.served
-    with pytest.raises(ModelError, match="keeps all experts in memory"):
+    with pytest.raises(ModelError, match="keeps 24 experts"):
         runtime.mode.resize(5 * LAYERS * runtime.store.expert_bytes)
-    with pytest.raises(ModelError, match="raise the model's budget or choose another mode"):
+    with pytest.raises(ModelError, match=r"give at least .* or choose another mode"):
         a_runtime(checkpoint, "resident", EXPERTS - 1)
 
 

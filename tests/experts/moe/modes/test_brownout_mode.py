@@ -104,5 +104,5 @@ def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.Monk
     mode.resize(8 * expert_bytes)
     assert runtime.cache.allocated_bytes == 2 * expert_bytes
     runtime.model(**prompts(3, 24))
-    with pytest.raises(ModelError, match="holds no expert beside"):
+    with pytest.raises(ModelError, match="bytes of its own in memory"):
         mode.resize(6 * expert_bytes)
