@@ -13,11 +13,10 @@ from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
 from experts.moe.modes.brownout.united import DistillRecipe, load_united
 from experts.moe.policy.brownout import INTERVAL_S, LatencyController
-from experts.moe.trace import save_trace
-from experts.moe.weights.prepared import TRAIN, PreparedFiles
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.accesses import Accesses
-from tests.experts.moe.tiny import VOCABULARY, load_unmodified, prompts, write_tiny
-from tests.experts.moe.traces import make_trace
+from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
+from tests.experts.moe.traces import take_tiny_trace
 from tools.moe.unite import unite_all
 
 RECIPE = DistillRecipe(tokens=512, steps=60, batch=64)
@@ -28,16 +27,9 @@ PLENTY = 1 << 22
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Mixtral of 3 layers of 8 experts, a trace of random text, and united experts of 2 and 4."""
     folder = write_tiny(tmp_path_factory.mktemp("brownout"))
-    a_trace(folder)
+    take_tiny_trace(folder, {"text": prompts(1, 512)["input_ids"][0]}, 32)
     unite_all(folder, (2, 4), RECIPE)
     return folder
-
-
-def a_trace(folder: Path) -> None:
-    """Save a trace of 512 tokens of 16 prompts; its routing is not used."""
-    text = torch.randint(2, VOCABULARY, (512,), generator=torch.Generator().manual_seed(3))
-    trace = make_trace(torch.zeros(512, 3, 2), token=text, start=torch.arange(17) * 32, task=torch.zeros(16))
-    save_trace(PreparedFiles(folder), TRAIN, trace)
 
 
 def a_runtime(folder: Path, mode: Mode, budget_bytes: int = PLENTY) -> MoeRuntime:

@@ -10,7 +10,6 @@ import torch
 from experts.moe.gating import ExpertKey, StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
-from experts.moe.modes.baselines import Resident
 from experts.moe.modes.duoserve.mode import DuoServe
 from experts.moe.modes.duoserve.predictor import (
     DuoServeRecipe,
@@ -21,10 +20,10 @@ from experts.moe.modes.duoserve.predictor import (
     save_layer,
     states_of,
 )
-from experts.moe.trace import Trace, save_trace
-from experts.moe.weights.prepared import TRAIN, PreparedFiles
+from experts.moe.trace import Trace
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
-from tests.experts.moe.traces import make_trace, observe_gates, open_with_slots
+from tests.experts.moe.traces import make_trace, open_with_slots, take_tiny_trace
 
 SMALL = DuoServeRecipe(widths=(64, 32), tokens=12_000, batch=128)
 QUICK = DuoServeRecipe(widths=(32, 16), tokens=800, batch=64)
@@ -86,17 +85,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare(folder: Path) -> Path:
     """Trace a random model on random text, and fit its predictors."""
-    prepared = PreparedFiles(folder)
-    runtime = open_with_slots(folder, Resident())
-    gates = observe_gates(runtime)
-    with torch.no_grad():
-        runtime.model(prompts(4, 48)["input_ids"])
-    runtime.close()
-    index, weight = (torch.stack([gate[part] for gate in gates], 1) for part in (1, 2))
-    trace = make_trace(index, runtime.arch.experts, weight=weight.to(torch.float16))
-    save_trace(prepared, TRAIN, trace)
+    trace = take_tiny_trace(folder, {"text": prompts(1, 192)["input_ids"][0]}, 48)
     for layer in range(1, trace.layers):
-        save_layer(prepared, layer, fit_layer(trace, layer, QUICK), trace, QUICK)
+        save_layer(PreparedFiles(folder), layer, fit_layer(trace, layer, QUICK), trace, QUICK)
     return folder
 
 

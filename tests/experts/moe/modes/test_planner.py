@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from experts.moe.errors import ModelError
 from experts.moe.modes.swapmoe.planner import (
@@ -19,7 +18,7 @@ from experts.moe.modes.swapmoe.planner import (
 pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
 
 from experts.moe.weights.prepared import PreparedFiles
-from tests.experts.moe.tiny import VOCABULARY, write_tiny
+from tests.experts.moe.tiny import prompts, write_tiny
 from tools.moe.plan import Planner, PlanProfile
 from tools.moe.text import TRAIN, TaskText, save_text
 
@@ -41,17 +40,10 @@ def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     assert best[0] == max(best)
 
 
-def a_prepared_checkpoint(folder: Path) -> Path:
-    checkpoint = write_tiny(folder / "mixtral")
-    generator = torch.Generator().manual_seed(0)
-    ids = {domain: torch.randint(2, VOCABULARY, (64,), generator=generator) for domain in ("letters", "code")}
-    save_text(PreparedFiles(checkpoint), TRAIN, TaskText(ids))
-    return checkpoint
-
-
 def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_path: Path):
-    checkpoint = a_prepared_checkpoint(tmp_path)
-    profile = PlanProfile(of_domain=1, length=8, chunk=4)
+    checkpoint = write_tiny(tmp_path / "mixtral")
+    save_text(PreparedFiles(checkpoint), TRAIN, TaskText({"text": prompts(1, 64)["input_ids"][0]}))
+    profile = PlanProfile(of_domain=2, length=8, chunk=4)
     planner = Planner(checkpoint, "50%", profile)
     plan = planner.run(4)
     assert sum(plan.counts) <= 12

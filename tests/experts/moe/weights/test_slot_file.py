@@ -7,12 +7,13 @@ import torch
 
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
-from experts.moe.model.runtime import MoeRuntime, read_model
+from experts.moe.model.runtime import read_model
 from experts.moe.modes import open_mode
 from experts.moe.weights.checkpoint import WeightFiles
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.slot_file import SlotFileStore, write_slot_file
 from tests.experts.moe.tiny import EACH_FAMILY, prompts, write_tiny
+from tests.experts.moe.traces import open_with_slots
 
 
 def import_into_slots(folder, storage="exact"):
@@ -40,12 +41,10 @@ def read_all(store):
         yield key, [matrix.clone() for matrix in store.arch.weights(buffer)]
 
 
+@torch.inference_mode()
 def a_prefill(folder, storage):
-    _, arch, _ = read_model(folder)
-    budget_bytes = 4 * arch.layers * arch.expert_bytes
-    mode = open_mode("ondemand", folder)
-    with closing(MoeRuntime.open(folder, mode, budget_bytes, storage=storage)) as runtime, torch.inference_mode():
-        return runtime.model(**prompts(2)).logits
+    runtime = open_with_slots(folder, open_mode("ondemand", folder), 4, storage=storage)
+    return runtime.model(**prompts(2)).logits
 
 
 @pytest.mark.parametrize("layout", ["single", "fused"])
