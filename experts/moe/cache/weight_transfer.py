@@ -17,13 +17,12 @@ from experts.moe.weights.expert_store import ExpertStore
 from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
 
 
-def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> "WeightTransfer":
-    """Return the transfer for "cpu" or "cuda:N"; `ram_bytes` of pinned memory keep experts between file and GPU."""
+def weight_transfer_for(store: ExpertStore, device: str) -> "WeightTransfer":
+    """Return the transfer for "cpu" or "cuda:N"; pinned memory keeps experts between file and GPU."""
     transfer = transfer_for(device)
     if transfer.device.type == "cpu":
         return WeightTransfer(store, transfer)
-    if ram_bytes is None:
-        ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
+    ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
     tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
     return DeviceWeightTransfer(store, transfer, tier, CudaCopyStreams(transfer.device))
 

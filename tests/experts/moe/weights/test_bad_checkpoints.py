@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
 from experts.moe.model.mode import Mode
-from experts.moe.model.runtime import MoeRuntime, read_model
-from experts.moe.weights.expert_store import CheckpointStore
+from experts.moe.model.runtime import MoeRuntime
 from tests.experts.moe.tiny import edit_config, edit_tensors, prompts, write_tiny
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.5.w2.weight"
@@ -182,14 +181,3 @@ def test_a_model_that_could_not_be_opened_leaves_no_file_open_and_no_thread(fold
     files = [link.resolve() for link in Path("/proc/self/fd").iterdir() if link.exists()]
     assert not [file for file in files if file.is_relative_to(folder)]
     assert set(threading.enumerate()) <= threads
-
-
-def test_weights_stored_in_another_type_are_converted_on_their_way_into_a_slot(folder: Path):
-    original = load_file(folder / "model.safetensors")[EXPERT]
-    edit_tensors(folder, {EXPERT: original.bfloat16()})
-    _, arch, checkpoint = read_model(folder)
-    store = CheckpointStore(arch, checkpoint)
-    buffer = torch.zeros(store.expert_bytes, dtype=torch.uint8)
-    store.read(ExpertKey(1, 5), buffer.numpy().data)
-    assert torch.equal(arch.weights(buffer).down, original.bfloat16().float())
-    store.close()

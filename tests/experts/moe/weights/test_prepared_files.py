@@ -11,11 +11,9 @@ from experts.moe.errors import ModelError
 from experts.moe.trace import (
     Trace,
     load_popularity,
-    load_trace,
     popularity,
     popularity_by_task,
     save_popularity,
-    save_trace,
 )
 from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles
 from tests.experts.moe.traces import make_trace
@@ -62,16 +60,6 @@ def test_a_broken_part_says_what_to_do(tmp_path: Path):
     assert not prepared.has("duoserve")
     with pytest.raises(ModelError, match="make it again with `coserve moe fit"):
         prepared.load("duoserve")
-
-
-def test_a_trace_comes_back_as_it_was(tmp_path: Path):
-    prepared = PreparedFiles(a_checkpoint(tmp_path))
-    trace = a_trace((0, 1, 2))
-    save_trace(prepared, TRAIN, trace)
-    back = load_trace(prepared, TRAIN)
-    assert torch.equal(back.index, trace.index)
-    assert (back.tasks, back.experts, back.prompts, back.layers) == (("licence",), 4, 2, 1)
-    assert back.token[back.span(1)].tolist() == [3, 4, 5]
 
 
 def test_popularity_is_the_share_of_a_layers_tokens(tmp_path: Path):
