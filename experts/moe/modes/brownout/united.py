@@ -107,7 +107,7 @@ class Distillation:
 
     @property
     def _made(self) -> dict[str, Any]:
-        return asdict(self._recipe)
+        return asdict(self._recipe) | {"start": "strongest units"}
 
 
 def read_expert(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
