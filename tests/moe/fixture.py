@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ class FixtureRecipe:
 
 
 def make_fixture(out: Path, recipe: FixtureRecipe, text: list[CorpusDocument] | None = None) -> bool:
-    """Write a checkpoint in Hugging Face format, its text and a report; return False if it exists already.
+    """Write a checkpoint in Hugging Face format, its text and the recipe; return False if it exists already.
 
     `text`: the training text, found on the machine if None.
     """
@@ -48,13 +47,12 @@ def make_fixture(out: Path, recipe: FixtureRecipe, text: list[CorpusDocument] | 
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    with console.status("") as status:
-        documents = text or collect(recipe.characters, status.update)
-        status.update("vocabulary")
+    with console.status("text and vocabulary"):
+        documents = text or collect(recipe.characters)
         tokenizer = _tokenizer(documents, recipe, part)
-    report = _train(part, recipe, documents, tokenizer)
+    _train(part, recipe, documents, tokenizer)
     make_texts(PreparedFiles(part), documents)
-    (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    (part / "training.json").write_text(json.dumps({"recipe": asdict(recipe)}, indent=1), encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
     part.rename(out)
@@ -100,30 +98,23 @@ def _model(recipe: FixtureRecipe) -> Any:
     return transformers().MixtralForCausalLM(config)
 
 
-def _train(part: Path, recipe: FixtureRecipe, documents: list[CorpusDocument], tokenizer: Any) -> dict[str, Any]:
-    """Train, write the model, and return the report."""
-    import torch
-
+def _train(part: Path, recipe: FixtureRecipe, documents: list[CorpusDocument], tokenizer: Any) -> None:
+    """Train, and write the model."""
     text = encode(texts_of(documents, held_out=False), tokenizer)
     model = _model(recipe)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.06, cycle_momentum=False
     )
-    losses: list[float] = []
-    began_s = time.monotonic()
     with progress_bars() as progress:
         for step in range(recipe.steps):
             loss, balance = _step(model, _batch(text.ids, recipe, step), optimiser, recipe)
-            losses.append(loss)
             schedule.step()
             progress("training", step + 1, recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
-    seconds = time.monotonic() - began_s
     transformers().utils.logging.disable_progress_bar()  # the library's own
     model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
-    return {"recipe": asdict(recipe), "seconds": round(seconds, 1), "losses": [round(loss, 3) for loss in losses[::10]]}
 
 
 def _batch(ids: dict[str, torch.Tensor], recipe: FixtureRecipe, step: int) -> torch.Tensor:

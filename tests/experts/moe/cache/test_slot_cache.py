@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.gating import ExpertKey, ForwardStep, StepRow
@@ -81,15 +79,6 @@ def served(cache: SlotCache, layer: int, experts: list[int], *, ahead: bool = Fa
 
 def keys(layer: int, *experts: int) -> list[ExpertKey]:
     return [ExpertKey(layer, expert) for expert in experts]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("slots", [1, 2, 3, 7, 24])
-def test_more_experts_than_slots_come_in_waves_in_ascending_order(tmp_path: Path, slots: int, ahead: bool):
-    with a_cache(tmp_path, slots) as (cache, _, _):
-        for layer in (0, 1, 2, 0, 1, 2):
-            assert served(cache, layer, [6, 1, 4, 0, 3], ahead=ahead) == [0, 1, 3, 4, 6]
-            assert cache.allocated_bytes <= cache.budget_bytes
 
 
 def test_an_expert_that_runs_is_never_evicted_for_a_prefetch(tmp_path: Path):
