@@ -35,9 +35,9 @@ def oracle(checkpoint: Path) -> Any:
     return load_unmodified(checkpoint)
 
 
-def a_runtime(checkpoint: Path, mode: str | Mode, slots: int, device: str = "cpu") -> MoeRuntime:
+def a_runtime(checkpoint: Path, mode: str | Mode, slots: int) -> MoeRuntime:
     opened = open_mode(mode, checkpoint) if isinstance(mode, str) else mode
-    return open_with_slots(checkpoint, opened, slots, device=device)
+    return open_with_slots(checkpoint, opened, slots)
 
 
 def generate(runtime: MoeRuntime, batch: int = 1, tokens: int = 8) -> torch.Tensor:
