@@ -140,7 +140,7 @@ def model_problems(path: Path, config: Config) -> list[str]:
 
 def _require_servable(model: Model) -> None:
     """Raise ModelError for the first mistake without reading weights. Imports torch, which takes seconds."""
-    from experts.moe.model.keys_values import TextMemory, bytes_per_token, require_text_memory  # noqa: PLC0415
+    from experts.moe.model.keys_values import bytes_per_token, text_tokens  # noqa: PLC0415
     from experts.moe.model.mode import Mode  # noqa: PLC0415
     from experts.moe.model.runtime import open_store, read_model  # noqa: PLC0415
     from experts.moe.model.text import TextCodec  # noqa: PLC0415
@@ -150,14 +150,13 @@ def _require_servable(model: Model) -> None:
     network, arch, checkpoint = read_model(folder)
     mode = open_mode(model.mode, folder, model.options)
     mode.require_budget(model.memory, arch, folder)
-    try:
-        # Only the general minimum: a mode that cannot shrink so far keeps its memory while serving.
-        Mode.require_budget(mode, model.least_bytes, arch, folder)
-    except ModelError as error:
-        message = f"least_memory (a quarter of memory where it is not set): {error.message}"
-        raise ModelError(folder, message) from error
+    # Only the general minimum: a mode that cannot shrink so far keeps its memory while serving.
+    min_bytes = Mode.min_slots(mode, arch) * arch.expert_bytes
+    if model.least_bytes < min_bytes:
+        message = f"least_memory (a quarter of memory where it is not set): a budget of {model.least_bytes} bytes is"
+        raise ModelError(folder, f"{message} too small; give at least {min_bytes} bytes")
     mode.close()
     open_store(arch, checkpoint, model.storage).close()
     TextCodec.open(folder)
-    memory = TextMemory(bytes_per_token(network.config, arch.dtype), model.text_bytes)
-    require_text_memory(folder, memory, arch.context_tokens, model.max_new_tokens)
+    token_bytes = bytes_per_token(network.config, arch.dtype)
+    text_tokens(folder, token_bytes, model.text_bytes, arch.context_tokens, model.max_new_tokens)

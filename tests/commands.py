@@ -8,7 +8,6 @@ import typer
 from tests.bench import ablation, compute, image_cost, intake, line, load, online, paper, scheduler
 from tests.bench.live import command as live
 from tests.moe import bench as moe_bench
-from tests.moe import fixture as moe_fixture
 from tools.cli.moe import moe_app
 from tools.terminal.console import errors, print_json
 from tools.terminal.option_values import Commands
@@ -30,7 +29,7 @@ _BENCHMARKS = {
 def register(app: typer.Typer) -> None:
     """Add `soak`, the group `bench`, and to `moe` the fixture and its benchmark."""
     app.command(rich_help_panel="For developers")(soak)
-    moe_app.command()(moe_fixture.fixture)
+    moe_app.command()(moe_bench.fixture)
     moe_app.command()(moe_bench.bench)
     bench_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure this machine against itself.")
     app.add_typer(bench_app, name="bench", rich_help_panel="For developers")

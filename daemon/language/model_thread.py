@@ -67,9 +67,8 @@ class ModelThread:
         self._letters: queue.SimpleQueue[Generation | _Resize | None] = queue.SimpleQueue()
         self._model: ServedModel | None = None
         self._texts: dict[int, Generation] = {}
-        self._resizing: _Resize | None = None
-        #: Bytes that the resize in progress may come to hold; another order may follow it by now.
-        self._taking_bytes = 0
+        #: Budgets that were ordered and are not in force yet.
+        self._resizes: list[_Resize] = []
         self._lock = threading.Lock()
         self._ended_s = self._took_s = 0.0
         self._working_since_s: float | None = None
@@ -109,16 +108,15 @@ class ModelThread:
     def resize(self, budget_bytes: int) -> "Future[int]":
         """Set a budget from the next step on. The future gives the bytes held then, or the error."""
         with self._lock:
-            if self._resizing is None or self._resizing.budget_bytes != budget_bytes:
-                self._resizing = _Resize(budget_bytes, Future())
-                self._letters.put(self._resizing)
-            return self._resizing.done
+            if not self._resizes or self._resizes[-1].budget_bytes != budget_bytes:
+                self._resizes.append(_Resize(budget_bytes, Future()))
+                self._letters.put(self._resizes[-1])
+            return self._resizes[-1].done
 
     @property
     def held_bytes(self) -> int:
         with self._lock:
-            ordered_bytes = 0 if self._resizing is None else self._resizing.budget_bytes
-            return max(self._budget_bytes, self._taking_bytes, ordered_bytes)
+            return max([self._budget_bytes, *(resize.budget_bytes for resize in self._resizes)])
 
     @property
     def is_failing(self) -> bool:
@@ -248,22 +246,16 @@ class ModelThread:
             self._fail(str(error))
 
     def _resize(self, resize: "_Resize") -> None:
-        with self._lock:
-            overtaken = resize is not self._resizing
-            self._taking_bytes = 0 if overtaken else resize.budget_bytes
-        if overtaken:
-            resize.done.set_result(self._budget_bytes)
-            return
         try:
             if self._model is not None:
                 self._working(self._hang_after_s)
                 self._model.resize(resize.budget_bytes)
         except Exception as error:  # noqa: BLE001  the caller of `resize` gets it
             self._undo_resize()
-            self._resized(resize, self._budget_bytes)
+            self._end_resize(resize, self._budget_bytes)
             resize.done.set_exception(error)
         else:
-            self._resized(resize, resize.budget_bytes)
+            self._end_resize(resize, resize.budget_bytes)
             resize.done.set_result(resize.budget_bytes)
         finally:
             self._working_since_s = None
@@ -278,11 +270,10 @@ class ModelThread:
         except Exception as error:  # noqa: BLE001  once closed, it holds nothing
             self._fail(f"it could not go back to {self._budget_bytes} bytes: {error}")
 
-    def _resized(self, resize: "_Resize", budget_bytes: int) -> None:
+    def _end_resize(self, resize: "_Resize", budget_bytes: int) -> None:
         with self._lock:
-            self._budget_bytes, self._taking_bytes = budget_bytes, 0
-            if self._resizing is resize:
-                self._resizing = None
+            self._budget_bytes = budget_bytes
+            self._resizes.remove(resize)
 
     # Opening and failing
 
@@ -353,7 +344,7 @@ class ModelThread:
         self._on_outcome(replace(ended, total_ms=total_s * 1000))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, frozen=True, slots=True)
 class _Resize:
     budget_bytes: int
     done: "Future[int]"

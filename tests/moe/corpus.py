@@ -48,17 +48,12 @@ class CorpusDocument:
         """True if the file belongs to the 12 % used for measurements only."""
         return int.from_bytes(hashlib.sha256(f"split {self.source}".encode()).digest()[:4], "big") / 2**32 < 0.12
 
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
-
-def collect(characters: int, report: Callable[[str], None] = lambda _: None) -> list[CorpusDocument]:
+def collect(characters: int) -> list[CorpusDocument]:
     """Return about `characters` of each domain, without duplicates, in an order determined by the files' names."""
     documents: list[CorpusDocument] = []
     finders = (licences, python_source, manuals, configurations, docstrings)
     for domain, find in zip(DOMAINS, finders, strict=True):
-        report(f"text: {domain}")
         documents += _enough(domain, find(characters), characters)
     return documents
 

@@ -1,17 +1,14 @@
 """Quality and speed of a served model: perplexity on held-out text, and the times of its tokens."""
 
-import math
 import random
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from experts.moe.cache.metrics import FetchCounts
+from experts.moe.cache.slot_ledger import FetchCounts
 from experts.moe.gating import StepRow
 from experts.moe.weights.prepared import PreparedFiles
 from tests.moe.corpus import DOMAINS, MAX_CHARACTERS, CorpusDocument, collect
@@ -35,41 +32,12 @@ class HeldOutPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextQuality:
-    """Perplexity over all prompts and of each domain, and the cache's counts meanwhile."""
+    """Perplexity over all prompts and of each domain; the cache's counts meanwhile, and in decoding steps."""
 
     perplexity: float
     of_domain: dict[str, float]
-    tokens: int
     counts: FetchCounts
-
-
-@dataclass(slots=True)
-class DecodeTiming:
-    """Seconds to each prompt's first token and between later ones; the cache's counts, in total and while decoding."""
-
-    first_s: list[float] = field(default_factory=list)
-    between_s: list[float] = field(default_factory=list)
-    counts: FetchCounts = field(default_factory=FetchCounts)
-    decode: FetchCounts = field(default_factory=FetchCounts)
-    total_s: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        return len(self.first_s) + len(self.between_s)
-
-    def as_dict(self) -> dict[str, float]:
-        """Return milliseconds and rates for a report."""
-        return {
-            "ttft_p50_ms": _percentile_ms(self.first_s, 50),
-            "ttft_p95_ms": _percentile_ms(self.first_s, 95),
-            "tpot_p50_ms": _percentile_ms(self.between_s, 50),
-            "tpot_p95_ms": _percentile_ms(self.between_s, 95),
-            "tokens_per_s": self.tokens / self.total_s if self.total_s else 0.0,
-        }
-
-
-def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
-    return 1000 * float(np.percentile(seconds, percent)) if seconds else math.nan
+    decoding: FetchCounts
 
 
 def texts_of(documents: Iterable[CorpusDocument], *, held_out: bool) -> dict[str, list[str]]:
@@ -86,10 +54,6 @@ def make_texts(prepared: PreparedFiles, documents: Sequence[CorpusDocument] | No
     save_text(prepared, HELD_OUT, encode(texts_of(listed, held_out=True), tokenizer))
     if not prepared.has(TRAIN):
         save_text(prepared, TRAIN, encode(texts_of(listed, held_out=False), tokenizer))
-    prepared.save_json(
-        "text/corpus",
-        {"files": [[each.domain, each.source, each.sha256, len(each.text), each.held_out] for each in listed]},
-    )
 
 
 def held_out_prompts(
@@ -112,57 +76,24 @@ def perplexity(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, decod
 
     A prompt is one prefill, except for its last `decoded` tokens, which come one at a time as in decoding.
     """
-    before = runtime.cache.metrics.counts.copy()
-    losses: dict[str, float] = {}
-    tokens: dict[str, int] = {}
-    for number, prompt in enumerate(prompts):
-        of_prompt = _losses(runtime, prompt, f"evaluate-{number}", decoded)
-        losses[prompt.task] = losses.get(prompt.task, 0.0) + float(of_prompt.sum())
-        tokens[prompt.task] = tokens.get(prompt.task, 0) + len(of_prompt)
-    total = sum(tokens.values())
-    return TextQuality(
-        perplexity=math.exp(sum(losses.values()) / total),
-        of_domain={task: math.exp(losses[task] / tokens[task]) for task in losses},
-        tokens=total,
-        counts=runtime.cache.metrics.counts - before,
-    )
-
-
-def _losses(runtime: "MoeRuntime", prompt: HeldOutPrompt, request: str, decoded: int) -> torch.Tensor:
-    """Return the negative log-likelihood of each next token, (T - 1,)."""
-    ids = prompt.ids.to(runtime.model.device)[None]
-    prefill = ids.shape[1] - decoded
-    logits: list[torch.Tensor] = []
-    past = None
-    for begin, end in [(0, prefill), *((at, at + 1) for at in range(prefill, ids.shape[1]))]:
-        with runtime.step([StepRow(request, prompt.task, end - begin)]):
-            output = runtime.model(ids[:, begin:end], past_key_values=past, use_cache=decoded > 0)
-        past = output.past_key_values if decoded else None
-        logits.append(output.logits[0].float())
-    return torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], ids[0, 1:], reduction="none").cpu()
-
-
-@torch.no_grad()
-def decode_timing(runtime: "MoeRuntime", prompts: Iterable[HeldOutPrompt], *, new_tokens: int = 32) -> DecodeTiming:
-    """Time greedy decoding of each prompt in turn (batch 1), and count what the cache does meanwhile.
-
-    Each token is read before the next step begins, on a GPU too.
-    """
-    metrics, timing = runtime.cache.metrics, DecodeTiming()
-    before, decode_before = metrics.counts.copy(), metrics.of_phase["decode"].copy()
+    before, decoding = runtime.cache.counts.copy(), FetchCounts()
+    losses: dict[str, list[torch.Tensor]] = {}
     for number, prompt in enumerate(prompts):
         ids = prompt.ids.to(runtime.model.device)[None]
-        past = None
-        for position in range(new_tokens):
-            began_s = time.perf_counter()
-            with runtime.step([StepRow(f"decode-{number}", prompt.task, ids.shape[1])]):
-                output = runtime.model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-            token = int(output.logits[0, -1].argmax())
-            seconds = time.perf_counter() - began_s
-            (timing.between_s if position else timing.first_s).append(seconds)
-            timing.total_s += seconds
-            past = output.past_key_values
-            ids = torch.tensor([[token]], device=ids.device)
-    timing.counts = metrics.counts - before
-    timing.decode = metrics.of_phase["decode"] - decode_before
-    return timing
+        prefill, past, logits = ids.shape[1] - decoded, None, list[torch.Tensor]()
+        for begin, end in [(0, prefill), *((at, at + 1) for at in range(prefill, ids.shape[1]))]:
+            at_begin = runtime.cache.counts.copy()
+            with runtime.step([StepRow(f"evaluate-{number}", prompt.task, end - begin)]):
+                output = runtime.model(ids[:, begin:end], past_key_values=past, use_cache=decoded > 0)
+            past = output.past_key_values if decoded else None
+            logits.append(output.logits[0].float())
+            if begin:
+                decoding += runtime.cache.counts - at_begin
+        of_prompt = torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], ids[0, 1:], reduction="none")
+        losses.setdefault(prompt.task, []).append(of_prompt.cpu())
+    return TextQuality(
+        perplexity=float(torch.cat([loss for of_task in losses.values() for loss in of_task]).mean().exp()),
+        of_domain={task: float(torch.cat(of_task).mean().exp()) for task, of_task in losses.items()},
+        counts=runtime.cache.counts - before,
+        decoding=decoding,
+    )

@@ -2,20 +2,20 @@
 
 import json
 import shutil
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.moe.corpus import DEFAULT_CHECKPOINT, MAX_CHARACTERS
-from tools.terminal.console import console, print_table
-
-if TYPE_CHECKING:
-    import torch
-
-    from tests.moe.corpus import CorpusDocument
+from experts.moe.library import transformers
+from experts.moe.weights.prepared import PreparedFiles
+from tests.moe.corpus import MAX_CHARACTERS, CorpusDocument, collect
+from tests.moe.evaluate import make_texts, texts_of
+from tools.moe.checkpoint import progress_bars
+from tools.moe.text import encode
+from tools.terminal.console import console
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,59 +36,31 @@ class FixtureRecipe:
     seed: int = 6
 
 
-def fixture(
-    out: Annotated[Path, typer.Option(help="The folder to write the checkpoint to.")] = DEFAULT_CHECKPOINT,
-) -> None:
-    """Train a Mixtral of 5.3 M parameters on text found on this machine: five minutes on two cores, once.
-
-    An existing fixture is not made again.
-    """
-    if make_fixture(out, FixtureRecipe()):
-        console.print(f"trained: {out}")
-    else:
-        console.print(f"{out} is there already; delete it to train again")
-    report = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    rows = [(domain, f"{value:.1f}", report["files"][domain]) for domain, value in report["perplexity"].items()]
-    print_table("held-out files", ("domain", "perplexity", "files"), rows)
-    shares = [(layer, f"{min(row):.3f}", f"{max(row):.3f}") for layer, row in enumerate(report["load"])]
-    even = 1 / report["recipe"]["experts"]
-    print_table(f"share of tokens an expert gets ({even:.3f} is even)", ("layer", "least", "most"), shares)
-
-
-def make_fixture(out: Path, recipe: FixtureRecipe, text: "list[CorpusDocument] | None" = None) -> bool:
-    """Write a checkpoint in Hugging Face format, its text and a report; return False if it exists already.
+def make_fixture(out: Path, recipe: FixtureRecipe, text: list[CorpusDocument] | None = None) -> bool:
+    """Write a checkpoint in Hugging Face format, its text and the recipe; return False if it exists already.
 
     `text`: the training text, found on the machine if None.
     """
-    from tests.moe.corpus import collect
-    from tests.moe.evaluate import make_texts
-
     done = out / "training.json"
     if done.is_file() and json.loads(done.read_text(encoding="utf-8"))["recipe"] == asdict(recipe):
         return False
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    with console.status("") as status:
-        documents = text or collect(recipe.characters, status.update)
-        status.update("vocabulary")
+    with console.status("text and vocabulary"):
+        documents = text or collect(recipe.characters)
         tokenizer = _tokenizer(documents, recipe, part)
-    report = _train(part, recipe, documents, tokenizer)
-    from experts.moe.weights.prepared import PreparedFiles
-
+    _train(part, recipe, documents, tokenizer)
     make_texts(PreparedFiles(part), documents)
-    (part / "training.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    (part / "training.json").write_text(json.dumps({"recipe": asdict(recipe)}, indent=1), encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
     part.rename(out)
     return True
 
 
-def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: Path) -> Any:
+def _tokenizer(documents: list[CorpusDocument], recipe: FixtureRecipe, part: Path) -> Any:
     """Return a byte-pair encoding over bytes, learned from the training files only."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = decoders.ByteLevel()
@@ -100,16 +72,12 @@ def _tokenizer(documents: "list[CorpusDocument]", recipe: FixtureRecipe, part: P
     )
     learned.train_from_iterator((document.text for document in documents if not document.held_out), trainer)
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
+    tokenizer = transformers().PreTrainedTokenizerFast(tokenizer_object=learned, padding_side="left", **special)
     tokenizer.save_pretrained(part)
     return tokenizer
 
 
 def _model(recipe: FixtureRecipe) -> Any:
-    import torch
-
-    from experts.moe.library import transformers
-
     torch.manual_seed(recipe.seed)
     config = transformers().MixtralConfig(
         vocab_size=recipe.vocabulary,
@@ -130,51 +98,27 @@ def _model(recipe: FixtureRecipe) -> Any:
     return transformers().MixtralForCausalLM(config)
 
 
-def _train(part: Path, recipe: FixtureRecipe, documents: "list[CorpusDocument]", tokenizer: Any) -> dict[str, Any]:
-    """Train, write the model, and return the report."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
-
-    from tests.moe.evaluate import texts_of
-    from tools.moe.progress import progress_bars
-    from tools.moe.text import encode
-
+def _train(part: Path, recipe: FixtureRecipe, documents: list[CorpusDocument], tokenizer: Any) -> None:
+    """Train, and write the model."""
     text = encode(texts_of(documents, held_out=False), tokenizer)
     model = _model(recipe)
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.06, cycle_momentum=False
     )
-    losses: list[float] = []
-    began_s = time.monotonic()
     with progress_bars() as progress:
         for step in range(recipe.steps):
             loss, balance = _step(model, _batch(text.ids, recipe, step), optimiser, recipe)
-            losses.append(loss)
             schedule.step()
             progress("training", step + 1, recipe.steps, f", loss {loss:.2f}, balance {balance:.2f}")
-    seconds = time.monotonic() - began_s
-    disable_progress_bar()  # the library's own
+    transformers().utils.logging.disable_progress_bar()  # the library's own
     model.save_pretrained(part)
     for file in part.glob("*.safetensors"):
         file.chmod(0o644)
-    held_out = texts_of(documents, held_out=True)
-    ids = encode(held_out, tokenizer)
-    windows = {domain: ids.windows(domain, recipe.window, 64) for domain in held_out}
-    return {
-        "recipe": asdict(recipe),
-        "parameters": model.num_parameters(),
-        "files": {domain: len(files) for domain, files in held_out.items()},
-        "seconds": round(seconds, 1),
-        "losses": [round(loss, 3) for loss in losses[::10]],
-        **_measure(model.eval(), windows, recipe),
-    }
 
 
-def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> "torch.Tensor":
+def _batch(ids: dict[str, torch.Tensor], recipe: FixtureRecipe, step: int) -> torch.Tensor:
     """Return (windows, window + 1) int64, as many of each domain; determined by seed and step alone."""
-    import torch
-
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     rows: list[torch.Tensor] = []
     for whole in ids.values():
@@ -185,11 +129,9 @@ def _batch(ids: "dict[str, torch.Tensor]", recipe: FixtureRecipe, step: int) -> 
 
 
 def _step(
-    model: Any, batch: "torch.Tensor", optimiser: "torch.optim.Optimizer", recipe: FixtureRecipe
+    model: Any, batch: torch.Tensor, optimiser: torch.optim.Optimizer, recipe: FixtureRecipe
 ) -> tuple[float, float]:
     """Train one step on a batch; return the loss, and the auxiliary loss averaged over layers."""
-    import torch
-
     outputs = model.model(batch[:, :-1], output_router_logits=True, use_cache=False)
     logits = model.lm_head(outputs.last_hidden_state)
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -201,35 +143,13 @@ def _step(
     return loss.item(), balance.item()
 
 
-def _imbalance(logits: "torch.Tensor", top_k: int) -> "torch.Tensor":
+def _imbalance(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     """Return the auxiliary loss of one layer, 1 for an even load (Switch Transformers, equations 4 to 6).
 
     The library pools counts over layers first: each layer may then collapse to a few experts while the sum is even.
     """
-    import torch
-
     experts = logits.shape[-1]
     chances = torch.softmax(logits.float(), dim=-1)
     top_experts = chances.topk(top_k).indices.flatten()
     share = torch.bincount(top_experts, minlength=experts).float() / len(top_experts)
     return experts * (share * chances.mean(0)).sum()
-
-
-def _measure(model: Any, windows: "dict[str, torch.Tensor]", recipe: FixtureRecipe) -> dict[str, Any]:
-    """Measure perplexity of each domain and each expert's share of a layer's tokens, on held-out files."""
-    import torch
-
-    perplexity: dict[str, float] = {}
-    load = torch.zeros(recipe.layers, recipe.experts)
-    with torch.no_grad():
-        for domain, rows in windows.items():
-            if not len(rows):
-                continue
-            outputs = model(rows, output_router_logits=True, use_cache=False)
-            loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
-            perplexity[domain] = round(loss.exp().item(), 2)
-            for layer, logits in enumerate(outputs.router_logits):
-                top_experts = logits.topk(recipe.top_k).indices.flatten()
-                load[layer] += torch.bincount(top_experts, minlength=recipe.experts)
-    shares = load / load.sum(dim=1, keepdim=True)
-    return {"perplexity": perplexity, "load": [[round(share, 4) for share in row] for row in shares.tolist()]}

@@ -1,25 +1,27 @@
-"""One mode measured in a process of its own, so that its memory is its own: `python -m tests.moe.side JOB REPORT`."""
+"""One mode measured, in a process of its own, so that its memory is its own."""
 
 import re
-import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from pydantic import TypeAdapter
 
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey
+from experts.moe.gating import ExpertKey, StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.transfer import SlotMemory
-from tests.moe.evaluate import DecodeTiming, HeldOutPrompt, decode_timing, held_out_prompts, perplexity
+from tests.moe.evaluate import HeldOutPrompt, held_out_prompts, perplexity
 from tools.moe.checkpoint import open_runtime
 
-#: Tokens of a judged prompt that come one at a time.
-_DECODED = 64
+#: Tokens of a judged prompt, and those of them that come one at a time.
+_JUDGED, _DECODED = 192, 64
+#: Figures of a mode with one link; None if it has no such figure.
+Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,74 +33,68 @@ class SideJob:
     share: float
     links_ms: tuple[float, ...]
     device: str
-    prompts: int  # of each domain, timed
-    prompt_tokens: int
-    new_tokens: int
-    judged: int  # of each domain, for perplexity; 0 for none
+    judged: int  # prompts of each domain for perplexity
+    prompt_tokens: int = 128
+    new_tokens: int = 32
     options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFigures:
-    """Figures of a mode with one link; rates are 0 to 1, None if the mode has no such figure."""
-
-    link_ms: float
-    figures: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class SideReport:
-    """`error` is the reason why a mode could not be measured."""
-
-    runs: tuple[LinkFigures, ...] = ()
-    error: str | None = None
-
-
-JOB = TypeAdapter(SideJob)
-REPORT = TypeAdapter(SideReport)
-
-
-def measure(job: SideJob) -> SideReport:
-    """Measure a mode. Imports come first and do not count as its memory."""
+def measure(job: SideJob) -> list[Figures] | str:
+    """Return the figures with each link, or the reason why the mode could not be measured."""
     from experts.moe.library import transformers
 
-    _ = transformers().MixtralForCausalLM
-    timed = held_out_prompts(job.checkpoint, of_domain=job.prompts, length=job.prompt_tokens)
-    length = 128 + _DECODED
-    judged = held_out_prompts(job.checkpoint, of_domain=job.judged, length=length, mixed=False) if job.judged else []
+    _ = transformers().MixtralForCausalLM  # imports come first and do not count as its memory
+    timed = held_out_prompts(job.checkpoint, of_domain=1, length=job.prompt_tokens)
+    judged = held_out_prompts(job.checkpoint, of_domain=job.judged, length=_JUDGED, mixed=False) if job.judged else []
     try:
-        return SideReport(tuple(_measure(job, link_ms, timed, judged) for link_ms in job.links_ms))
+        return [_measure(job, link_ms, timed, judged) for link_ms in job.links_ms]
     except ModelError as error:
-        return SideReport(error=str(error))
+        return str(error)
 
 
-def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> LinkFigures:
+def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> Figures:
     is_first = link_ms == job.links_ms[0]
     memory = PeakMemory(job.device)
     runtime = open_runtime(job.checkpoint, job.side, share=job.share, options=job.options, device=job.device)
     with closing(runtime):
         if link_ms:
             slow_down(runtime, link_ms)
-        decode_timing(runtime, timed[:1], new_tokens=4)
-        timing = decode_timing(runtime, timed, new_tokens=job.new_tokens)
+        _decode(runtime, timed[:1], 4)
+        figures = _decode(runtime, timed, job.new_tokens)
         # An earlier runtime's memory is not given back to the system, so only the first peak of a process counts.
-        figures = _figures(timing, memory.peak_mb() if is_first else None)
+        figures["peak_mb"] = memory.peak_mb() if is_first else None
         if judged and is_first:
             figures["perplexity"] = perplexity(runtime, judged, decoded=_DECODED).perplexity
-    return LinkFigures(link_ms, figures)
+    return figures
 
 
-def _figures(timing: DecodeTiming, peak_mb: float | None) -> dict[str, float | None]:
-    tokens = timing.tokens
+@torch.no_grad()
+def _decode(runtime: MoeRuntime, prompts: Sequence[HeldOutPrompt], new_tokens: int) -> Figures:
+    """Time greedy decoding of each prompt in turn (batch 1); each token is read before the next step, on a GPU too."""
+    seconds: list[list[float]] = []
+    before = runtime.cache.counts.copy()
+    for number, prompt in enumerate(prompts):
+        ids, past, of_prompt = prompt.ids.to(runtime.model.device)[None], None, list[float]()
+        for _ in range(new_tokens):
+            began_s = time.perf_counter()
+            with runtime.step([StepRow(f"decode-{number}", prompt.task, ids.shape[1])]):
+                output = runtime.model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
+            past, ids = output.past_key_values, output.logits[:, -1].argmax(-1, keepdim=True)
+            int(ids)
+            of_prompt.append(time.perf_counter() - began_s)
+        seconds.append(of_prompt)
+    counts, times = runtime.cache.counts - before, np.array(seconds)
+    ttft, tpot = (1000 * np.percentile(part, [50, 95]) for part in (times[:, 0], times[:, 1:]))
     return {
-        **timing.as_dict(),
-        "peak_mb": peak_mb,
-        "blocking_per_token": timing.counts.blocking / tokens,
-        "overlapped_per_token": timing.counts.overlapped / tokens,
-        "decode_blocking_per_token": timing.decode.blocking / len(timing.between_s),
-        "moved_mb_per_token": timing.counts.bytes_moved / tokens / 1e6,
-        "hit_rate": timing.counts.hit_rate,
-        "perplexity": None,
+        "ttft_p50_ms": float(ttft[0]),
+        "ttft_p95_ms": float(ttft[1]),
+        "tpot_p50_ms": float(tpot[0]),
+        "tpot_p95_ms": float(tpot[1]),
+        "tokens_per_s": times.size / float(times.sum()),
+        "blocking_per_token": counts.blocking / times.size,
+        "overlapped_per_token": counts.overlapped / times.size,
+        "moved_mb_per_token": counts.bytes_moved / times.size / 1e6,
+        "hit_rate": counts.hit_rate,
     }
 
 
@@ -137,8 +133,3 @@ def _status_kb(name: str) -> int:
     match = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert match, f"Linux reports {name} of every process"
     return int(match[1])
-
-
-if __name__ == "__main__":
-    job_file, report_file = map(Path, sys.argv[1:])
-    report_file.write_bytes(REPORT.dump_json(measure(JOB.validate_json(job_file.read_bytes()))))

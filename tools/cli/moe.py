@@ -8,11 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from experts.moe.modes import MODES, load_registered
+from experts.moe.modes import FITS, load_registered
 from tools.terminal.console import AsJson, fail, print_json, print_table
 from tools.terminal.option_values import Commands, must_be_one_of
-
-_FITTED = [name for name, entry in MODES.items() if entry.fit]
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A folder in Hugging Face format.")]
 Traced = Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint's folder with its traces.")]
@@ -68,7 +66,7 @@ def trace(
 @moe_app.command()
 def fit(
     model: Traced,
-    mode: Annotated[str, typer.Option(help=f"Train the predictor of {', '.join(_FITTED)}, or all.")] = "all",
+    mode: Annotated[str, typer.Option(help=f"Train the predictor of {', '.join(FITS)}, or all.")] = "all",
 ) -> None:
     """Train the predictors that modes need, after `coserve moe trace`.
 
@@ -76,16 +74,16 @@ def fit(
 
     Example: coserve moe fit models/olmoe --mode duoserve
     """
-    must_be_one_of("--mode", mode, (*_FITTED, "all"))
+    must_be_one_of("--mode", mode, (*FITS, "all"))
     from experts.moe.model.mode import FitInputs
     from experts.moe.weights.prepared import PreparedFiles
-    from tools.moe.progress import progress_bars
+    from tools.moe.checkpoint import progress_bars
     from tools.moe.text import training_windows
 
     prepared = PreparedFiles(model)
-    for name in _FITTED if mode == "all" else [mode]:
+    for name in FITS if mode == "all" else [mode]:
         with progress_bars() as progress:
-            load_registered(MODES[name].fit or "")(FitInputs(prepared, training_windows(prepared), progress))
+            load_registered(FITS[name])(FitInputs(prepared, training_windows(prepared), progress))
 
 
 @moe_app.command()
@@ -109,7 +107,7 @@ def unite(
         fail(f"--way {unknown[0]}: expected one of {', '.join(map(str, WAYS))}", status=2)
     rows = unite_all(model, ways, DistillRecipe())
     title = "united experts, and their error as a share of the energy of the replaced experts' answers"
-    print_table(title, ("way", "of a layer", "MB", "distilled", "averaged"), rows)
+    print_table(title, ("way", "of a layer", "MB", "error"), rows)
 
 
 @moe_app.command()

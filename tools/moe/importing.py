@@ -13,7 +13,7 @@ from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes import open_mode
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.slot_file import SlotFileStore, Storage, write_slot_file
-from tools.moe.progress import progress_bars
+from tools.moe.checkpoint import progress_bars
 from tools.terminal.console import errors
 
 #: Tokens of the text on which logits are compared.

@@ -21,10 +21,8 @@ from experts.moe.modes.swapmoe.planner import (
     LossModel,
     MeasuredPlan,
     MemoryPlan,
-    PlanLimits,
     Preparation,
     even_counts,
-    fastest_period,
     load_preparation,
     plan_counts,
     random_counts,
@@ -32,8 +30,7 @@ from experts.moe.modes.swapmoe.planner import (
     with_plan,
 )
 from experts.moe.weights.prepared import PreparedFiles
-from tools.moe.checkpoint import arch_of
-from tools.moe.progress import progress_bars
+from tools.moe.checkpoint import arch_of, progress_bars
 from tools.moe.text import TRAIN, load_text
 from tools.terminal.console import console
 
@@ -64,8 +61,10 @@ class Planner:
         self._prepared = PreparedFiles(checkpoint)
         self._profile = profile
         self._arch = arch_of(checkpoint)
-        self._slots = _slots(self._arch, budget, checkpoint)
-        self.budget_bytes = self._slots * self._arch.expert_bytes
+        slots = _slots(self._arch, budget, checkpoint)
+        self.budget_bytes = slots * self._arch.expert_bytes
+        #: Slots of experts that stay; one is for the expert that is swapped in.
+        self._slots = slots if slots == len(self._arch.expert_keys) else slots - 1
         text = load_text(self._prepared, TRAIN)
         # Domain after domain: text has a subject and keeps to it (§2.4).
         self._windows = [row for domain in text.ids for row in text.windows(domain, profile.length, profile.of_domain)]
@@ -75,7 +74,7 @@ class Planner:
 
     def run(self, configurations: int) -> MemoryPlan:
         """Measure, search, and save the plan."""
-        limits, period = self._frequency()
+        period = self._period()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
         with progress_bars() as progress:
             for number, counts in enumerate(drawn, 1):
@@ -83,7 +82,7 @@ class Planner:
                 progress("configurations", number, len(drawn))
         for _ in range(_ROUNDS):
             try:
-                best = self._search(limits, period, drawn)
+                best = self._search(period, drawn)
             except ValueError:
                 break  # every configuration within the budget is measured
             drawn = (*drawn, best)
@@ -100,24 +99,23 @@ class Planner:
         if key not in self._measured:
             self._measured[key], _, _ = self._serve(counts, period, self._windows)
             table = {name: asdict(measured) for name, measured in self._measured.items()}
-            self._prepared.save_json(_MEASURED, {"profile": asdict(self._profile), "measured": table})
+            self._prepared.save(_MEASURED, {}, {"profile": asdict(self._profile), "measured": table})
         return self._measured[key]
 
-    def _frequency(self) -> tuple[PlanLimits, int]:
-        """Measure how many loads fit in a step, and find the highest frequency within them (§3.5.1)."""
+    def _period(self) -> int:
+        """Return the shortest update cycle whose loads fit into its steps, else the longest (§3.5.1)."""
         _, load_ms, step_ms = self._serve(self.even, self._arch.layers, self._windows[:4])
-        limits = PlanLimits(self._slots, load_ms, step_ms)
-        tried: list[MeasuredPlan] = []
         with progress_bars() as progress:
-            for period in _PERIODS:
-                tried.append(self.measured(self.even, period))
-                progress("update frequencies", len(tried), len(_PERIODS))
-        return limits, fastest_period(tried, limits)
+            for number, period in enumerate(_PERIODS, 1):
+                self.measured(self.even, period)
+                progress("update frequencies", number, len(_PERIODS))
+        fits = [period for period in _PERIODS if self.measured(self.even, period).loads * load_ms <= step_ms]
+        return fits[0] if fits else _PERIODS[-1]
 
-    def _search(self, limits: PlanLimits, period: int, drawn: Sequence[Configuration]) -> Configuration:
+    def _search(self, period: int, drawn: Sequence[Configuration]) -> Configuration:
         measured = [self.measured(counts, period) for counts in drawn]
         model = LossModel(measured, self._arch.experts)
-        return plan_counts(model, measured, limits, experts=self._arch.experts, floor=self._arch.top_k)
+        return plan_counts(model, measured, self._slots, experts=self._arch.experts, floor=self._arch.top_k)
 
     def _prepare(self) -> Preparation:
         """Measure the norms of all experts, and Eq. 2 on the profile with every expert taking part."""
@@ -143,14 +141,14 @@ class Planner:
     ) -> tuple[MeasuredPlan, float, float]:
         """Open the model with a configuration and pass over the windows; return ms of a load and of a step, too."""
         mode = SwapMoe(self._preparation, SwapMoeOptions(counts=counts, period=period))
-        size_bytes = sum(counts) * self._arch.expert_bytes
+        size_bytes = (sum(counts) + 1) * self._arch.expert_bytes
         with closing(MoeRuntime.open(self._prepared.checkpoint, mode, size_bytes)) as runtime:
             loss, loads, load_ms, step_ms = _pass(runtime, windows, self._profile)
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 
     def _load_measured(self) -> dict[str, MeasuredPlan]:
         try:
-            saved = self._prepared.load_json(_MEASURED)
+            _, saved = self._prepared.load(_MEASURED)
         except ModelError:
             return {}
         if saved["profile"] != asdict(self._profile):
@@ -171,10 +169,10 @@ def _slots(arch: MoeArch, budget: str, checkpoint: Path) -> int:
             slots = parse_bytes(budget) // arch.expert_bytes
     except ValueError as error:
         raise ModelError(checkpoint, f"{budget!r} is not a budget: give a size, 600MiB, or a part, 50%") from error
-    min_slots = arch.layers * arch.top_k
+    min_slots = SwapMoe().min_slots(arch)
     if slots < min_slots:
         message = f"a budget of {budget} holds {slots} experts of {arch.expert_bytes} bytes"
-        message += f"; mode swapmoe needs {min_slots}, {arch.top_k} for each layer: give it more"
+        message += f"; mode swapmoe needs {min_slots}: give it more"
         raise ModelError(checkpoint, message)
     return min(slots, experts)
 
@@ -184,7 +182,7 @@ def _pass(
 ) -> tuple[float, float, float, float]:
     """Run the windows, awaiting swaps after each step; return loss, loads of a step, ms of a load and of a step."""
     lost, tokens, step_ms = 0.0, 0, list[float]()
-    before = runtime.cache.metrics.counts.copy()
+    before = runtime.cache.counts.copy()
     with torch.no_grad():
         for window in windows:
             past, logits = None, list[torch.Tensor]()
@@ -197,6 +195,6 @@ def _pass(
                 runtime.cache.quiesce()
             lost += float(torch.nn.functional.cross_entropy(torch.cat(logits)[:-1], window[1:], reduction="sum"))
             tokens += len(window) - 1
-    spent = runtime.cache.metrics.counts - before
+    spent = runtime.cache.counts - before
     load_ms = 1000 * spent.transfer_s / spent.fetches if spent.fetches else 0.0
     return lost / tokens, spent.fetches / len(step_ms), load_ms, median(step_ms)

@@ -7,11 +7,10 @@ import torch
 
 from experts.moe.model.mode import FitProgress
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united, missed_shares
+from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united, missed_share
 from experts.moe.trace import load_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
-from tools.moe.checkpoint import open_runtime
-from tools.moe.progress import progress_bars
+from tools.moe.checkpoint import open_runtime, progress_bars
 
 
 def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: DistillRecipe) -> list[tuple[str, ...]]:
@@ -28,8 +27,8 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: DistillRecipe) ->
     rows: list[tuple[str, ...]] = []
     for way in ways:
         united = load_united(prepared, way)
-        missed = (f"{share:.3f}" for share in missed_shares(prepared, way))
-        rows.append((str(way), str(len(united.down[0])), f"{united.weights_bytes / 1e6:.2f}", *missed))
+        missed = f"{missed_share(prepared, way):.3f}"
+        rows.append((str(way), str(len(united.down[0])), f"{united.weights_bytes / 1e6:.2f}", missed))
     return rows
 
 

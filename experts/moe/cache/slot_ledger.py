@@ -1,15 +1,62 @@
 """The ledger of a slot cache: which expert is in which slot, within the budget. The cache calls it under its lock."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal
 
-from experts.moe.cache.metrics import CacheMetrics, FetchReason
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ExpertWeights
 from experts.moe.policy.eviction import EvictionPolicy, Key
 from experts.moe.weights.expert_store import ExpertStore
 from experts.transfer import SlotMemory
+
+#: Before anything runs, because an expert is to run, or because it is predicted.
+LoadReason = Literal["startup", "demand", "prefetch"]
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """What a cache did since the start, or in some time.
+
+    A fetch is *blocking* if computing had to wait for it at its first use, even for an instant, else *overlapped*. A
+    prefetch that is waited for at once is therefore blocking. (On a GPU the wait is for the read, not for the copy.)
+    """
+
+    #: Experts that ran, once for each layer and step, and those of them that were ready when the gate chose.
+    served: int = 0
+    hits: int = 0
+    #: Loads begun because an expert was to run, and because it was predicted.
+    fetches_demand: int = 0
+    fetches_prefetch: int = 0
+    #: First uses of both.
+    blocking: int = 0
+    overlapped: int = 0
+    #: Stored bytes that loads have read.
+    bytes_moved: int = 0
+    #: Seconds that computing stood still for experts, and seconds of all transfers.
+    wait_s: float = 0.0
+    transfer_s: float = 0.0
+
+    @property
+    def fetches(self) -> int:
+        return self.fetches_demand + self.fetches_prefetch
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.served if self.served else 0.0
+
+    def copy(self) -> "FetchCounts":
+        return self - FetchCounts()
+
+    def __add__(self, other: "FetchCounts") -> "FetchCounts":
+        return FetchCounts(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+
+    def __sub__(self, other: "FetchCounts") -> "FetchCounts":
+        return FetchCounts(*(getattr(self, name) - getattr(other, name) for name in _COUNTS))
+
+
+_COUNTS = [field.name for field in fields(FetchCounts)]
 
 
 @dataclass(eq=False, slots=True)
@@ -22,13 +69,12 @@ class ExpertSlot:
 
 @dataclass(eq=False, slots=True)
 class CachedExpert:
-    """An expert that owns a slot. `used` is false until it first runs."""
+    """An expert that owns a slot. `fetched` is true from a demand or prefetch to its first use."""
 
     key: ExpertKey
     slot: ExpertSlot
-    reason: FetchReason
+    fetched: bool
     in_use: bool = False
-    used: bool = False
     error: BaseException | None = None
 
 
@@ -39,33 +85,23 @@ class SlotLedger:
     there are slots), and those of a `guarded` layer.
     """
 
-    def __init__(
-        self,
-        store: ExpertStore,
-        budget_bytes: int,
-        policy: EvictionPolicy,
-        transfer: WeightTransfer,
-        metrics: CacheMetrics,
-    ) -> None:
+    def __init__(self, store: ExpertStore, budget_bytes: int, policy: EvictionPolicy, transfer: WeightTransfer) -> None:
         self._store = store
         self._bytes = store.expert_bytes
         self._policy = policy
         self._transfer = transfer
-        self._metrics = metrics
-        #: Slots allowed, and slots allocated.
-        self.limit = self._slots_in(budget_bytes)
+        self.counts = FetchCounts()
+        #: Slots allocated, and those of them that are empty.
         self.count = 0
-        self.budget_bytes = budget_bytes
         self._free: list[ExpertSlot] = []
-        self._retired: list[ExpertSlot] = []
         #: By layer, then by expert.
         self.ready: list[dict[int, CachedExpert]] = [{} for _ in range(store.arch.layers)]
         self.loading: dict[ExpertKey, CachedExpert] = {}
-        self.in_use: list[CachedExpert] = []
+        self.in_use: CachedExpert | None = None
         #: Experts of the running layer that are still to be served; layers whose experts stay until they ran.
         self.awaited: dict[ExpertKey, None] = {}
         self.guarded: dict[int, None] = {}
-        policy.resize(self.limit)
+        self.set_budget(budget_bytes)
         while self.add_slot():
             pass
 
@@ -77,10 +113,11 @@ class SlotLedger:
     def note_predicted(self, key: ExpertKey) -> None:
         self._policy.predicted(key)
 
-    def begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: FetchReason) -> CachedExpert:
-        cached = self.loading[key] = CachedExpert(key, slot, reason)
+    def begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: LoadReason) -> CachedExpert:
+        cached = self.loading[key] = CachedExpert(key, slot, reason != "startup")
         self._policy.loaded(key)
-        self._metrics.load_begun(reason)
+        self.counts.fetches_demand += reason == "demand"
+        self.counts.fetches_prefetch += reason == "prefetch"
         return cached
 
     def end_load(self, cached: CachedExpert) -> None:
@@ -88,25 +125,24 @@ class SlotLedger:
         del self.loading[cached.key]
         if cached.error is None:
             self.ready[cached.key.layer][cached.key.expert] = cached
-            self._metrics.counts.bytes_moved += self._store.stored_bytes
+            self.counts.bytes_moved += self._store.stored_bytes
         else:
             self._policy.dropped(cached.key)
             self._free.append(cached.slot)
 
     def use(self, cached: CachedExpert, *, late: bool) -> None:
-        """Mark the expert as running; `late` if computing had to wait for it."""
-        cached.in_use = True
-        self.in_use.append(cached)
+        """Mark the expert as the one that runs; `late` if computing had to wait for it."""
+        self.release()
+        cached.in_use, self.in_use = True, cached
         self._policy.used(cached.key)
-        if not cached.used:
-            cached.used = True
-            if cached.reason != "startup":
-                self._metrics.first_use(late=late)
+        if cached.fetched:
+            cached.fetched = False
+            self.counts.blocking += late
+            self.counts.overlapped += not late
 
     def release(self) -> None:
-        for cached in self.in_use:
-            cached.in_use = False
-        self.in_use.clear()
+        if self.in_use is not None:
+            self.in_use.in_use, self.in_use = False, None
 
     # Eviction
 
@@ -126,12 +162,6 @@ class SlotLedger:
                     return self._evict(victim)
         return None
 
-    def take_slot_of(self, victim: ExpertKey | None, key: ExpertKey) -> ExpertSlot | None:
-        """Take the slot of the expert that a prefetch replaces, or any slot if it is not resident any more."""
-        if victim is not None and self.get(victim) is not None:
-            return self._evict(victim) if self._may_evict(victim) else None
-        return self.take_slot(key, urgent=False)
-
     @property
     def may_free_slots(self) -> bool:
         """True if an expert that cannot be evicted now may be evicted later."""
@@ -150,34 +180,22 @@ class SlotLedger:
         return cached is not None and not cached.in_use
 
     def _evict(self, key: Key) -> ExpertSlot:
-        cached = self.ready[key[0]].pop(key[1])
         self._policy.dropped(key)
-        if not cached.used and cached.reason != "startup":
-            self._metrics.counts.unused += 1
-        return cached.slot
+        return self.ready[key[0]].pop(key[1]).slot
 
     # Slots
 
-    @property
-    def allocated_bytes(self) -> int:
-        return self.count * self._bytes
-
     def set_budget(self, budget_bytes: int) -> None:
-        """Set the budget; `remove_slot` and `add_slot` then change the slots. Raises ModelError."""
-        self.limit = self._slots_in(budget_bytes)
+        """Set the budget; `remove_slot` and `add_slot` then change the slots. Raises ModelError if it holds none."""
+        if budget_bytes < self._bytes:
+            message = f"a budget of {budget_bytes} bytes holds no expert of {self._bytes}; give the model more memory"
+            raise ModelError(self._store.folder, message)
         self.budget_bytes = budget_bytes
-        self._policy.resize(self.limit)
+        self._set_limit(min(budget_bytes // self._bytes, len(self._store.arch.expert_keys)))
 
-    def close(self) -> None:
-        """Give all memory back. No expert may be in use."""
-        assert not self.in_use, "experts are in use"
-        self.guarded.clear()
-        self.limit = self.budget_bytes = 0
-        self.shrink()
-
-    def shrink(self) -> None:
-        while self.remove_slot():
-            pass
+    def _set_limit(self, slots: int) -> None:
+        self.limit = slots
+        self._policy.resize(slots)
 
     def remove_slot(self) -> bool:
         """Give back the memory of one slot if there are too many and one can be emptied; else return False."""
@@ -190,7 +208,6 @@ class SlotLedger:
                 return False
             slot = self._evict(victim)
         self._transfer.retire(slot.place)
-        self._retired.append(slot)
         self.count -= 1
         return True
 
@@ -199,31 +216,27 @@ class SlotLedger:
         if self.count >= self.limit:
             return False
         try:
-            if self._retired:
-                self._transfer.restore(self._retired[-1].place)
-                self._free.append(self._retired.pop())
-            else:
-                place = self._transfer.allocate()
-                self._free.append(ExpertSlot(place, self._store.arch.weights(place.buffer)))
+            place = self._transfer.allocate()
         except (MemoryError, OSError, RuntimeError) as error:
             message = f"there is no memory for {self.limit} experts of {self._bytes} bytes, only for {self.count}"
-            self.limit = self.count
-            self._policy.resize(self.limit)
+            self._set_limit(self.count)
             raise ModelError(self._store.folder, f"{message}; lower its budget") from error
+        self._free.append(ExpertSlot(place, self._store.arch.weights(place.buffer)))
         self.count += 1
         return True
 
-    def _slots_in(self, budget_bytes: int) -> int:
-        """Return the slots in a budget, at most one per expert. Raises ModelError for none."""
-        if budget_bytes < self._bytes:
-            message = f"a budget of {budget_bytes} bytes holds no expert of {self._bytes}; give the model more memory"
-            raise ModelError(self._store.folder, message)
-        return min(budget_bytes // self._bytes, len(self._store.arch.expert_keys))
+    def close(self) -> None:
+        """Give all memory back. No expert may be in use."""
+        assert self.in_use is None, "an expert is in use"
+        self.guarded.clear()
+        self.limit = self.budget_bytes = 0
+        while self.remove_slot():
+            pass
 
     def check(self) -> None:
         ready = [cached for experts in self.ready for cached in experts.values()]
         owners = [*ready, *self.loading.values()]
         assert len(self._free) + len(owners) == self.count, "a slot is lost, or two experts share one"
         assert len({id(cached.slot) for cached in owners}) == len(owners), "two experts share a slot"
-        assert all(cached.in_use == (cached in self.in_use) for cached in owners), "the experts in use are wrong"
+        assert all(cached.in_use == (cached is self.in_use) for cached in owners), "the experts in use are wrong"
         assert self.limit * self._bytes <= self.budget_bytes, "the slots are more than the budget"

@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from experts.moe.cache.metrics import CacheMetrics, FetchReason
-from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, SlotLedger
+from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, FetchCounts, LoadReason, SlotLedger
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep
 from experts.moe.policy.eviction import EvictionPolicy
@@ -20,36 +19,35 @@ from experts.moe.weights.expert_store import ExpertStore
 class SlotCache:
     """Experts of one model in memory, never above `budget_bytes`, empty slots and those being filled included.
 
-    Any thread may call `prefetch`, `cancel` and `resize`; the computing one calls `serve`. Raises ModelError if the
-    budget holds no expert, or its memory cannot be allocated.
+    Any thread may call `prefetch` and `cancel`; the computing one calls `serve`, and `resize` between two steps.
+    Raises ModelError if the budget holds no expert, or its memory cannot be allocated.
     """
 
     def __init__(self, store: ExpertStore, budget_bytes: int, policy: EvictionPolicy, transfer: WeightTransfer) -> None:
         layers, experts = range(store.arch.layers), range(store.arch.experts)
         self.store = store
-        self.metrics = CacheMetrics()
         self._transfer = transfer
         self._keys = [[ExpertKey(layer, expert) for expert in experts] for layer in layers]
-        self._ledger = SlotLedger(store, budget_bytes, policy, transfer, self.metrics)
+        self._ledger = SlotLedger(store, budget_bytes, policy, transfer)
+        self.counts = self._ledger.counts
+        self._at_begin = FetchCounts()
+        self._of_request: dict[str, FetchCounts] = {}
         # Two conditions of one lock: waking the loader when it has nothing to do costs a switch between threads.
         lock = threading.Lock()
         self._changed = threading.Condition(lock)
         self._work = threading.Condition(lock)
         self._loader: threading.Thread | None = None
         self._closed = False
-        # The thread that fills a slot holds the channel. Threads that computing depends on are counted, and go first.
+        # The thread that fills a slot holds the channel; the computing thread goes first.
         self._channel_busy = False
-        self._urgent_threads = 0
+        self._computing_waits = False
         #: Awaited experts of the running layer that the loader may load before they are requested.
         self._ahead: dict[ExpertKey, None] = {}
-        #: Prefetches, each with the expert that it replaces; `_deferred` ones follow a layer.
-        self._prefetches: dict[ExpertKey, ExpertKey | None] = {}
-        self._deferred: dict[int, dict[ExpertKey, ExpertKey | None]] = {}
-        #: The call of `serve` whose layer runs, and its thread.
+        #: Prefetches; `_deferred` ones follow a layer.
+        self._prefetches: dict[ExpertKey, None] = {}
+        self._deferred: dict[int, dict[ExpertKey, None]] = {}
+        #: The call of `serve` whose layer runs: an error keeps broken-off ones alive.
         self._serving: object | None = None
-        self._serving_thread: int | None = None
-        #: Threads in `resize`.
-        self._resizing = 0
 
     @property
     def slots(self) -> int:
@@ -61,8 +59,7 @@ class SlotCache:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all slots; above the budget only while a reduction waits for running experts."""
-        return self._ledger.allocated_bytes
+        return self._ledger.count * self.store.expert_bytes
 
     def resident(self, layer: int, *, guard: bool = False) -> tuple[int, ...]:
         """Return the ready experts of a layer, ascending. `guard`: they stay until the layer has been served."""
@@ -72,17 +69,25 @@ class SlotCache:
             return tuple(sorted(self._ledger.ready[layer]))
 
     def begin_step(self) -> None:
-        """Begin a step, and discard what a failed one left."""
+        """Begin a step, and discard what a failed one left: a layer half served, guards, deferred prefetches."""
         with self._changed:
-            self._reset_step()
-        self.metrics.begin_step()
+            self._end_serving()
+            self._ledger.guarded.clear()
+            self._deferred.clear()
+            self._wake()
+        self._at_begin = self.counts.copy()
 
     def end_step(self, step: ForwardStep) -> None:
-        with self._changed:
-            self._reset_step()
-        for wait_s, late in self._transfer.device_waits():
-            self.metrics.device_waited(wait_s, late=late)
-        self.metrics.end_step(step)
+        """End a step, whose counts belong to each of its requests in full."""
+        spent = self.counts - self._at_begin
+        self.begin_step()
+        for row in step.rows:
+            if row.request:
+                self._of_request[row.request] = self._of_request.get(row.request, FetchCounts()) + spent
+
+    def pop_request(self, request: str) -> FetchCounts:
+        """Return the counts of a request's steps, once."""
+        return self._of_request.pop(request, FetchCounts())
 
     def serve(self, layer: int, experts: Sequence[int], *, ahead: bool) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the experts in ascending order, each when it is ready and valid until the next one is requested.
@@ -92,26 +97,25 @@ class SlotCache:
         """
         names = self._keys[layer]
         keys = [names[expert] for expert in sorted(experts)]
-        serving = object()
-        resident = self._use_all(layer, keys, serving)
+        serving = self._begin_serving(layer, keys)
         try:
-            if resident is None:
-                yield from self._serve_one_by_one(keys, ahead, serving)
-                return
-            for cached in resident:
-                yield from self._yield(cached, late=False)
+            for key in keys:
+                cached = self._obtain(key, ahead=ahead)
+                self._transfer.begin_use(cached.slot.place)
+                try:
+                    yield key.expert, cached.slot.weights
+                finally:
+                    self._transfer.end_use(cached.slot.place)
         finally:
             with self._changed:
                 if self._serving is serving:
                     self._end_serving()
                     self._ledger.guarded.pop(layer, None)
                     self._start_deferred(layer)
-                    self._on_release()
+                    self._wake()
 
-    def prefetch(
-        self, keys: Sequence[ExpertKey], *, replace: Sequence[ExpertKey] = (), after: int | None = None
-    ) -> None:
-        """Queue experts to be loaded when nothing more urgent is to do. `replace[i]` makes room for `keys[i]`.
+    def prefetch(self, keys: Sequence[ExpertKey], *, after: int | None = None) -> None:
+        """Queue experts to be loaded when nothing more urgent is to do.
 
         `after`: not before this layer, about to be served, has all that it waits for. An expert that runs, or is about
         to, is never evicted: the prefetch waits until it is idle. A prefetch is dropped if no expert can be evicted for
@@ -119,11 +123,11 @@ class SlotCache:
         """
         with self._changed:
             queue = self._prefetches if after is None else self._deferred.setdefault(after, {})
-            for position, key in enumerate(keys):
+            for key in keys:
                 if self._ledger.get(key) is not None:
                     self._ledger.note_predicted(key)
                 elif key not in self._ledger.loading and key not in self._prefetches:
-                    queue[key] = replace[position] if position < len(replace) else None
+                    queue[key] = None
             self._wake()
 
     def cancel(self, layer: int) -> None:
@@ -161,38 +165,15 @@ class SlotCache:
                 raise load.error
 
     def resize(self, budget_bytes: int) -> None:
-        """Change the budget, also while serving: more slots at once, fewer as soon as their experts can be evicted.
-
-        Returns when the budget holds, or at once in the thread that has experts in use; it then holds when they are
-        released. Raises ModelError as the constructor; slots that could be allocated stay.
-        """
+        """Change the budget between two steps. Raises ModelError as the constructor; slots that were allocated stay."""
         with self._changed:
             self._ledger.set_budget(budget_bytes)
-            limit = self._ledger.limit
-            self._resizing += 1
-            self._changed.notify_all()
-        try:
-            while self._resize_by_one(limit):
-                time.sleep(0)  # a thread that computes comes before the next slot
-        finally:
-            with self._changed:
-                self._resizing -= 1
-                self._on_release()
-
-    def _resize_by_one(self, limit: int) -> bool:
-        """Remove or add one slot, or wait for one in use; False if nothing is left to do."""
-        ledger = self._ledger
-        with self._changed:
-            if ledger.limit != limit:
-                return False  # another call has changed it again
-            changed = ledger.remove_slot() or ledger.add_slot()
-            if changed:
-                self._changed.notify_all()
-                self._wake()
-            elif ledger.count > limit and self._serving_thread != threading.get_ident():
-                self._changed.wait()
-                changed = True
-            return changed
+            while self._ledger.count > self._ledger.limit:
+                if not self._ledger.remove_slot():
+                    self._changed.wait()  # for a load
+            while self._ledger.add_slot():
+                pass
+            self._wake()
 
     def check(self) -> None:
         with self._changed:
@@ -212,62 +193,24 @@ class SlotCache:
             self._deferred.clear()
             self._ledger.close()
 
-    # Computing. The methods below are called with the lock held, unless they say otherwise.
+    # Computing
 
-    def _use_all(self, layer: int, keys: list[ExpertKey], serving: object) -> list[CachedExpert] | None:
-        """Use all experts if all are ready, else return None; count hits and misses. Takes the lock."""
-        ledger, counts = self._ledger, self.metrics.counts
+    def _begin_serving(self, layer: int, keys: list[ExpertKey]) -> object:
         with self._changed:
             if self._serving is not None:
                 raise AssertionError("a layer is served while another one is")
-            self._serving = serving
-            self._serving_thread = threading.get_ident()
-            ready = ledger.ready[layer]
-            resident = [ready[key.expert] for key in keys if key.expert in ready]
-            counts.served += len(keys)
-            counts.hits += len(resident)
-            if len(resident) < len(keys):
-                joined = sum(key in ledger.loading for key in keys)
-                counts.joined += joined
-                counts.misses += len(keys) - len(resident) - joined
-                ledger.awaited.update(dict.fromkeys(keys))
-                return None
-            for cached in resident:
-                ledger.use(cached, late=False)
-            self._start_deferred(layer)
-            return resident
+            self._serving = object()
+            self._ledger.awaited.update(dict.fromkeys(keys))
+            self.counts.served += len(keys)
+            self.counts.hits += sum(key.expert in self._ledger.ready[layer] for key in keys)
+            return self._serving
 
-    def _serve_one_by_one(
-        self, keys: list[ExpertKey], ahead: bool, serving: object
-    ) -> Iterator[tuple[int, ExpertWeights]]:
-        for key in keys:
-            cached, late = self._obtain(key)
-            with self._changed:
-                if key is keys[-1]:
-                    self._start_deferred(key.layer)
-                elif ahead:
-                    self._load_ahead()
-            try:
-                yield from self._yield(cached, late=late)
-            finally:
-                with self._changed:
-                    if self._serving is serving:
-                        self._ledger.release()
-                        self._on_release()
-
-    def _yield(self, cached: CachedExpert, *, late: bool) -> Iterator[tuple[int, ExpertWeights]]:
-        """Yield the expert between the calls that order its use on the device; without the lock."""
-        self._transfer.begin_use(cached.slot.place, late=late)
-        try:
-            yield cached.key.expert, cached.slot.weights
-        finally:
-            self._transfer.end_use(cached.slot.place)
-
-    def _obtain(self, key: ExpertKey) -> tuple[CachedExpert, bool]:
-        """Return an expert in use, and True if computing had to wait for it; takes the lock. Raises ModelError."""
-        began_s = None
-        load = None
+    def _obtain(self, key: ExpertKey, *, ahead: bool) -> CachedExpert:
+        """Return an expert in use, once it is ready. Raises ModelError."""
+        began_s = load = None
         with self._changed:
+            self._ledger.release()
+            self._wake()
             if self._ledger.get(key) is None:
                 began_s = time.perf_counter()
                 load = self._join_or_begin(key)
@@ -279,15 +222,23 @@ class SlotCache:
             cached = self._ledger.get(key)
             assert cached is not None, "an awaited expert is not evicted"
             if began_s is not None:
-                self.metrics.counts.wait_s += time.perf_counter() - began_s
+                self.counts.wait_s += time.perf_counter() - began_s
             self._ledger.use(cached, late=began_s is not None)
             del self._ledger.awaited[key]
-            return cached, began_s is not None
+            missing = [other for other in self._ledger.awaited if self._ledger.get(other) is None]
+            if not missing:
+                self._start_deferred(key.layer)
+            elif ahead:
+                self._ahead.update(dict.fromkeys(other for other in missing if other not in self._ledger.loading))
+                self._wake()
+            return cached
+
+    # The methods below are called with the lock held, unless they say otherwise.
 
     def _join_or_begin(self, key: ExpertKey) -> CachedExpert | None:
         """Wait for a load in flight and return None, or begin one for the caller to carry out. Raises ModelError."""
         self._ahead.pop(key, None)
-        self._urgent_threads += 1
+        self._computing_waits = True
         try:
             while self._ledger.get(key) is None:
                 load = self._ledger.loading.get(key)
@@ -302,45 +253,21 @@ class SlotCache:
                     self._changed.wait()
             return None
         finally:
-            self._urgent_threads -= 1
+            self._computing_waits = False
             self._wake()
-
-    def _load_ahead(self) -> None:
-        for key in self._ledger.awaited:
-            if self._ledger.get(key) is None and key not in self._ledger.loading:
-                self._ahead[key] = None
-        self._wake()
 
     def _end_serving(self) -> None:
         self._ledger.release()
         self._ledger.awaited.clear()
         self._ahead.clear()
-        self._serving = self._serving_thread = None
-
-    def _reset_step(self) -> None:
-        """Discard what a failed step may have left: a layer half served, guards, deferred prefetches.
-
-        An error keeps the frames alive that it passed through, and with them the broken-off iterator.
-        """
-        self._end_serving()
-        self._ledger.guarded.clear()
-        self._deferred.clear()
-        self._on_release()
+        self._serving = None
 
     def _start_deferred(self, layer: int) -> None:
         """Queue the prefetches that wait for this layer, whose experts are there now."""
         keys = self._deferred.pop(layer, None)
         if keys:
-            self._prefetches.update({key: keys[key] for key in keys if self._ledger.get(key) is None})
+            self._prefetches.update({key: None for key in keys if self._ledger.get(key) is None})
             self._wake()
-
-    def _on_release(self) -> None:
-        """Evict or load what had to wait for experts in use. `resize` removes slots itself."""
-        if self._ledger.count > self._ledger.limit:
-            if not self._resizing:
-                self._ledger.shrink()
-            self._changed.notify_all()
-        self._wake()
 
     # Loading
 
@@ -366,7 +293,7 @@ class SlotCache:
 
     def _next_load(self) -> CachedExpert | None:
         """Begin the loader's next load: awaited experts first, then prefetches in order."""
-        if self._channel_busy or self._urgent_threads:
+        if self._channel_busy or self._computing_waits:
             return None
         if self._ahead:
             key = min(self._ahead)
@@ -375,11 +302,11 @@ class SlotCache:
                 return None  # nor may a prefetch take the place that is freed next
             del self._ahead[key]
             return self._begin_load(key, slot, "demand")
-        for key, victim in list(self._prefetches.items()):
+        for key in list(self._prefetches):
             if self._ledger.get(key) is not None:
                 self._drop_prefetch(key)  # a demand was faster
                 continue
-            slot = self._ledger.take_slot_of(victim, key)
+            slot = self._ledger.take_slot(key, urgent=False)
             if slot is not None:
                 return self._begin_load(key, slot, "prefetch")
             if not self._ledger.may_free_slots:
@@ -390,7 +317,7 @@ class SlotCache:
         del self._prefetches[key]
         self._changed.notify_all()
 
-    def _begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: FetchReason) -> CachedExpert:
+    def _begin_load(self, key: ExpertKey, slot: ExpertSlot, reason: LoadReason) -> CachedExpert:
         """Give the slot to the expert and the channel to the caller, who must `_carry_out` the load."""
         self._prefetches.pop(key, None)
         self._channel_busy = True
@@ -405,7 +332,7 @@ class SlotCache:
             load.error = error
         with self._changed:
             self._channel_busy = False
-            self.metrics.counts.transfer_s += time.perf_counter() - began_s
+            self.counts.transfer_s += time.perf_counter() - began_s
             self._ledger.end_load(load)
-            self._on_release()
+            self._wake()
             self._changed.notify_all()

@@ -17,13 +17,12 @@ from experts.moe.weights.expert_store import ExpertStore
 from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
 
 
-def weight_transfer_for(store: ExpertStore, device: str, ram_bytes: int | None = None) -> "WeightTransfer":
-    """Return the transfer for "cpu" or "cuda:N"; `ram_bytes` of pinned memory keep experts between file and GPU."""
+def weight_transfer_for(store: ExpertStore, device: str) -> "WeightTransfer":
+    """Return the transfer for "cpu" or "cuda:N"; pinned memory keeps experts between file and GPU."""
     transfer = transfer_for(device)
     if transfer.device.type == "cpu":
         return WeightTransfer(store, transfer)
-    if ram_bytes is None:
-        ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
+    ram_bytes = min(len(store.arch.expert_keys) * store.expert_bytes, psutil.virtual_memory().available // 2)
     tier = PinnedTier(store, ram_bytes, HostTransfer(pin=True))
     return DeviceWeightTransfer(store, transfer, tier, CudaCopyStreams(transfer.device))
 
@@ -40,26 +39,18 @@ class WeightTransfer:
         return self._transfer.allocate(self._store.expert_bytes)
 
     def retire(self, place: SlotMemory) -> None:
-        """Give a slot's memory back once nothing reads it any more. Views of it stay."""
+        """Give a slot's memory back, although views of it may stay, once nothing reads it any more."""
         self._transfer.vacate(place)
-
-    def restore(self, place: SlotMemory) -> None:
-        """Allocate memory for a retired slot again. Raises as `allocate`."""
-        self._transfer.occupy(place)
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         """Raises ModelError; the slot is then empty."""
         self._store.read(key, place.host.view)
 
-    def begin_use(self, place: SlotMemory, *, late: bool) -> None:
-        """Order this thread's computing after the slot's fill; `late`: the thread has waited for it already."""
+    def begin_use(self, place: SlotMemory) -> None:
+        """Order this thread's computing after the slot's fill."""
 
     def end_use(self, place: SlotMemory) -> None:
         """Order the slot's next fill after this thread's computing so far."""
-
-    def device_waits(self) -> list[tuple[float, bool]]:
-        """Return the device's known waits since the last call: seconds and `late` of each `begin_use`."""
-        return []
 
 
 #: A point in a stream's work; on CUDA a torch.cuda.Event.
@@ -72,7 +63,6 @@ class CudaCopyStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event, bool]] = []
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: StreamEvent | None) -> StreamEvent:
         """Queue a copy behind the event `after`; return the event of its end."""
@@ -90,27 +80,12 @@ class CudaCopyStreams:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def wait_event(self, event: StreamEvent, *, late: bool) -> None:
+    def wait_event(self, event: StreamEvent) -> None:
         """Let this thread's computing stream, not the thread, wait for the event."""
-        if event.query():
-            return
-        stream = torch.cuda.current_stream(self._device)
-        before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record(stream)
-        stream.wait_event(event)
-        behind.record(stream)
-        self._waits.append((before, behind, late))
+        torch.cuda.current_stream(self._device).wait_event(event)
 
     def synchronise(self, event: StreamEvent) -> None:
         event.synchronize()
-
-    def device_waits(self) -> list[tuple[float, bool]]:
-        """Return the known waits since the last call: seconds and `late` of each `wait_event` that waited."""
-        waits: list[tuple[float, bool]] = []
-        while self._waits and self._waits[0][1].query():  # in the order of the stream
-            before, behind, late = self._waits.pop(0)
-            waits.append((before.elapsed_time(behind) / 1000, late))
-        return waits
 
 
 @dataclass(eq=False, slots=True)
@@ -180,15 +155,11 @@ class DeviceWeightTransfer(WeightTransfer):
         return place
 
     def retire(self, place: SlotMemory) -> None:
-        events = self._events[id(place)]
+        events = self._events.pop(id(place))
         for event in (events.copied, events.computed):
             if event is not None:
                 self._streams.synchronise(event)
         super().retire(place)
-
-    def restore(self, place: SlotMemory) -> None:
-        super().restore(place)
-        self._events[id(place)] = _SlotEvents(computed=self._streams.record())
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         events = self._events[id(place)]
@@ -196,13 +167,10 @@ class DeviceWeightTransfer(WeightTransfer):
         page.copied = events.copied = self._streams.copy(place.buffer, page.place.host.tensor, events.computed)
         events.computed = None
 
-    def begin_use(self, place: SlotMemory, *, late: bool) -> None:
+    def begin_use(self, place: SlotMemory) -> None:
         copied = self._events[id(place)].copied
         if copied is not None:
-            self._streams.wait_event(copied, late=late)
+            self._streams.wait_event(copied)
 
     def end_use(self, place: SlotMemory) -> None:
         self._events[id(place)].computed = self._streams.record()
-
-    def device_waits(self) -> list[tuple[float, bool]]:
-        return self._streams.device_waits()

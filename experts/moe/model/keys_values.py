@@ -1,7 +1,7 @@
 """Keys and values of a running batch: rows of several lengths in one cache, padded on the left, in counted bytes.
 
 Rows join and leave between steps; the cache is cut to its longest row. Padding is masked and each row counts its own
-positions, so a row's tokens do not depend on those beside it. A text's memory is claimed before its prefill.
+positions, so a row's tokens do not depend on those beside it.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from experts.ledger import LedgerError
 from experts.moe.errors import ModelError
 from experts.moe.library import transformers
 
@@ -50,15 +49,11 @@ class KeyValues:
         self._lengths.append(tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
-        if not rows:
-            self.clear()
-            return
         self._lengths = [self._lengths[row] for row in rows]
-        self._cut(list(rows), max(self._lengths))
-
-    def clear(self) -> None:
-        self._cache = None
-        self._lengths = []
+        if rows:
+            self._cut(list(rows), max(self._lengths))
+        else:
+            self._cache = None
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
         """Return the arguments, beside the tokens, of a forward of one token per row."""
@@ -77,49 +72,6 @@ class KeyValues:
             layer.values = layer.values[:, :, -longest:][rows]
 
 
-class TextMemory:
-    """Ledger of the tokens that running texts may come to hold, never more than fit into `budget_bytes`.
-
-    Rows are padded to the longest, so each counts as the longest that any may become. `token_bytes`: see
-    `bytes_per_token`.
-    """
-
-    def __init__(self, token_bytes: int, budget_bytes: int) -> None:
-        self.token_bytes = token_bytes
-        self.budget_bytes = budget_bytes
-        self._claims: dict[str, int] = {}
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that fit, including padding: prompt and answer of one text alone."""
-        return self.budget_bytes // self.token_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return len(self._claims) * max(self._claims.values(), default=0) * self.token_bytes
-
-    def claim(self, request: str, tokens: int) -> None:
-        """Claim memory for the `tokens` that a text may reach. LedgerError if it does not fit: a caller's defect."""
-        if request in self._claims:
-            raise LedgerError(f"text {request} has its memory already")
-        self._claims[request] = tokens
-        if self.used_bytes > self.budget_bytes:
-            del self._claims[request]
-            free_bytes = self.budget_bytes - self.used_bytes
-            raise LedgerError(f"text {request} of up to {tokens} tokens is too much for {free_bytes} free bytes")
-
-    def release(self, request: str) -> None:
-        if self._claims.pop(request, None) is None:
-            raise LedgerError(f"text {request} has no memory to give back")
-
-    def check(self, running: Sequence[str], held_bytes: int) -> None:
-        """Raise LedgerError unless the claims are those of the running texts and cover the bytes that they hold."""
-        if list(self._claims) != list(running):
-            raise LedgerError(f"texts {', '.join(self._claims)} have memory, {', '.join(running)} run")
-        if not held_bytes <= self.used_bytes <= self.budget_bytes:
-            raise LedgerError(f"{held_bytes} bytes are held, {self.used_bytes} claimed of {self.budget_bytes}")
-
-
 def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Return the bytes of a row's token: keys and values of each layer and one more, as a growing layer is copied."""
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -127,14 +79,19 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     return (config.num_hidden_layers + 1) * 2 * heads * head_width * dtype.itemsize
 
 
-def require_text_memory(folder: Path, memory: TextMemory, context: int | None, new_tokens: int) -> None:
-    """Raise ModelError if not even a prompt of one token fits with the longest answer."""
+def text_tokens(folder: Path, token_bytes: int, budget_bytes: int, context: int | None, new_tokens: int) -> int:
+    """Return the tokens that a budget holds, padding included: prompt and answer of one text alone.
+
+    Raises ModelError if not even a prompt of one token fits with the longest answer.
+    """
+    tokens = budget_bytes // token_bytes
     min_tokens = new_tokens + 1 if context is None else min(new_tokens + 1, context)
-    if memory.tokens < min_tokens:
-        message = f"text_memory (a quarter of memory where it is not set) of {memory.budget_bytes} bytes holds"
-        message += f" {memory.tokens} tokens of {memory.token_bytes} bytes, a text may come to {min_tokens}"
-        message += f": give at least {min_tokens * memory.token_bytes}, or lower max_new_tokens"
+    if tokens < min_tokens:
+        message = f"text_memory (a quarter of memory where it is not set) of {budget_bytes} bytes holds"
+        message += f" {tokens} tokens of {token_bytes} bytes, a text may come to {min_tokens}"
+        message += f": give at least {min_tokens * token_bytes}, or lower max_new_tokens"
         raise ModelError(folder, message)
+    return tokens
 
 
 def _joined(batch: torch.Tensor, row: torch.Tensor, longest: int) -> torch.Tensor:

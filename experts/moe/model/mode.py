@@ -1,6 +1,6 @@
 """The base class of modes: a mode decides which experts are in memory, and which expert computes which token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertIterator, ForwardStep, Routing
+from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing, expert_mask, mask_gate
 from experts.moe.model.dispatch import Gate
-from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
+from experts.moe.policy.eviction import EvictionPolicy, KeepChosen, LayeredLru
 from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -48,18 +48,23 @@ class Mode:
         """Bytes of the model's budget that the mode itself holds; slots have the rest."""
         return 0
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        """Raise ModelError if the budget is too small.
+    def min_slots(self, arch: MoeArch) -> int:
+        """Return the fewest slots for the mode.
 
         A lossless mode may serve a layer in waves: it needs one slot for each layer, or one token's experts. A mode
         that chooses among resident experts needs a token's experts in each layer.
         """
-        experts = min(arch.top_k, arch.layers) if self.lossless else arch.top_k * arch.layers
-        min_bytes = experts * arch.expert_bytes
+        return min(arch.top_k, arch.layers) if self.lossless else arch.top_k * arch.layers
+
+    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
+        """Raise ModelError if the budget is too small."""
+        slots, own_bytes = self.min_slots(arch), self.reserved_bytes
+        min_bytes = slots * arch.expert_bytes + own_bytes
         if budget_bytes < min_bytes:
-            message = f"a budget of {budget_bytes} bytes is too small: a token takes {arch.top_k} experts of "
-            message += f"{arch.expert_bytes} bytes in each of {arch.layers} layers"
-            raise ModelError(folder, f"{message}; give at least {min_bytes} bytes")
+            beside = f" and {own_bytes} bytes of its own" if own_bytes else ""
+            message = f"a budget of {budget_bytes} bytes is too small: the mode keeps {slots} experts of"
+            message += f" {arch.expert_bytes} bytes{beside} in memory; give at least {min_bytes} bytes"
+            raise ModelError(folder, f"{message}, or choose another mode")
 
     def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:
         return LayeredLru(arch.layers)
@@ -76,6 +81,11 @@ class Mode:
         """Return the routing to carry out; a lossless mode returns `routing` itself."""
         return routing
 
+    def among_residents(self, routing: Routing) -> Routing:
+        """Return the routing to the layer's resident experts, which stay until it has been served."""
+        resident = self.cache.resident(routing.layer, guard=True)
+        return mask_gate(routing, expert_mask(resident, self.arch.experts), renormalise=self.arch.renormalise)
+
     def experts(self, routing: Routing) -> ExpertIterator:
         """Serve the experts of a routing that `route` returned. Raises ModelError."""
         return self.cache.serve(routing.layer, routing.distinct_experts(), ahead=self.load_ahead)
@@ -85,10 +95,43 @@ class Mode:
     def resize(self, budget_bytes: int) -> None:
         """Change the budget while serving. Raises ModelError if it is too small for the mode."""
         self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        self.cache.resize(budget_bytes)
+        self.cache.resize(budget_bytes - self.reserved_bytes)
 
     def close(self) -> None:
         """Release what the mode holds outside the cache."""
+
+
+class KeepingMode(Mode):
+    """Keeps the experts that `choose` chooses; the others are loaded only if a routing needs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._policy = KeepChosen()
+
+    def eviction_policy(self, arch: MoeArch) -> EvictionPolicy:  # noqa: ARG002
+        return self._policy
+
+    def choose(self, slots: int) -> None:
+        """Choose experts for so many slots, and call `keep`."""
+        raise NotImplementedError
+
+    def keep(self, experts: Iterable[tuple[int, int]]) -> None:
+        self._policy.chosen = frozenset(experts)
+
+    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
+        super().attach(cache, arch)
+        self.choose(cache.slots)
+        cache.preload(self.kept())
+
+    def resize(self, budget_bytes: int) -> None:
+        """Evict experts, or load more beside computing. Raises ModelError if it is too small for the mode."""
+        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
+        self.choose(min(budget_bytes // self.arch.expert_bytes, len(self.arch.expert_keys)))
+        self.cache.resize(budget_bytes)
+        self.cache.prefetch(self.kept())
+
+    def kept(self) -> list[ExpertKey]:
+        return [ExpertKey(*key) for key in sorted(self._policy.chosen)]
 
 
 class FitProgress(Protocol):
@@ -103,7 +146,3 @@ class FitInputs:
     #: (length, count) to at most `count` windows of the training files of each task, (n, length) int64.
     training_windows: Callable[[int, int], Mapping[str, torch.Tensor]]
     progress: FitProgress
-
-
-#: Fits a mode's predictor on training files and saves it. A stopped fit resumes; a finished one is not repeated.
-FitFunction = Callable[[FitInputs], None]

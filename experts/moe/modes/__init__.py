@@ -5,7 +5,6 @@ papers have a folder each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -19,28 +18,21 @@ if TYPE_CHECKING:
     from experts.moe.model.mode import Mode
 
 
-@dataclass(frozen=True, slots=True)
-class ModeEntry:
-    """`mode` names a subclass of `Mode` as `module:Class`, the module relative to this package.
-
-    `fit` names a `FitFunction` (model/mode.py) of a mode that `coserve moe fit` prepares.
-    """
-
-    mode: str
-    fit: str | None = None
-
-
-MODES: dict[str, ModeEntry] = {
-    "resident": ModeEntry("baselines:Resident"),
-    "ondemand": ModeEntry("baselines:OnDemand"),
-    "lookahead": ModeEntry("baselines:Lookahead"),
-    "popularity": ModeEntry("baselines:Popularity"),
-    "prune": ModeEntry("baselines:Prune"),
-    "duoserve": ModeEntry("duoserve.mode:DuoServe", fit="duoserve.fitting:fit"),
-    "swapmoe": ModeEntry("swapmoe.mode:SwapMoe"),
-    "emoe": ModeEntry("emoe.mode:Emoe", fit="emoe.fitting:fit"),
-    "brownout": ModeEntry("brownout.mode:Brownout"),
+#: Each mode's subclass of `Mode` as `module:Class`, the module relative to this package.
+MODES = {
+    "resident": "baselines:Resident",
+    "ondemand": "baselines:OnDemand",
+    "lookahead": "baselines:Lookahead",
+    "popularity": "baselines:Popularity",
+    "prune": "baselines:Prune",
+    "duoserve": "duoserve.mode:DuoServe",
+    "swapmoe": "swapmoe.mode:SwapMoe",
+    "emoe": "emoe.mode:Emoe",
+    "brownout": "brownout.mode:Brownout",
 }
+#: What `coserve moe fit` calls for a mode: a function of `FitInputs` (model/mode.py) that trains on the training files
+#: and saves the result. A stopped fit resumes; a finished one is not repeated.
+FITS = {"duoserve": "duoserve.predictor:fit", "emoe": "emoe.fitting:fit"}
 
 
 def load_registered(name: str) -> Any:
@@ -50,12 +42,11 @@ def load_registered(name: str) -> Any:
 
 def open_mode(name: str, checkpoint: Path, options: Mapping[str, Any] | None = None) -> "Mode":
     """Raises ModelError for an unknown mode or option, or if a prepared file is missing."""
-    entry = MODES.get(name)
-    if entry is None:
+    if name not in MODES:
         near = get_close_matches(name, MODES, n=1)
         suggestion = f"; did you mean {near[0]}?" if near else "."
         raise ModelError(checkpoint, f"there is no mode {name!r}{suggestion} Modes are: {', '.join(MODES)}")
-    mode: type[Mode] = load_registered(entry.mode)
+    mode: type[Mode] = load_registered(MODES[name])
     try:
         validated = mode.Options.model_validate(dict(options or {}))
     except ValidationError as error:

@@ -8,10 +8,9 @@ import torch
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, Routing, expert_mask, mask_gate
-from experts.moe.model.mode import Mode
-from experts.moe.policy.eviction import MostPopular
+from experts.moe.gating import ExpertKey, Routing
+from experts.moe.model.mode import KeepingMode, Mode
+from experts.moe.policy.eviction import split_evenly
 from experts.moe.trace import load_popularity
 from experts.moe.weights.prepared import PreparedFiles
 
@@ -23,12 +22,8 @@ class Resident(Mode):
         super().attach(cache, arch)
         cache.preload(arch.expert_keys)
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        need_bytes = len(arch.expert_keys) * arch.expert_bytes
-        if budget_bytes < need_bytes:
-            message = f"mode resident keeps all experts in memory, {need_bytes} bytes, and has {budget_bytes}"
-            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
+    def min_slots(self, arch: MoeArch) -> int:
+        return len(arch.expert_keys)
 
 
 class OnDemand(Mode):
@@ -54,7 +49,7 @@ class Lookahead(Mode):
         return [ExpertKey(layer, expert) for expert, _ in counts.most_common(layer_slots)]
 
 
-class Popularity(Mode):
+class Popularity(KeepingMode):
     """Keeps the most popular experts of each layer by `shares` (L, E) of tokens; the others pass through one slot."""
 
     #: Slots for the unpopular experts.
@@ -68,27 +63,14 @@ class Popularity(Mode):
     def open(cls, checkpoint: Path, options: Any) -> "Popularity":  # noqa: ARG003  there are none
         return cls(load_popularity(PreparedFiles(checkpoint)))
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        need_bytes = (self.transit + 1) * arch.expert_bytes
-        if budget_bytes < need_bytes:
-            message = f"the mode needs at least {need_bytes} bytes for experts, and has {budget_bytes}"
-            raise ModelError(folder, f"{message}; raise the model's budget or choose another mode")
+    def min_slots(self, arch: MoeArch) -> int:
+        return max(super().min_slots(arch), self.transit + 1)
 
-    def eviction_policy(self, arch: MoeArch) -> MostPopular:  # noqa: ARG002
-        self._policy = MostPopular(self._ranking.tolist(), self.transit)
-        return self._policy
-
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        cache.preload(self._popular())
-
-    def resize(self, budget_bytes: int) -> None:
-        super().resize(budget_bytes)
-        self.cache.prefetch(self._popular())
-
-    def _popular(self) -> list[ExpertKey]:
-        return [ExpertKey(*key) for key in self._policy.popular]
+    def choose(self, slots: int) -> None:
+        staying = slots if slots >= len(self.arch.expert_keys) else slots - self.transit
+        counts = split_evenly(staying, self.arch.layers)
+        rankings = enumerate(self._ranking.tolist())
+        self.keep((layer, expert) for layer, ranking in rankings for expert in ranking[: counts[layer]])
 
 
 class Prune(Popularity):
@@ -97,13 +79,5 @@ class Prune(Popularity):
     lossless = False
     transit = 0
 
-    def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
-        #: By layer: the resident experts when the layer ran last, and their mask.
-        self._masks: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
-
     def route(self, routing: Routing) -> Routing:
-        resident = self.cache.resident(routing.layer, guard=True)
-        if routing.layer not in self._masks or self._masks[routing.layer][0] != resident:
-            self._masks[routing.layer] = resident, expert_mask(resident, self.arch.experts)
-        return mask_gate(routing, self._masks[routing.layer][1], renormalise=self.arch.renormalise)
+        return self.among_residents(routing)

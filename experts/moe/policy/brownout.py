@@ -5,27 +5,19 @@ example is right: 12 of 20 tokens are the three busiest experts'.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 #: Products of a threshold and a count are not exact: 100 × 0.55 is a little more than 55, and would ask for more.
 _ROUNDING = 1e-9
 
+#: Control of a threshold with the figures of §V.D: below this share of the SLO it rises, above the SLO it shrinks.
+_WARNING_FACTOR, _INCREMENT, _SHRINK_RATIO = 0.8, 0.1, 0.8
+#: Ours: latencies older than the window do not count; the threshold changes at most once in an interval.
+WINDOW_S, INTERVAL_S = 5.0, 2.5
+
 Phase = Literal["prefill", "decode"]
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertSplit:
-    """Division of one layer's experts in one step. Experts without tokens appear nowhere."""
-
-    #: Experts that run themselves, ascending.
-    originals: tuple[int, ...]
-    #: Groups whose united expert runs, ascending, each with the experts that it replaces.
-    united: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    #: Experts whose tokens are ignored in this layer (full brownout), ascending.
-    dropped: tuple[int, ...] = ()
 
 
 def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
@@ -41,24 +33,24 @@ def busiest(tokens: Sequence[int], threshold: float) -> tuple[int, ...]:
     return tuple(experts)
 
 
-def split(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None) -> ExpertSplit:
-    """Divide the experts of a layer.
+def redirect(tokens: Sequence[int], threshold: float, groups: Sequence[int] | None) -> list[int]:
+    """Return the numbers that compute the tokens of each of E experts, and of the sentinel.
 
-    `tokens[i]` are the tokens that chose expert i, `groups[i]` is its united expert's group. Without groups (full
-    brownout) all but the busiest experts are dropped. At threshold 1 every expert runs itself.
+    `tokens[i]` are the tokens that chose expert i, `groups[i]` is its united expert's group. The number is the expert's
+    own, E + 1 + g for the united expert of group g, or the sentinel E: without groups (full brownout) the tokens of all
+    but the busiest experts are ignored. At threshold 1 every expert runs itself.
     """
-    originals = busiest(tokens, threshold)
-    taken = frozenset(originals)
+    experts = len(tokens)
+    taken = frozenset(busiest(tokens, threshold))
     rest = [expert for expert, count in enumerate(tokens) if count and expert not in taken]
-    if groups is None:
-        return ExpertSplit(tuple(sorted(originals)), dropped=tuple(rest))
-    members: dict[int, list[int]] = {}
+    numbers = list(range(experts + 1))
+    members = Counter(groups[expert] for expert in rest) if groups else Counter[int]()
     for expert in rest:
-        members.setdefault(groups[expert], []).append(expert)
-    # An expert alone in its group runs itself: its united expert would save no access.
-    alone = [experts[0] for experts in members.values() if len(experts) == 1]
-    united = [(group, tuple(experts)) for group, experts in sorted(members.items()) if len(experts) > 1]
-    return ExpertSplit(tuple(sorted([*originals, *alone])), tuple(united))
+        if groups is None:
+            numbers[expert] = experts
+        elif members[groups[expert]] > 1:  # alone, its united expert would save no access
+            numbers[expert] = experts + 1 + groups[expert]
+    return numbers
 
 
 def groups_in_order(experts: int, way: int) -> tuple[int, ...]:
@@ -66,37 +58,24 @@ def groups_in_order(experts: int, way: int) -> tuple[int, ...]:
     return tuple(expert // way for expert in range(experts))
 
 
-@dataclass(frozen=True, slots=True)
-class SalcRule:
-    """Control of one phase. Algorithm 2 with the figures of §V.D; window and interval are ours."""
-
-    slo_s: float
-    #: Below this share of the SLO the threshold rises.
-    warning_factor: float = 0.8
-    shrink_ratio: float = 0.8
-    increment: float = 0.1
-    #: Latencies older than this do not count.
-    window_s: float = 5.0
-    #: The threshold changes at most this often.
-    interval_s: float = 2.5
-
-
 class LatencyController:
-    """One phase's threshold: 1 at first, shrinking while the 90th percentile of latency is above its SLO."""
+    """One phase's threshold (Algorithm 2): 1 at first, shrinking while the 90th percentile of latency is above its SLO.
 
-    def __init__(self, rule: SalcRule) -> None:
-        self.rule = rule
+    Latencies are times to the first token in prefill, and times per output token in decode.
+    """
+
+    def __init__(self, slo_s: float) -> None:
         self.threshold = 1.0
+        self._slo_s = slo_s
         self._recent: deque[tuple[float, float]] = deque()
         self._checked_s: float | None = None
 
     def observe(self, latency_s: float, now: float) -> None:
-        """Record a token's latency: time to first token in prefill, time per output token in decode."""
         self._recent.append((now, latency_s))
 
     def p90_s(self, now: float) -> float | None:
         """Return the 90th percentile (nearest rank) of the latencies in the window; None if there are none."""
-        while self._recent and self._recent[0][0] <= now - self.rule.window_s:
+        while self._recent and self._recent[0][0] <= now - WINDOW_S:
             self._recent.popleft()
         if not self._recent:
             return None
@@ -107,13 +86,13 @@ class LatencyController:
         """Return the threshold from `now` on, changed once per interval at most; no latencies mean no load."""
         if self._checked_s is None:
             self._checked_s = now
-        if now - self._checked_s < self.rule.interval_s:
+        if now - self._checked_s < INTERVAL_S:
             return self.threshold
         self._checked_s = now
         latency_s = self.p90_s(now) or 0.0
-        if latency_s < self.rule.slo_s * self.rule.warning_factor:
+        if latency_s < self._slo_s * _WARNING_FACTOR:
             # Sums of tenths are not exact, and only exactly 1 runs every expert itself.
-            self.threshold = min(1.0, round(self.threshold + self.rule.increment, 9))
-        elif latency_s > self.rule.slo_s:
-            self.threshold *= self.rule.shrink_ratio
+            self.threshold = min(1.0, round(self.threshold + _INCREMENT, 9))
+        elif latency_s > self._slo_s:
+            self.threshold *= _SHRINK_RATIO
         return self.threshold

@@ -1,5 +1,6 @@
 """Eviction from a slot cache: the base of its policies, and two shared ones. Experts are (MoE layer from 0, expert)."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 Key = tuple[int, int]
@@ -85,53 +86,46 @@ class LayeredLru(EvictionPolicy):
             yield layer, expert
 
 
-class MostPopular(EvictionPolicy):
-    """Keeps the most popular experts of each layer; the others pass through the remaining slots.
+class KeepChosen(EvictionPolicy):
+    """Keeps the `chosen` experts, set by the computing thread; the others pass through the remaining slots."""
 
-    `ranking[l]`: the experts of layer l, most popular first. `transit`: slots for the unpopular experts.
-    """
-
-    def __init__(self, ranking: Sequence[Sequence[int]], transit: int) -> None:
-        self._ranking = tuple(tuple(experts) for experts in ranking)
-        self._transit = transit
-        self._popular: dict[Key, None] = {}
-        self._passing: dict[Key, None] = {}
-        self._staying: dict[Key, None] = {}
-
-    @property
-    def popular(self) -> tuple[Key, ...]:
-        return tuple(self._popular)
-
-    def resize(self, slots: int) -> None:
-        experts_in_all = sum(len(experts) for experts in self._ranking)
-        staying = slots if slots >= experts_in_all else max(0, slots - self._transit)
-        quotas = split_evenly(staying, len(self._ranking))
-        self._popular = {
-            (layer, expert): None
-            for layer, experts in enumerate(self._ranking)
-            for expert in sorted(experts[: quotas[layer]])
-        }
-        resident = [*self._staying, *self._passing]
-        self._staying = {key: None for key in resident if key in self._popular}
-        self._passing = {key: None for key in resident if key not in self._popular}
+    def __init__(self) -> None:
+        self.chosen: frozenset[Key] = frozenset()
+        #: In order of use.
+        self._resident: dict[Key, None] = {}
 
     def loaded(self, key: Key) -> None:
-        (self._staying if key in self._popular else self._passing)[key] = None
+        self._resident[key] = None
 
     def used(self, key: Key) -> None:
-        if key in self._passing:
-            del self._passing[key]
-            self._passing[key] = None
+        if key in self._resident:
+            del self._resident[key]
+            self._resident[key] = None
 
     def dropped(self, key: Key) -> None:
-        self._staying.pop(key, None)
-        self._passing.pop(key, None)
+        self._resident.pop(key, None)
 
     def victims(self, incoming: Key | None, free: int, *, urgent: bool) -> Iterator[Key]:
-        # Empty slots are for the popular experts until all of them are resident.
-        missing = len(self._popular) - len(self._staying)
-        if incoming is not None and free and (incoming in self._popular or free > missing):
+        chosen = self.chosen
+        # Empty slots are for the chosen experts until all of them are resident.
+        if incoming is not None and free and (incoming in chosen or free > len(chosen - self._resident.keys())):
             return
-        yield from self._passing
+        # A layer above its number gives back first: others would have too few experts until the new ones are there.
+        above = Counter(layer for layer, _ in self._resident)
+        above.subtract(layer for layer, _ in chosen)
+        yield from sorted((key for key in self._resident if key not in chosen), key=lambda key: -above[key[0]])
         if (urgent and not free) or incoming is None:
-            yield from self._staying
+            yield from [key for key in self._resident if key in chosen]
+
+
+def allot(slots: int, shares: Sequence[float], floor: int, ceiling: int) -> tuple[int, ...]:
+    """Divide slots among layers: `floor` each, the rest in proportion to `shares`, at most `ceiling` each.
+
+    Shares that add up to the rest come out unchanged: a plan for this memory is carried out exactly.
+    """
+    counts = [floor] * len(shares)
+    for _ in range(min(slots, len(shares) * ceiling) - sum(counts)):
+        below = [layer for layer, count in enumerate(counts) if count < ceiling]
+        # D'Hondt's method.
+        counts[min(below, key=lambda layer: (counts[layer] - floor + 1) / max(shares[layer], 1e-9))] += 1
+    return tuple(counts)

@@ -19,7 +19,7 @@ from torch import nn
 from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.weights.folder import stored_tensors
-from experts.reading import CachedReader, FileReader
+from experts.reading import OPEN_FLAGS, read_exactly
 from experts.weights import describe_os_error
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -57,27 +57,21 @@ def read_checkpoint(folder: Path, family: str) -> Checkpoint:
     if not files:
         suffixes = {".bin", ".safetensors", ".pt", ".gguf"}
         others = sorted(file.name for file in folder.iterdir() if file.suffix in suffixes)
-        message = (
-            f"has neither model.safetensors nor shards of it, but {', '.join(others[:_SHOWN]) or 'no weights at all'}"
-        )
+        found = ", ".join(others[:_SHOWN]) or "no weights at all"
+        message = f"has neither model.safetensors nor shards of it, but {found}"
         raise ModelError(folder, f"{message}; save the model with save_pretrained, which writes safetensors")
     tensors: dict[str, TensorLocation] = {}
     for file in files:
-        for name, tensor in _read_header(file).items():
+        for name, stored in stored_tensors(file).items():
             if _COMPUTED.search(name):
                 continue
             renamed = _rename(name, FAMILIES[family])
             if renamed in tensors:
                 raise ModelError(file, f"tensor {name} is also in {tensors[renamed].file.name}; keep one of the two")
-            tensors[renamed] = tensor
+            tensors[renamed] = _location(name, file, *stored)
     if not tensors:
         raise ModelError(folder, "its weights files hold no tensors; fetch the checkpoint again")
     return Checkpoint(folder, tensors)
-
-
-def _read_header(file: Path) -> dict[str, TensorLocation]:
-    """Read the header of a safetensors file. Raises ModelError."""
-    return {name: _location(name, file, *tensor) for name, tensor in stored_tensors(file).items()}
 
 
 def _location(name: str, file: Path, stored: str, shape: tuple[int, ...], begin: int, end: int) -> TensorLocation:
@@ -151,15 +145,14 @@ def _more(names: list[str]) -> str:
 class WeightFiles:
     """Open descriptors of the files that weights are read from. Thread-safe."""
 
-    def __init__(self, reader: FileReader | None = None) -> None:
-        self._reader = reader or CachedReader()
+    def __init__(self) -> None:
         self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
 
     def read(self, file: Path, view: memoryview, offset: int) -> None:
         """Fill `view` from a file. Raises ModelError if the file is gone or ends early."""
         try:
-            self._reader.read(self._descriptor(file), view, offset)
+            read_exactly(self._descriptor(file), view, offset)
         except EOFError as error:
             raise ModelError(file, f"{error}; fetch the file again") from error
         except OSError as error:
@@ -174,7 +167,7 @@ class WeightFiles:
     def _descriptor(self, file: Path) -> int:
         with self._lock:
             if file not in self._open:
-                self._open[file] = self._reader.open(file)
+                self._open[file] = os.open(file, OPEN_FLAGS)
             return self._open[file]
 
 

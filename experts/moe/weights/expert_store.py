@@ -4,7 +4,6 @@ An expert takes two reads in a fused layout, three with one tensor per matrix, o
 (slot_file.py). Nothing is mapped into memory.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +13,6 @@ import torch
 from experts.moe.arch import FUSED, MoeArch
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.checkpoint import Checkpoint, TensorLocation, WeightFiles
-from experts.reading import FileReader
 
 
 class ExpertStore(Protocol):
@@ -48,15 +46,15 @@ class ReadPiece:
 class CheckpointStore:
     """Experts read from a checkpoint's own files, in either layout."""
 
-    def __init__(self, arch: MoeArch, checkpoint: Checkpoint, reader: FileReader | None = None) -> None:
+    def __init__(self, arch: MoeArch, checkpoint: Checkpoint) -> None:
         self.arch = arch
         self.folder = checkpoint.folder
         self.expert_bytes = arch.expert_bytes
-        self._pieces = {key: _merge(_pieces(arch, checkpoint, key)) for key in arch.expert_keys}
+        self._pieces = {key: _pieces(arch, checkpoint, key) for key in arch.expert_keys}
         self.stored_bytes = max(sum(piece.size_bytes for piece in pieces) for pieces in self._pieces.values())
         #: Reads for a fill, of the expert that needs most.
         self.reads = max(map(len, self._pieces.values()))
-        self._files = WeightFiles(reader)
+        self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         for piece in self._pieces[key]:
@@ -87,19 +85,3 @@ def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadP
 def _part(tensor: TensorLocation, number: int, parts: int, place: int) -> ReadPiece:
     size = tensor.size_bytes // parts
     return ReadPiece(tensor.file, tensor.offset + number * size, size, place, tensor.dtype)
-
-
-def _merge(pieces: Sequence[ReadPiece]) -> tuple[ReadPiece, ...]:
-    merged: list[ReadPiece] = []
-    for piece in pieces:
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and (last.file, last.dtype) == (piece.file, piece.dtype)
-            and last.offset + last.size_bytes == piece.offset
-            and last.place + last.size_bytes == piece.place
-        ):
-            merged[-1] = ReadPiece(last.file, last.offset, last.size_bytes + piece.size_bytes, last.place, last.dtype)
-        else:
-            merged.append(piece)
-    return tuple(merged)

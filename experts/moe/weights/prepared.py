@@ -53,8 +53,8 @@ class PreparedFiles:
         self.folder = checkpoint / FOLDER
         self.stamp = stamp_of(checkpoint)
 
-    def path(self, name: str, suffix: str = ".safetensors") -> Path:
-        return self.folder / f"{name}{suffix}"
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
 
     def has(self, name: str) -> bool:
         """Return True if tensors of this name exist and were made from these weights."""
@@ -70,7 +70,9 @@ class PreparedFiles:
 
     def save(self, name: str, tensors: Mapping[str, torch.Tensor], notes: Mapping[str, Any] | None = None) -> Path:
         """Write tensors and `notes` (JSON values), whole or not at all; return the file."""
-        file, part = self._begin(name, ".safetensors")
+        file = self.path(name)
+        part = file.with_name(file.name + ".part")
+        file.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"stamp": self.stamp, "notes": json.dumps(dict(notes or {}))}
         save_file({key: value.contiguous() for key, value in tensors.items()}, part, metadata=metadata)
         part.chmod(0o644)  # the library writes for the owner alone; the service is another user
@@ -78,7 +80,9 @@ class PreparedFiles:
 
     def load(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the tensors and notes. Raises ModelError if they are missing, broken or of other weights."""
-        file = self._existing(name, ".safetensors")
+        file = self.path(name)
+        if not file.is_file():
+            raise ModelError(file, f"not made yet; make it with `{self._command(name)}`")
         try:
             with safe_open(file, framework="pt") as opened:
                 metadata: dict[str, str] = opened.metadata() or {}
@@ -88,34 +92,6 @@ class PreparedFiles:
         if metadata.get("stamp") != self.stamp:
             raise self._make_again(name, file, "made from other weights")
         return tensors, json.loads(metadata.get("notes", "{}"))
-
-    def save_json(self, name: str, value: Mapping[str, Any]) -> Path:
-        """Write a JSON object with the stamp beside its keys, whole or not at all; return the file."""
-        file, part = self._begin(name, ".json")
-        part.write_text(json.dumps({"stamp": self.stamp, **value}, indent=1), encoding="utf-8")
-        return part.rename(file)
-
-    def load_json(self, name: str) -> dict[str, Any]:
-        """Return the object that `save_json` wrote, without its stamp. Raises ModelError as `load` does."""
-        file = self._existing(name, ".json")
-        try:
-            value = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self._make_again(name, file, f"cannot be read ({error})") from error
-        if not isinstance(value, dict) or value.pop("stamp", None) != self.stamp:
-            raise self._make_again(name, file, "made from other weights")
-        return value
-
-    def _begin(self, name: str, suffix: str) -> tuple[Path, Path]:
-        file = self.path(name, suffix)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return file, file.with_name(file.name + ".part")
-
-    def _existing(self, name: str, suffix: str) -> Path:
-        file = self.path(name, suffix)
-        if not file.is_file():
-            raise ModelError(file, f"not made yet; make it with `{self._command(name)}`")
-        return file
 
     def _make_again(self, name: str, file: Path, problem: str) -> ModelError:
         return ModelError(file, f"{problem}; make it again with `{self._command(name)}`")

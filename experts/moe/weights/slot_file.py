@@ -1,6 +1,6 @@
 """Slot files: a checkpoint's experts written as contiguous, page-aligned regions, so that a fill is one read.
 
-A safetensors file with a tensor of bytes `layer.expert` for each expert. The header names the model and weights that it
+A safetensors file with one tensor of bytes. The header names the model and weights that it
 was made from, and a sha256 for each expert, checked at that expert's first read.
 """
 
@@ -8,12 +8,11 @@ import hashlib
 import json
 import os
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,12 +24,11 @@ from experts.moe.weights.checkpoint import Checkpoint, WeightFiles
 from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
-from experts.reading import FileReader
 from experts.weights import PAGE_BYTES
 
 Storage = Literal["exact", "int8", "int4"]
 STORAGES: tuple[Storage, ...] = ("exact", "int8", "int4")
-_VERSION = "1"
+_VERSION = "2"
 _NO_DIGEST = "0" * 64
 
 
@@ -63,11 +61,9 @@ class _SlotLayout:
 
     def header(self, digests: Sequence[str]) -> bytes:
         """Return the header, whose length does not depend on the digests."""
-        table: dict[str, Any] = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}}
-        for number, key in enumerate(self.arch.expert_keys):
-            begin = number * self.stride_bytes
-            offsets = [begin, begin + self.stride_bytes]
-            table[f"{key.layer}.{key.expert}"] = {"dtype": "U8", "shape": [self.stride_bytes], "data_offsets": offsets}
+        size = len(digests) * self.stride_bytes
+        experts = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+        table = {"__metadata__": {**self.facts(), "sha256": " ".join(digests)}, "experts": experts}
         text = json.dumps(table, separators=(",", ":")).encode()
         text = text.ljust(-(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES - 8)
         return struct.pack("<Q", len(text)) + text
@@ -119,35 +115,28 @@ def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bo
 class SlotFileStore:
     """Experts read from a slot file, dequantised if they are packed. Thread-safe. Raises ModelError."""
 
-    def __init__(
-        self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage, reader: FileReader | None = None
-    ) -> None:
+    def __init__(self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> None:
         self.folder = checkpoint.folder
         self.arch = arch
         self.expert_bytes = arch.expert_bytes
         self.file = slot_file(checkpoint.folder, storage)
         self._layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
         self.stored_bytes = self._layout.stored_bytes
-        self._packing = self._layout.packing
         self._data_start, self._digests = _read_header(self._layout, self.file)
         self._unchecked = set(range(len(self._digests)))
-        self._files = WeightFiles(reader)
-        self._own = threading.local()
+        self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         number = key.layer * self.arch.experts + key.expert
         offset = self._data_start + number * self._layout.stride_bytes
-        if self._packing is None:
-            stored = view[: self.stored_bytes]
-            self._files.read(self.file, stored, offset)
-            self._check(number, key, stored)
-            return
-        scratch = self._scratch()
-        stored = scratch.numpy().data
-        self._files.read(self.file, stored, offset)
-        self._check(number, key, stored)
         slot = torch.frombuffer(view, dtype=torch.uint8, count=self.expert_bytes)
-        self._packing.unpack(scratch, self.arch.weights(slot))
+        packing = self._layout.packing
+        stored = slot if packing is None else torch.empty(self.stored_bytes, dtype=torch.uint8)
+        data = stored.numpy().data
+        self._files.read(self.file, data, offset)
+        self._check(number, key, data)
+        if packing is not None:
+            packing.unpack(stored, self.arch.weights(slot))
 
     def close(self) -> None:
         self._files.close()
@@ -159,11 +148,6 @@ class SlotFileStore:
                 message = f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {digest[:12]}…, expected"
                 raise ModelError(self.file, f"{message} {expected[:12]}…; {_rewrite(self._layout)}")
             self._unchecked.discard(number)
-
-    def _scratch(self) -> torch.Tensor:
-        if not hasattr(self._own, "scratch"):
-            self._own.scratch = torch.empty(self.stored_bytes, dtype=torch.uint8)
-        return self._own.scratch
 
 
 def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:

@@ -1,4 +1,4 @@
-"""A language model's thread around steps that hang, fail or take their time."""
+"""A language model's thread around steps that hang or take their time."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 
 class Steps:
-    """Ends one request a step; a test holds a step, breaks it or changes the files."""
+    """Ends one request a step; a test may hold a step."""
 
     text_tokens = 100
 
@@ -24,8 +24,6 @@ class Steps:
         self.going.set()
         self.stepping = threading.Event()
         self.taken: list[Generation] = []
-        self.error: Exception | None = None
-        self.changed: str | None = None
         self.budget_bytes = 0
         self.closed = False
 
@@ -43,13 +41,10 @@ class Steps:
         self.stepping.set()
         self.going.wait()
         self.stepping.clear()
-        if self.error is not None:
-            error, self.error = self.error, None
-            return [(replace(self.taken.pop(0), reason="model_failed"), None)], error
         return [(replace(self.taken.pop(0), text="text"), None)], None
 
     def was_changed(self) -> str | None:
-        return self.changed
+        return None
 
     def resize(self, budget_bytes: int) -> None:
         if budget_bytes < 10:
@@ -69,13 +64,10 @@ class Bench:
     def __init__(self, **settings: Any) -> None:
         self.outcomes: dict[int, Generation] = {}
         self.opened: list[Steps] = []
-        self.fails_to_open: Exception | None = None
         self.thread = ModelThread("m", self.open, 100, on_outcome=self.ended, **settings)
         self.thread.start()
 
     def open(self, budget_bytes: int, gets_on: Callable[[], None]) -> Steps:
-        if self.fails_to_open is not None:
-            raise self.fails_to_open
         self.opened.append(Steps(gets_on))
         self.opened[-1].budget_bytes = budget_bytes
         return self.opened[-1]
@@ -110,11 +102,6 @@ class Bench:
     def reasons(self, *numbers: int) -> list[str | None]:
         until(lambda: all(number in self.outcomes for number in numbers))
         return [self.outcomes[number].reason for number in numbers]
-
-    def is_served(self) -> bool:
-        number = len(self.outcomes) + 1
-        self.ask(number)
-        return self.reasons(number) == [None]
 
 
 @pytest.fixture
@@ -191,41 +178,6 @@ def test_a_long_step_that_makes_progress_does_not_hang(make_bench: Callable[...,
     assert bench.reasons(1) == [None]
 
 
-def test_the_error_of_a_step_is_reported_and_the_model_is_opened_anew(bench: Bench) -> None:
-    bench.until_open()
-    bench.opened[0].error = ValueError("the file is torn")
-    bench.ask(1)
-    assert bench.reasons(1) == ["model_failed"]
-    until(lambda: bench.opened[0].closed)
-    assert bench.thread.last_error == "the file is torn"
-    bench.ask(2)
-    assert bench.reasons(2) == [None]
-    assert (len(bench.opened), bench.thread.last_error) == (2, None)
-
-
-def test_changed_files_are_opened_anew_for_the_next_request(bench: Bench) -> None:
-    bench.ask(1)
-    assert bench.reasons(1) == [None]
-    bench.opened[0].changed = "model.safetensors was changed"
-    bench.ask(2)
-    assert bench.reasons(2) == [None]
-    assert bench.opened[0].closed
-
-
-def test_a_checkpoint_that_cannot_be_opened_fails_each_request_and_is_tried_again(bench: Bench) -> None:
-    bench.until_open()
-    bench.fails_to_open = OSError("no such folder")
-    bench.opened[0].changed = "is gone"
-    bench.ask(1)
-    assert bench.reasons(1) == ["model_failed"]
-    assert bench.thread.status() | {"requests": 0} == {
-        "name": "m", "state": "failed", "requests": 0, "budget_bytes": 100, "used_bytes": 0,
-        "last_error": "no such folder",
-    }  # fmt: skip
-    bench.fails_to_open = None
-    until(bench.is_served)
-
-
 def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> None:
     steps = bench.until_held()
     smaller, same = bench.thread.resize(50), bench.thread.resize(50)
@@ -237,9 +189,3 @@ def test_a_new_budget_counts_from_the_order_on_until_it_holds(bench: Bench) -> N
     with pytest.raises(ValueError, match="too little"):
         bench.thread.resize(5).result(60)
     assert bench.thread.held_bytes == 50
-
-
-def test_a_model_makes_way_for_images_and_still_gets_its_tenth(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(images_under_way=lambda: True)
-    bench.ask(*range(1, 6))
-    bench.reasons(*range(1, 6))

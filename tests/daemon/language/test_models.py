@@ -1,9 +1,8 @@
 """Memory between a language model and the images' pools, as images need it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,22 +39,12 @@ class Memory:
         pass
 
 
-@dataclass
-class Pool:
-    device: str
-    budget_bytes: int = DEVICE - MAX
-
-
 class Drive:
-    """A pool of images on each device, full, and an expert that waits for room in one while `lacks_room`."""
+    """A full pool of images, and an expert that waits for room in it while `lacks_room`."""
 
-    def __init__(self, devices: Sequence[str]) -> None:
-        self.pools = {device: Pool(device) for device in devices}
-        self.lacks_room = False
-
-    @property
-    def budget_bytes(self) -> int:
-        return self.pools["cpu"].budget_bytes
+    device = "cpu"
+    budget_bytes = DEVICE - MAX
+    lacks_room = False
 
     @property
     def images_under_way(self) -> int:
@@ -64,36 +53,26 @@ class Drive:
     def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]":
         done: Future[dict[str, Any]] = Future()
         if kind == "limits":
-            ((device, budget_bytes),) = fields["expert_memory"].items()
-            self.pools[device].budget_bytes = budget_bytes
-        executors = [
-            {"device": pool.device, "budget_bytes": pool.budget_bytes, "used_bytes": pool.budget_bytes}
-            for pool in self.pools.values()
-        ]
+            self.budget_bytes = fields["expert_memory"]["cpu"]
+        executors = [{"device": "cpu", "budget_bytes": self.budget_bytes, "used_bytes": self.budget_bytes}]
         experts = [{"resident": False, "bytes": 50, "queued": int(self.lacks_room)}]
         done.set_result({"executors": executors, "expert_switches": 0, "experts": experts})
         return done
 
 
 class Line:
-    """A model on each device, `m` on the first."""
-
-    def __init__(self, folder: Path, *devices: str) -> None:
-        models = {
-            name: Model(checkpoint=folder / "none", device=device, memory=MAX, least_memory=MIN, text_memory=TEXTS)
-            for name, device in zip("mn", devices, strict=False)
-        }
-        budgets = {device: Device(expert_memory=DEVICE + TEXTS) for device in devices}
-        config = Config(rules=folder / "rules", catalog=folder, devices=budgets, models=models)
+    def __init__(self, folder: Path) -> None:
+        model = Model(checkpoint=folder / "none", memory=MAX, least_memory=MIN, text_memory=TEXTS)
+        budget = Device(expert_memory=DEVICE + TEXTS)
+        config = Config(rules=folder / "rules", catalog=folder, devices={"cpu": budget}, models={"m": model})
         self.opened: list[Memory] = []
-        self.drive = Drive(devices)
-        pools = list(self.drive.pools.values())
-        self.language = LanguageModels(config, self.drive, pools, self.open)
+        self.drive = Drive()
+        self.language = LanguageModels(config, self.drive, [self.drive], self.open)
         for shared in self.language._devices:
             shared.lease._give_back_s = 0.0
             shared.lease._again_s = 600.0
         self.language.start(SimpleNamespace(text_finished=lambda _outcome: None))
-        until(lambda: len(self.opened) == len(models))
+        until(lambda: self.opened)
 
     def open(self, _model: Model, budget_bytes: int, *_reports: object) -> Any:
         self.opened.append(Memory(budget_bytes))
@@ -113,7 +92,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def line(tmp_path: Path) -> Iterator[Line]:
-    line = Line(tmp_path, "cpu")
+    line = Line(tmp_path)
     yield line
     line.language.stop(60.0)
 

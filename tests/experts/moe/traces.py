@@ -1,12 +1,16 @@
-"""Routing traces for tests."""
+"""Traced and opened checkpoints of tests."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experts.moe.model.runtime import MoeRuntime
-from experts.moe.trace import Trace
+from experts.moe.model.runtime import MoeRuntime, read_model
+from experts.moe.trace import Trace, load_trace
+from experts.moe.weights.prepared import TRAIN as TRACE
+from experts.moe.weights.prepared import PreparedFiles
+from tools.moe.text import TRAIN, TaskText, save_text
+from tools.moe.trace import take_trace
 
 
 def make_trace(index: torch.Tensor, experts: int = 8, **changes: Any) -> Trace:
@@ -22,16 +26,15 @@ def make_trace(index: torch.Tensor, experts: int = 8, **changes: Any) -> Trace:
     return Trace(index=index.to(torch.int16), experts=experts, **(columns | changes))
 
 
-def observe_gates(runtime: MoeRuntime) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Return a list that collects layer, experts and weights of each gate from now on."""
-    gates: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-    runtime.observers.append(lambda _step, gate, _done: gates.append((gate.layer, gate.index, gate.weight)))
-    return gates
+def take_tiny_trace(folder: Path, ids: dict[str, torch.Tensor], length: int) -> Trace:
+    """Trace each task's ids in prompts of this length, and save text and trace."""
+    prepared = PreparedFiles(folder)
+    save_text(prepared, TRAIN, TaskText(ids))
+    take_trace(prepared, TRACE, prompts=1000, length=length)
+    return load_trace(prepared, TRACE)
 
 
 def open_with_slots(folder: Path, mode: Any, slots: int = 8, **options: Any) -> MoeRuntime:
     """Open a checkpoint with this many slots for each layer."""
-    from experts.moe.arch import load_config, read_arch
-
-    arch = read_arch(folder, load_config(folder), torch.float32)
+    _, arch, _ = read_model(folder)
     return MoeRuntime.open(folder, mode, slots * arch.layers * arch.expert_bytes, **options)

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -107,18 +106,11 @@ def test_texts_that_are_none_are_named(small: Path, tmp_path: Path, content: byt
     assert problem in done.output.replace("\n", " ")
 
 
-def a_job(checkpoint: Path, side: str, **changes: Any) -> SideJob:
-    fields = {"share": 0.5, "device": "cpu", "prompts": 1, "prompt_tokens": 12, "new_tokens": 3, "judged": 0}
-    return SideJob(checkpoint=checkpoint, side=side, **{**fields, "links_ms": (0.0,), **changes})
-
-
 def test_a_side_of_the_benchmark_reports_times_fetches_memory_and_perplexity(small: Path):
-    report = measure(a_job(small, "ondemand", links_ms=(0.0, 1.0), judged=1))
-    assert report.error is None
-    plain, slowed = report.runs
-    assert (plain.link_ms, slowed.link_ms) == (0.0, 1.0)
+    job = SideJob(small, "ondemand", 0.5, (0.0, 1.0), "cpu", judged=1, prompt_tokens=12, new_tokens=3)
+    plain, slowed = measure(job)
     positive = ("ttft_p50_ms", "tpot_p95_ms", "tokens_per_s", "blocking_per_token", "moved_mb_per_token", "perplexity")
-    assert all((plain.figures[name] or 0) > 0 for name in positive)
-    assert plain.figures["overlapped_per_token"] == 0
-    lacking = measure(a_job(small, "brownout", options={"way": 2}))
-    assert "coserve moe unite" in (lacking.error or "")
+    assert all(plain[name] > 0 for name in positive)
+    assert plain["overlapped_per_token"] == 0
+    assert slowed["peak_mb"] is None
+    assert "coserve moe unite" in measure(replace(job, side="brownout", options={"way": 2}))

@@ -14,11 +14,10 @@ import torch
 from pydantic import Field, PositiveFloat, model_validator
 
 from experts.moe.arch import MoeArch
-from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
 from experts.moe.modes.brownout.united import UnitedExperts, load_united
-from experts.moe.policy.brownout import ExpertSplit, LatencyController, Phase, SalcRule, split
+from experts.moe.policy.brownout import LatencyController, Phase, redirect
 from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -64,7 +63,7 @@ class Brownout(Mode):
         salc: dict[Phase, LatencyController] | None = None
         if options.ttft_slo_ms and options.tpot_slo_ms:
             slos: dict[Phase, float] = {"prefill": options.ttft_slo_ms, "decode": options.tpot_slo_ms}
-            salc = {phase: LatencyController(SalcRule(slo_s=slo_ms / 1000)) for phase, slo_ms in slos.items()}
+            salc = {phase: LatencyController(slo_ms / 1000) for phase, slo_ms in slos.items()}
         united = load_united(PreparedFiles(checkpoint), options.way) if options.way else None
         return cls(united, threshold=options.threshold, salc=salc)
 
@@ -72,15 +71,8 @@ class Brownout(Mode):
     def reserved_bytes(self) -> int:
         return 0 if self._united is None else self._united.weights_bytes
 
-    def require_budget(self, budget_bytes: int, arch: MoeArch, folder: Path) -> None:
-        super().require_budget(budget_bytes, arch, folder)
-        if budget_bytes - self.reserved_bytes < arch.expert_bytes:
-            message = f"a budget of {budget_bytes} bytes holds no expert beside {self.reserved_bytes} of united ones"
-            raise ModelError(folder, f"{message}; raise it, or unite more experts in one (way)")
-
-    def resize(self, budget_bytes: int) -> None:
-        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        self.cache.resize(budget_bytes - self.reserved_bytes)
+    def min_slots(self, arch: MoeArch) -> int:
+        return min(arch.top_k, arch.layers)
 
     def observe(self, phase: Phase, latency_s: float) -> None:
         """Report the latency of a request's first token (since arrival) or of a later one (since the last)."""
@@ -97,10 +89,10 @@ class Brownout(Mode):
         experts = self.arch.experts
         tokens: list[int] = torch.bincount(routing.index.flatten(), minlength=experts + 1)[:experts].tolist()
         groups = None if self._united is None else self._united.groups[routing.layer]
-        division = split(tokens, self.thresholds[self.step.phase], groups)
-        if not division.united and not division.dropped:
+        numbers = redirect(tokens, self.thresholds[self.step.phase], groups)
+        if numbers == [*range(experts + 1)]:
             return routing
-        return self._redirect(routing, division)
+        return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])
 
     def experts(self, routing: Routing) -> ExpertIterator:
         sentinel, united = self.arch.experts, self._united
@@ -114,14 +106,3 @@ class Brownout(Mode):
             self._united = united = united.to(routing.hidden.device)
         for number in numbers:
             yield number, united.weights(routing.layer, number - sentinel - 1)
-
-    def _redirect(self, routing: Routing, division: ExpertSplit) -> Routing:
-        """Renumber choices: the sentinel E for ignored ones, E + 1 + g for the united expert of group g."""
-        sentinel = self.arch.experts
-        numbers = list(range(sentinel + 1))
-        for expert in division.dropped:
-            numbers[expert] = sentinel
-        for group, members in division.united:
-            for expert in members:
-                numbers[expert] = sentinel + 1 + group
-        return replace(routing, index=torch.tensor(numbers, device=routing.index.device)[routing.index])

@@ -1,11 +1,12 @@
 """United experts: one expert of the usual size that replaces a group of them (BrownoutServe §IV.B).
 
 Layer by layer, each is distilled from its group's answers to the tokens that chose them (activations of the training
-files). For comparison, the mean of the group's weights needs no fitting.
+files).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import mean
 from typing import Any
 
 import torch
@@ -54,12 +55,10 @@ def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
     return UnitedExperts(tuple(part["gate_up"] for part in parts), tuple(part["down"] for part in parts), groups)
 
 
-def missed_shares(prepared: PreparedFiles, way: int) -> tuple[float, float]:
-    """Return the shares of the answers that united and averaged experts miss, of all layers."""
+def missed_share(prepared: PreparedFiles, way: int) -> float:
+    """Return the united experts' error as a share of the energy of their groups' answers: 0 exact, 1 as if dropped."""
     layers = range(prepared.load(_part(way, 0))[1]["layers"])
-    missed = torch.tensor([prepared.load(_part(way, layer))[1]["missed"] for layer in layers])
-    united, averaged = missed.mean(0).tolist()
-    return united, averaged
+    return mean(prepared.load(_part(way, layer))[1]["missed"] for layer in layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +88,26 @@ class Distillation:
         return tuple(layer for layer in layers if not self._prepared.is_made(_part(self.way, layer), self._made))
 
     def make(self, layer: int, activations: LayerActivations, activation: Activation) -> None:
-        """Distil and save a layer's united experts, with their error and that of averaged experts."""
+        """Distil and save a layer's united experts, with their error."""
         united: list[ExpertWeights] = []
-        missed: list[tuple[float, float]] = []
+        missed: list[float] = []
         for group in range(self.groups[-1] + 1):
             numbers = [expert for expert, its_group in enumerate(self.groups) if its_group == group]
             members = [(number, read_expert(self._store, layer, number)) for number in numbers]
+            fitted = strongest_units(members, activations, activation)
             targets = distill_targets(members, activations, activation)
-            mean = averaged(weights for _, weights in members)
-            fitted = mean
             if len(targets.hidden):
-                fitted = fit_down(strongest_units(members, activations, activation), targets, activation)
                 fitted = fit(fitted, targets, activation, self._recipe)
-                missed.append((missed_share(fitted, targets, activation), missed_share(mean, targets, activation)))
+                missed.append(float(_squared_error(fitted, targets, activation).sum() / _energy(targets).sum()))
             united.append(fitted)
-        shares = torch.tensor(missed).mean(0).tolist() if missed else [0.0, 0.0]
         gate_up, down = (torch.stack(part).to(self._store.arch.dtype) for part in zip(*united, strict=True))
         tensors = {"gate_up": gate_up, "down": down, "groups": torch.tensor(self.groups, dtype=torch.int16)}
-        notes = {"made": self._made, "missed": shares, "layers": self._store.arch.layers}
+        notes = {"made": self._made, "missed": mean(missed or [0.0]), "layers": self._store.arch.layers}
         self._prepared.save(_part(self.way, layer), tensors, notes)
 
     @property
     def _made(self) -> dict[str, Any]:
-        return asdict(self._recipe)
+        return asdict(self._recipe) | {"start": "strongest units"}
 
 
 def read_expert(store: ExpertStore, layer: int, expert: int) -> ExpertWeights:
@@ -178,11 +174,6 @@ def distill_targets(
     return DistillTargets(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def averaged(members: Iterable[ExpertWeights]) -> ExpertWeights:
-    gate_up, down = zip(*members, strict=True)
-    return ExpertWeights(torch.stack(gate_up).mean(0), torch.stack(down).mean(0))
-
-
 def strongest_units(
     members: Sequence[tuple[int, ExpertWeights]], activations: LayerActivations, activation: Activation
 ) -> ExpertWeights:
@@ -201,29 +192,18 @@ def strongest_units(
     return ExpertWeights(gate_up, torch.cat(outgoing, dim=1)[:, best].contiguous())
 
 
-def fit_down(
-    start: ExpertWeights, targets: DistillTargets, activation: Activation, ridge: float = 1e-3
-) -> ExpertWeights:
-    """Fit the best `down` for a given gate_up by weighted least squares, in closed form."""
-    inner = _inner(start, targets.hidden, activation) * targets.weight[:, None]
-    target = targets.answer * targets.weight[:, None]
-    gram = inner.T @ inner
-    gram += ridge * gram.diagonal().mean().clamp(min=1e-12) * torch.eye(len(gram))
-    return ExpertWeights(start.gate_up, torch.linalg.solve(gram, inner.T @ target).T.contiguous())
-
-
 def fit(start: ExpertWeights, targets: DistillTargets, activation: Activation, recipe: DistillRecipe) -> ExpertWeights:
     """Fit by gradient descent on the squared error of the answers, weighted by the square of the gate's weight."""
     generator = torch.Generator().manual_seed(recipe.seed)
     student = ExpertWeights(*(matrix.clone().requires_grad_() for matrix in start))
     optimiser = torch.optim.Adam(list(student), lr=recipe.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, recipe.steps)
-    scale = energy(targets) / len(targets.hidden)
+    scale = _energy(targets).mean()
     with torch.enable_grad():
         for _ in range(recipe.steps):
             rows = torch.randint(len(targets.hidden), (recipe.batch,), generator=generator)
-            missed = answer(student, targets.hidden[rows], activation) - targets.answer[rows]
-            loss = (missed * targets.weight[rows, None]).square().sum(-1).mean() / scale
+            batch = DistillTargets(targets.hidden[rows], targets.answer[rows], targets.weight[rows])
+            loss = _squared_error(student, batch, activation).mean() / scale
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -231,15 +211,14 @@ def fit(start: ExpertWeights, targets: DistillTargets, activation: Activation, r
     return ExpertWeights(*(matrix.detach() for matrix in student))
 
 
-def energy(targets: DistillTargets) -> torch.Tensor:
-    """Return the energy of the weighted answers, summed over tokens."""
-    return (targets.answer * targets.weight[:, None]).square().sum()
+def _energy(targets: DistillTargets) -> torch.Tensor:
+    """Return the energy of each token's weighted answer, (N,)."""
+    return (targets.answer * targets.weight[:, None]).square().sum(-1)
 
 
-def missed_share(weights: ExpertWeights, targets: DistillTargets, activation: Activation) -> float:
-    """Return a united expert's error as a share of the energy of its group's answers: 0 exact, 1 as if dropped."""
-    missed = (answer(weights, targets.hidden, activation) - targets.answer) * targets.weight[:, None]
-    return float(missed.square().sum() / energy(targets))
+def _squared_error(weights: ExpertWeights, targets: DistillTargets, activation: Activation) -> torch.Tensor:
+    missed = answer(weights, targets.hidden, activation) - targets.answer
+    return (missed * targets.weight[:, None]).square().sum(-1)
 
 
 def _inner(weights: ExpertWeights, hidden: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """DuoServe-MoE: prefill streams each layer's experts through the slots; decode fetches the experts a predictor names.
 
-Prefill (§5.2), two streams: each distinct expert of a layer is fetched once, the next one while this one computes, and
-the first absent one of the next layer while its attention computes.
+Prefill (§5.2), two streams: each distinct expert of a layer is fetched once, the next one while this one computes.
 
 Decode (§5.3), three streams: when a layer's gate has chosen, the prediction stream predicts a later layer. First
 synchronisation point: the gate is compared with the resident experts; missed ones are fetched, and each is computed
@@ -9,6 +8,7 @@ when it is there. Second: when the first expert has been computed *and* the pred
 the communication stream begins with the predicted layer. The first layer is not predicted.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -19,10 +19,7 @@ import torch
 
 from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing
 from experts.moe.model.mode import Mode, ModeOptions
-from experts.moe.modes.duoserve.fitting import load_predictors
-from experts.moe.modes.duoserve.predictor import LayerPredictor, Paths, known_layers
-from experts.moe.policy.duoserve import first_of_prefill, plan_prefetch
-from experts.moe.trace import load_popularity
+from experts.moe.modes.duoserve.predictor import LayerPredictor, Paths, known_layers, load_predictors
 from experts.moe.weights.prepared import PreparedFiles
 
 #: (rows, E): probability of each expert of the layer for each row's token.
@@ -31,7 +28,7 @@ _Probabilities = list[list[float]]
 _MAX_PATHS = 256
 
 
-class PredictionThread:
+class PredictionThread(ThreadPoolExecutor):
     """The third stream (§5.3): one thread that predicts, on a GPU with a CUDA stream of its own.
 
     torch releases the interpreter's lock while it computes, so two cores work at the same time. On a GPU the stream
@@ -39,29 +36,22 @@ class PredictionThread:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(max_workers=1, thread_name_prefix="moe-predict")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="moe-predict")
 
     def start(self, work: Callable[[], _Probabilities]) -> "Future[_Probabilities]":
         """Compute `work` later; it may read what the caller's stream has been given so far."""
-        if self._stream is None:
-            return self._thread.submit(work)
-        inputs_ready = torch.cuda.Event()
-        inputs_ready.record(torch.cuda.current_stream(self._device))
-        return self._thread.submit(self._on_stream, self._stream, inputs_ready, work)
+        stream = self._stream
+        if stream is None:
+            return self.submit(work)
+        inputs_ready = torch.cuda.current_stream(stream.device).record_event()
 
-    def close(self) -> None:
-        """Wait for the work that has begun, and cancel the rest."""
-        self._thread.shutdown(cancel_futures=True)
+        def on_stream() -> _Probabilities:
+            with torch.cuda.stream(stream):
+                stream.wait_event(inputs_ready)
+                return work()
 
-    @staticmethod
-    def _on_stream(
-        stream: torch.cuda.Stream, inputs_ready: torch.cuda.Event, work: Callable[[], _Probabilities]
-    ) -> _Probabilities:
-        with torch.cuda.stream(stream):
-            stream.wait_event(inputs_ready)
-            return work()
+        return self.submit(on_stream)
 
 
 class DuoServeOptions(ModeOptions, frozen=True):
@@ -71,16 +61,13 @@ class DuoServeOptions(ModeOptions, frozen=True):
 
 
 class DuoServe(Mode):
-    """`predictors` by the layer that they predict; `popularity` (L, E), both from training traces."""
+    """`predictors` by the layer that they predict."""
 
     Options = DuoServeOptions
 
-    def __init__(
-        self, predictors: Mapping[int, LayerPredictor], popularity: Sequence[Sequence[float]], *, overlap: bool = True
-    ) -> None:
+    def __init__(self, predictors: Mapping[int, LayerPredictor], *, overlap: bool = True) -> None:
         super().__init__()
         self._predictors = predictors
-        self._popularity = popularity
         self._overlap = overlap
         self._thread: PredictionThread | None = None
         self._layer = -1
@@ -94,9 +81,7 @@ class DuoServe(Mode):
 
     @classmethod
     def open(cls, checkpoint: Path, options: DuoServeOptions) -> "DuoServe":
-        prepared = PreparedFiles(checkpoint)
-        popular = load_popularity(prepared).tolist()
-        return cls(load_predictors(prepared), popular, overlap=options.overlap)
+        return cls(load_predictors(PreparedFiles(checkpoint)), overlap=options.overlap)
 
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)
@@ -118,7 +103,9 @@ class DuoServe(Mode):
         return routing
 
     def experts(self, routing: Routing) -> ExpertIterator:
-        return self._prefill(routing) if self.step.phase == "prefill" else self._decode(routing)
+        if self.step.phase == "prefill":
+            return self.cache.serve(routing.layer, routing.distinct_experts(), ahead=True)
+        return self._decode(routing)
 
     def end(self, step: ForwardStep) -> None:
         if len(self._index) != self.arch.layers:
@@ -132,16 +119,7 @@ class DuoServe(Mode):
 
     def close(self) -> None:
         if self._thread is not None:
-            self._thread.close()
-
-    def _prefill(self, routing: Routing) -> ExpertIterator:
-        yield from self.cache.serve(routing.layer, routing.distinct_experts(), ahead=True)
-        layer = routing.layer + 1
-        if layer < self.arch.layers:
-            share, tokens = self._popularity[layer], len(routing.index)
-            first = first_of_prefill(share, self.cache.resident(layer), tokens, self.arch.top_k)
-            if first is not None:
-                self.cache.prefetch([ExpertKey(layer, first)])
+            self._thread.shutdown(cancel_futures=True)
 
     def _decode(self, routing: Routing) -> ExpertIterator:
         experts = self.cache.serve(routing.layer, routing.distinct_experts(), ahead=self._overlap)
@@ -166,8 +144,8 @@ class DuoServe(Mode):
         if self._thread is None:
             device = before.index.device
             self._thread = PredictionThread(device)
-            self._predictors = {number: each.to(device) for number, each in self._predictors.items()}
-            predictor = self._predictors[layer]
+            for each in self._predictors.values():
+                each.to(device)
         sofar = Paths(torch.stack(self._index, dim=1), torch.stack(self._weight, dim=1))
 
         def work() -> _Probabilities:
@@ -196,12 +174,20 @@ class DuoServe(Mode):
                 self.cache.quiesce()
 
     def _fetch(self, layer: int, prediction: "Future[_Probabilities]") -> None:
-        """Prefetch the experts that the policy selects from a prediction; on either thread."""
+        """Prefetch the likeliest experts of each token, those that any token is likeliest to need; on either thread.
+
+        One token is the paper's prediction, the union over the tokens of a batch is ours.
+        """
         if prediction.cancelled() or self._layer >= layer:
             return
-        slots = max(1, self.cache.slots // self.arch.layers)
-        experts = plan_prefetch(prediction.result(), self.cache.resident(layer), slots, self.arch.top_k)
-        self.cache.prefetch([ExpertKey(layer, expert) for expert in experts])
+        rows, top_k = prediction.result(), self.arch.top_k
+        named = [sorted(range(len(row)), key=row.__getitem__)[-top_k:] for row in rows]
+        unneeded = {expert: math.prod(1.0 - row[expert] for row in rows) for experts in named for expert in experts}
+        slots, resident = max(1, self.cache.slots // self.arch.layers), self.cache.resident(layer)
+        likeliest = sorted(unneeded, key=lambda expert: (unneeded[expert], expert))[:slots]
+        # Residents first: they must stay.
+        likeliest.sort(key=lambda expert: expert not in resident)
+        self.cache.prefetch([ExpertKey(layer, expert) for expert in likeliest])
 
     def _previous_paths(self, names: Sequence[str]) -> Paths | None:
         """Return the paths of the previous tokens, sentinels for a row without one; None if no row has one."""

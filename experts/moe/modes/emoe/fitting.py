@@ -1,23 +1,27 @@
-"""Training eMoE's predictor on a routing trace, and measuring the sensitivity of tasks."""
+"""Training eMoE's predictor on a routing trace, and measuring how sensitive tasks are to wrong routing (§2.2.3)."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
-from experts.moe.model.mode import FitInputs
+from experts.moe.errors import ModelError
+from experts.moe.gating import Routing
+from experts.moe.model.mode import FitInputs, Mode
 from experts.moe.model.runtime import MoeRuntime, read_model
-from experts.moe.modes.emoe import sensitivity
 from experts.moe.modes.emoe.predictor import ExpertPredictor
 from experts.moe.trace import Trace, load_trace, popularity, popularity_by_task, shares
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
-PART = "emoe/predictor"
+PREDICTOR = "emoe/predictor"
+SENSITIVITY = "emoe/sensitivity"
 #: Training text for the sensitivity of each task: tokens of a window, and windows.
 _WINDOW_TOKENS, _WINDOWS = 256, 24
+#: Weight of a layer that costs no accuracy.
+_MIN_WEIGHT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +43,14 @@ def fit(inputs: FitInputs) -> None:
     """Train the predictor, and measure the sensitivity of tasks on training text."""
     prepared, recipe = inputs.prepared, EmoeRecipe()
     trace = load_trace(prepared, TRAIN)
-    if prepared.is_made(PART, provenance(trace, recipe)):
-        inputs.progress(f"{PART}, there already", 1, 1)
+    if prepared.is_made(PREDICTOR, provenance(trace, recipe)):
+        inputs.progress(f"{PREDICTOR}, there already", 1, 1)
     else:
-        save_predictor(prepared, fit_predictor(trace, recipe, partial(inputs.progress, PART)), trace, recipe)
-    _measure_sensitivity(inputs)
+        save_predictor(prepared, fit_predictor(trace, recipe, partial(inputs.progress, PREDICTOR)), trace, recipe)
+    measure_sensitivity(inputs)
 
 
-def _measure_sensitivity(inputs: FitInputs) -> None:
-    _, arch, _ = read_model(inputs.prepared.checkpoint)
-    windows = inputs.training_windows(_WINDOW_TOKENS, _WINDOWS)
-    mode = sensitivity.WrongRouting()
-    budget_bytes = len(arch.expert_keys) * arch.expert_bytes
-    with closing(MoeRuntime.open(inputs.prepared.checkpoint, mode, budget_bytes)) as runtime:
-        sensitivity.measure(runtime, mode, windows, inputs.prepared, partial(inputs.progress, sensitivity.PART))
+# The predictor
 
 
 def prompts_of(trace: Trace) -> list[list[int]]:
@@ -143,12 +141,12 @@ def _example(
 
 
 def save_predictor(prepared: PreparedFiles, predictor: ExpertPredictor, trace: Trace, recipe: EmoeRecipe) -> None:
-    prepared.save(PART, predictor.state_dict(), {"made": provenance(trace, recipe), "tasks": list(trace.tasks)})
+    prepared.save(PREDICTOR, predictor.state_dict(), {"made": provenance(trace, recipe), "tasks": list(trace.tasks)})
 
 
 def load_predictor(prepared: PreparedFiles) -> tuple[ExpertPredictor, tuple[str, ...]]:
     """Load the predictor and its tasks by number; one more number is for all other tasks. Raises ModelError."""
-    tensors, notes = prepared.load(PART)
+    tensors, notes = prepared.load(PREDICTOR)
     predictor = _new(tensors["prior"], EmoeRecipe(**notes["made"]["recipe"]))
     predictor.load_state_dict(tensors)
     return predictor.eval(), tuple(notes["tasks"])
@@ -161,3 +159,82 @@ def _new(prior: torch.Tensor, recipe: EmoeRecipe) -> ExpertPredictor:
 def provenance(trace: Trace, recipe: EmoeRecipe) -> dict[str, object]:
     """Return the origin of a predictor: one of another origin is trained again."""
     return {"recipe": asdict(recipe), "prompts": trace.prompts, "tokens": len(trace.token)}
+
+
+# Sensitivity
+
+
+class WrongRouting(Mode):
+    """Sends every token in the layer `wrong` to random experts, with the weights of the chosen ones."""
+
+    lossless = False
+
+    def restart(self, wrong: int | None) -> None:
+        """Route this layer wrongly from now on, with the same draws each time; None for none."""
+        self._wrong = wrong
+        self._generator = torch.Generator().manual_seed(0)
+
+    def route(self, routing: Routing) -> Routing:
+        if routing.layer != self._wrong:
+            return routing
+        tokens, experts = routing.logits.shape
+        drawn = torch.rand(tokens, experts, generator=self._generator).topk(routing.index.shape[1]).indices
+        drawn = drawn.to(routing.index.device)
+        return replace(routing, index=torch.where(routing.index < experts, drawn, routing.index))
+
+
+def measure_sensitivity(inputs: FitInputs) -> None:
+    """Measure the accuracy of each task, as it is and with one layer after the other routed wrongly.
+
+    (The paper routes more and more layers wrongly, from input to output.) Accuracy is the share of next tokens that the
+    model finds. Each pass is saved as it ends, and none is repeated.
+    """
+    prepared, mode = inputs.prepared, WrongRouting()
+    _, arch, _ = read_model(prepared.checkpoint)
+    windows = inputs.training_windows(_WINDOW_TOKENS, _WINDOWS)
+    shapes = {task: list(rows.shape) for task, rows in windows.items()}
+    accuracy: dict[str, dict[str, float]] = {}
+    with suppress(ModelError):
+        _, stored = prepared.load(SENSITIVITY)
+        accuracy = stored["accuracy"] if stored["windows"] == shapes else {}
+    passes = [(task, layer) for task in windows for layer in (None, *range(arch.layers))]
+    budget_bytes = len(arch.expert_keys) * arch.expert_bytes
+    with closing(MoeRuntime.open(prepared.checkpoint, mode, budget_bytes)) as runtime:
+        for number, (task, layer) in enumerate(passes, 1):
+            of_task = accuracy.setdefault(task, {})
+            if _name(layer) not in of_task:
+                mode.restart(layer)
+                of_task[_name(layer)] = _accuracy(runtime, windows[task])
+                prepared.save(SENSITIVITY, {}, {"windows": shapes, "layers": arch.layers, "accuracy": accuracy})
+            inputs.progress(SENSITIVITY, number, len(passes))
+
+
+def _name(layer: int | None) -> str:
+    return "" if layer is None else str(layer)
+
+
+@torch.no_grad()
+def _accuracy(runtime: MoeRuntime, windows: torch.Tensor) -> float:
+    right = 0
+    for batch in windows.split(8):
+        ids = batch.to(runtime.model.device)
+        best = runtime.model(ids, use_cache=False).logits[:, :-1].argmax(-1)
+        right += int((best == ids[:, 1:]).sum())
+    return right / (len(windows) * (windows.shape[1] - 1))
+
+
+def load_sensitivity(prepared: PreparedFiles) -> dict[str | None, tuple[float, ...]]:
+    """Return s of Eq. 2 for each task and layer, graded (the paper: 0 or 1): the share of accuracy that is lost.
+
+    Raises ModelError if it was not measured, or not to the end.
+    """
+    _, stored = prepared.load(SENSITIVITY)
+    weights: dict[str | None, tuple[float, ...]] = {}
+    try:
+        for task, accuracy in stored["accuracy"].items():
+            left = [accuracy[_name(layer)] / max(accuracy[_name(None)], 1e-9) for layer in range(stored["layers"])]
+            weights[task] = tuple(max(_MIN_WEIGHT, 1.0 - share) for share in left)
+    except KeyError as error:
+        message = "is not complete; go on with `coserve moe fit`"
+        raise ModelError(prepared.path(SENSITIVITY), message) from error
+    return weights

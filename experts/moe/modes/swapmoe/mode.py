@@ -5,6 +5,7 @@ expert's importance comes from the gate before masking; at the end of a step the
 unimportant experts for important ones, in the loader's thread.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,10 +14,10 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
 from experts.moe.errors import ModelError
-from experts.moe.gating import ExpertKey, ForwardStep, Routing, expert_mask, mask_gate
-from experts.moe.model.mode import Mode, ModeOptions
+from experts.moe.gating import ExpertKey, ForwardStep, Routing
+from experts.moe.model.mode import KeepingMode, ModeOptions
 from experts.moe.modes.swapmoe.planner import MemoryPlan, Preparation, load_preparation, plan_for
-from experts.moe.policy.importance import Importance, UpdateTurns, VirtualExperts
+from experts.moe.policy.eviction import allot
 from experts.moe.weights.expert_store import ExpertStore
 
 
@@ -54,8 +55,39 @@ class SwapMoeOptions(ModeOptions, frozen=True):
     prior_tokens: NonNegativeFloat = 64.0
 
 
-class SwapMoe(Mode):
-    """Without a `preparation` memory is split evenly."""
+class Importance:
+    """Importance of each expert for recent tokens, mixed with a prior, (L, E) float32 in any unit.
+
+    A token's weight halves with every `window` tokens that follow it. The prior counts as `prior_tokens` tokens and
+    does not fade, since a window is a small sample.
+    """
+
+    def __init__(self, prior: torch.Tensor, window: float, prior_tokens: float) -> None:
+        self._prior = _shares(prior)
+        self._window = window
+        self._prior_tokens = prior_tokens
+        self._recent = torch.zeros_like(prior)
+        self._tokens = 0.0
+
+    def add(self, scores: torch.Tensor, tokens: int) -> None:
+        keep = 0.5 ** (tokens / self._window)
+        self._recent = self._recent * keep + scores
+        self._tokens = self._tokens * keep + tokens
+
+    def values(self) -> torch.Tensor:
+        """Return each expert's share of its layer's importance, (L, E)."""
+        if not self._tokens:
+            return self._prior
+        weighted = _shares(self._recent) * self._tokens + self._prior * self._prior_tokens
+        return weighted / (self._tokens + self._prior_tokens)
+
+
+def _shares(rows: torch.Tensor) -> torch.Tensor:
+    return rows / rows.sum(1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+
+
+class SwapMoe(KeepingMode):
+    """Without a `preparation` memory is split evenly. One slot is for the expert that is swapped in."""
 
     Options = SwapMoeOptions
     lossless = False
@@ -64,70 +96,73 @@ class SwapMoe(Mode):
         super().__init__()
         self._preparation = preparation
         self._options = options or SwapMoeOptions()
-        #: By layer of this step: importance (E,) on the model's device, and the number of its tokens.
-        self._scores: dict[int, tuple[torch.Tensor, int]] = {}
+        self._steps = 0
+        #: By layer of this step: importance (E,) on the model's device.
+        self._scores: dict[int, torch.Tensor] = {}
+        self._chosen: dict[int, list[int]] = {}
 
     @classmethod
     def open(cls, checkpoint: Path, options: SwapMoeOptions) -> "SwapMoe":
         return cls(load_preparation(checkpoint), options)
 
-    def eviction_policy(self, arch: MoeArch) -> VirtualExperts:
-        self._importance = Importance(arch.layers, arch.experts, self._options.window, self._options.prior_tokens)
-        self._virtual = VirtualExperts(self._importance, arch.layers, arch.experts, arch.top_k)
-        return self._virtual
+    def min_slots(self, arch: MoeArch) -> int:
+        return min(super().min_slots(arch) + 1, len(arch.expert_keys))
 
     def attach(self, cache: SlotCache, arch: MoeArch) -> None:
-        super().attach(cache, arch)
         counts = self._options.counts
         if counts and (len(counts) != arch.layers or not all(arch.top_k <= count <= arch.experts for count in counts)):
             message = f"mode swapmoe, option counts: expected {arch.layers} numbers from {arch.top_k} to {arch.experts}"
             raise ModelError(cache.store.folder, message)
-        if self._preparation is None:
+        ready = self._preparation
+        if ready is None:
             # No text has been seen: the heaviest experts first, as the paper's static pruning ranks them.
             norms = expert_norms(cache.store)
-            self._preparation = Preparation(norms, norms)
-        self._norms = self._preparation.norms
-        self._importance.set_prior(self._preparation.importance.tolist())
-        self.resize(cache.budget_bytes)
-        cache.preload(ExpertKey(*key) for key in self._virtual.first())
+            ready = Preparation(norms, norms)
+        self._norms, self._plans = ready.norms, ready.plans
+        self._importance = Importance(ready.importance, self._options.window, self._options.prior_tokens)
+        super().attach(cache, arch)
 
     def route(self, routing: Routing) -> Routing:
         if self._norms.device != routing.hidden.device:
             self._norms = self._norms.to(routing.hidden.device)
-        self._scores[routing.layer] = (importance(routing, self._norms[routing.layer]), len(routing.index))
-        resident = self.cache.resident(routing.layer, guard=True)
-        return mask_gate(routing, expert_mask(resident, self.arch.experts), renormalise=self.arch.renormalise)
+        self._scores[routing.layer] = importance(routing, self._norms[routing.layer])
+        return self.among_residents(routing)
 
-    def end(self, step: ForwardStep) -> None:  # noqa: ARG002
+    def end(self, step: ForwardStep) -> None:
         scores, self._scores = self._scores, {}
-        if scores:
-            # One copy from the device for all layers, after the last of them.
-            rows = torch.stack([values for values, _ in scores.values()]).tolist()
-            for (layer, (_, tokens)), row in zip(scores.items(), rows, strict=True):
-                self._importance.add(layer, row, tokens)
-        for layer, steps in self._turns.due():
-            self._update(layer, steps)
+        if len(scores) < self.arch.layers:
+            return  # the step failed
+        # One copy from the device for all layers, after the last of them.
+        self._importance.add(torch.stack([scores[layer] for layer in range(self.arch.layers)]).cpu(), step.tokens)
+        due = self._due()
+        self._update(due)
+        for layer in due:
+            self.cache.cancel(layer)
+            self.cache.prefetch([ExpertKey(layer, expert) for expert in self._chosen[layer]])
 
-    def resize(self, budget_bytes: int) -> None:
-        """Give layers fewer or more virtual experts; additional ones are loaded in the layers' turns."""
-        self.require_budget(budget_bytes, self.arch, self.cache.store.folder)
-        plan = self._plan(budget_bytes)
-        self._virtual.set_shares([count - self.arch.top_k for count in plan.counts])
-        self._turns = UpdateTurns(self.arch.layers, self._options.period or plan.period)
-        self.cache.resize(budget_bytes)
-
-    def _plan(self, budget_bytes: int) -> MemoryPlan:
-        arch = self.arch
-        assert self._preparation is not None
-        if self._options.counts is not None:
-            return MemoryPlan(budget_bytes, self._options.counts, self._options.period or arch.layers)
+    def choose(self, slots: int) -> None:
+        """Set the number of experts of each layer and the steps of an update cycle."""
+        arch, budget_bytes = self.arch, slots * self.arch.expert_bytes
         even = MemoryPlan(budget_bytes, (arch.experts,) * arch.layers, arch.layers)
-        return plan_for(self._preparation.plans, budget_bytes) or even
+        plan = plan_for(self._plans, budget_bytes) or even
+        planned, self._period = self._options.counts or plan.counts, self._options.period or plan.period
+        staying = slots if slots == len(arch.expert_keys) else slots - 1
+        self._counts = allot(staying, [count - arch.top_k for count in planned], arch.top_k, arch.experts)
+        self._update(range(arch.layers))
 
-    def _update(self, layer: int, steps: int) -> None:
-        """Begin one step's part of a layer's swaps, planned anew in place of those not yet begun."""
-        self.cache.cancel(layer)
-        swaps = self._virtual.plan(layer, self.cache.slots, self.cache.pending())
-        for swap in swaps[: len(swaps) // steps]:
-            replaced = () if swap.evict is None else (ExpertKey(*swap.evict),)
-            self.cache.prefetch([ExpertKey(*swap.load)], replace=replaced)
+    def _update(self, layers: Iterable[int]) -> None:
+        """Keep the most important experts of these layers from now on."""
+        values = self._importance.values()
+        for layer in layers:
+            self._chosen[layer] = values[layer].topk(self._counts[layer]).indices.tolist()
+        self.keep((layer, expert) for layer, experts in self._chosen.items() for expert in experts)
+
+    def _due(self) -> list[int]:
+        """Return the layers to update now: in a cycle of `period` steps each has one turn (§3.3).
+
+        Each cycle begins with another layer: if loads cannot keep up, the last ones of a step are not begun.
+        """
+        layers, period = self.arch.layers, self._period
+        turns = range(self._steps * layers // period, (self._steps + 1) * layers // period)
+        self._steps += 1
+        return [(turn + turn // layers) % layers for turn in turns]

@@ -1,8 +1,8 @@
 """SwapMoE's planner (§3.4, §3.5): memory for layers and the frequency of updates, from measurements of this model.
 
 Random configurations are measured in serving; a two-layer network learns their losses; a descent from the best of them
-finds the lowest expected loss within memory and bandwidth (the paper searches genetically). Plans are stored with the
-norms and importance of the experts.
+finds the lowest expected loss within memory (the paper searches genetically). Plans are stored with the norms and
+importance of the experts.
 """
 
 import random
@@ -86,18 +86,6 @@ class MeasuredPlan:
     loads: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
-    slots: int
-    load_ms: float
-    step_ms: float
-
-    @property
-    def loads(self) -> float:
-        """Experts that can be loaded in the time of a step."""
-        return self.step_ms / self.load_ms if self.load_ms > 0 else float("inf")
-
-
 class LossModel:
     """Two linear layers from the virtual experts of each layer to the loss (§3.4.2), fitted by least squares.
 
@@ -171,20 +159,13 @@ def even_counts(layers: int, experts: int, slots: int) -> Configuration:
     return split_evenly(min(slots, layers * experts), layers)
 
 
-def fastest_period(measured: Sequence[MeasuredPlan], limits: PlanLimits) -> int:
-    """Return the shortest cycle whose loads fit (§3.5.1), else the longest, of one configuration at several periods."""
-    by_period = sorted(measured, key=lambda plan: plan.period)
-    return next((plan.period for plan in by_period if plan.loads <= limits.loads), by_period[-1].period)
-
-
 def plan_counts(
-    model: LossModel, measured: Sequence[MeasuredPlan], limits: PlanLimits, *, experts: int, floor: int
+    model: LossModel, measured: Sequence[MeasuredPlan], slots: int, *, experts: int, floor: int
 ) -> Configuration:
-    """Return the unmeasured configuration of lowest predicted loss within memory and bandwidth; ValueError for none."""
-    turnover, known = _turnover(measured, experts), {plan.counts for plan in measured}
+    """Return the unmeasured configuration of lowest predicted loss within memory; ValueError for none."""
 
     def fits(counts: Configuration) -> bool:
-        return sum(counts) <= limits.slots and turnover * _exchangeable(counts, experts) <= limits.loads
+        return sum(counts) <= slots
 
     losses: dict[Configuration, float] = {}
     for start in sorted(measured, key=lambda plan: (not fits(plan.counts), plan.loss))[:_STARTS]:
@@ -195,8 +176,8 @@ def plan_counts(
             if losses[at] >= lowest:
                 break
             lowest = losses[at]
-    if not (unmeasured := losses.keys() - known):
-        raise ValueError("every configuration within memory and bandwidth is measured")
+    if not (unmeasured := losses.keys() - {plan.counts for plan in measured}):
+        raise ValueError("every configuration within memory is measured")
     return min(unmeasured, key=lambda counts: (losses[counts], counts))
 
 
@@ -207,13 +188,3 @@ def _neighbours(counts: Configuration, floor: int, experts: int) -> Iterator[Con
     for gains, loses in (*((layer, None) for layer in more), *product((None, *more), less)):
         if gains != loses:
             yield tuple(count + (layer == gains) - (layer == loses) for layer, count in enumerate(counts))
-
-
-def _turnover(measured: Sequence[MeasuredPlan], experts: int) -> float:
-    exchangeable = sum(_exchangeable(plan.counts, experts) for plan in measured)
-    return sum(plan.loads for plan in measured) / exchangeable if exchangeable else 0.0
-
-
-def _exchangeable(counts: Configuration, experts: int) -> int:
-    """Return how many experts can change at most when each layer has one turn."""
-    return sum(min(count, experts - count) for count in counts)

@@ -11,7 +11,7 @@ from experts.moe.cache.slots import SlotCache
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
-from experts.moe.policy.eviction import LayeredLru, MostPopular
+from experts.moe.policy.eviction import KeepChosen, LayeredLru
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 
@@ -39,8 +39,8 @@ class SlotMachine(RuleBasedStateMachine):
 
     @initialize(budget=BUDGETS, popular=st.booleans())
     def open(self, budget: int, popular: bool) -> None:
-        ranking = [list(range(ARCH.experts))] * ARCH.layers
-        policy = MostPopular(ranking, transit=1) if popular else LayeredLru(ARCH.layers)
+        policy = KeepChosen() if popular else LayeredLru(ARCH.layers)
+        policy.chosen = frozenset((layer, expert) for layer in range(ARCH.layers) for expert in range(3))
         self.cache = SlotCache(self.shelf, budget, policy, WeightTransfer(self.shelf, transfer_for("cpu")))
 
     @rule(layer=LAYERS, experts=EXPERTS, ahead=st.booleans())
@@ -75,10 +75,10 @@ class SlotMachine(RuleBasedStateMachine):
         self.serving.close()
         self.serving = self.yielded = None
 
-    @rule(layer=LAYERS, experts=EXPERTS, replace=EXPERTS, after=st.none() | LAYERS)
-    def prefetch(self, layer: int, experts: list[int], replace: list[int], after: int | None) -> None:
+    @rule(layer=LAYERS, experts=EXPERTS, after=st.none() | LAYERS)
+    def prefetch(self, layer: int, experts: list[int], after: int | None) -> None:
         keys = [ExpertKey(layer, expert) for expert in experts]
-        self.cache.prefetch(keys, replace=[ExpertKey(layer, expert) for expert in replace], after=after)
+        self.cache.prefetch(keys, after=after)
 
     @rule(layer=LAYERS)
     def cancel(self, layer: int) -> None:
@@ -88,12 +88,6 @@ class SlotMachine(RuleBasedStateMachine):
     def look(self, layer: int, guard: bool) -> None:
         residents = self.cache.resident(layer, guard=guard)
         assert list(residents) == sorted(set(residents))
-
-    @rule(budget=BUDGETS)
-    def resize_while_serving(self, budget: int) -> None:
-        if self.serving is None:
-            return
-        self.cache.resize(budget)
 
     @rule(budget=BUDGETS)
     def resize_between_layers(self, budget: int) -> None:

@@ -33,7 +33,7 @@ class RandomStreams:
     def record(self) -> Point:
         return self._give(self._computing, None, None)
 
-    def wait_event(self, event: Point, *, late: bool) -> None:
+    def wait_event(self, event: Point) -> None:
         self._give(self._computing, event, None)
 
     def launch(self, kernel: Callable[[], None]) -> None:
@@ -49,9 +49,6 @@ class RandomStreams:
         with self._lock:
             while self._copying or self._computing:
                 self._go_on()
-
-    def device_waits(self) -> list[tuple[float, bool]]:
-        return []
 
     def _give(self, queue, after, work) -> Point:
         with self._lock:

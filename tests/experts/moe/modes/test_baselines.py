@@ -35,9 +35,9 @@ def oracle(checkpoint: Path) -> Any:
     return load_unmodified(checkpoint)
 
 
-def a_runtime(checkpoint: Path, mode: str | Mode, slots: int, device: str = "cpu") -> MoeRuntime:
+def a_runtime(checkpoint: Path, mode: str | Mode, slots: int) -> MoeRuntime:
     opened = open_mode(mode, checkpoint) if isinstance(mode, str) else mode
-    return open_with_slots(checkpoint, opened, slots, device=device)
+    return open_with_slots(checkpoint, opened, slots)
 
 
 def generate(runtime: MoeRuntime, batch: int = 1, tokens: int = 8) -> torch.Tensor:
@@ -57,19 +57,20 @@ def test_lossless_baselines_generate_what_the_unmodified_model_does(checkpoint: 
 def test_resident_loads_everything_before_the_first_token_and_never_again(checkpoint: Path):
     runtime = a_runtime(checkpoint, "resident", EXPERTS)
     generate(runtime)
-    counts = runtime.cache.metrics.counts
-    assert (counts.fetches_startup, counts.fetches, counts.misses) == (LAYERS * EXPERTS, 0, 0)
-    with pytest.raises(ModelError, match="keeps all experts in memory"):
+    counts = runtime.cache.counts
+    assert (counts.bytes_moved // runtime.store.expert_bytes, counts.fetches) == (LAYERS * EXPERTS, 0)
+    assert counts.hits == counts.served
+    with pytest.raises(ModelError, match="keeps 24 experts"):
         runtime.mode.resize(5 * LAYERS * runtime.store.expert_bytes)
-    with pytest.raises(ModelError, match="raise the model's budget or choose another mode"):
+    with pytest.raises(ModelError, match=r"give at least .* or choose another mode"):
         a_runtime(checkpoint, "resident", EXPERTS - 1)
 
 
 def test_on_demand_waits_for_every_fetch(checkpoint: Path):
     runtime = a_runtime(checkpoint, "ondemand", 3)
     generate(runtime)
-    counts = runtime.cache.metrics.counts
-    assert counts.blocking == counts.fetches == counts.misses > 0
+    counts = runtime.cache.counts
+    assert counts.blocking == counts.fetches == counts.served - counts.hits > 0
     assert counts.overlapped == counts.fetches_prefetch == 0
     assert counts.wait_s > 0
 
@@ -85,7 +86,7 @@ class InTime(Lookahead):
 def test_lookahead_prefetches_what_the_next_gate_will_choose(checkpoint: Path):
     runtime = a_runtime(checkpoint, InTime(), 4)
     generate(runtime, tokens=9)
-    counts = runtime.cache.metrics.counts
+    counts = runtime.cache.counts
     assert counts.fetches_prefetch > 0
     assert counts.overlapped > 0
 
@@ -104,8 +105,9 @@ def test_pruning_runs_with_the_popular_experts_only_and_never_loads(checkpoint: 
     routings: list[Routing] = []
     runtime.observers.append(lambda _step, _gate, done: routings.append(done))
     generate(runtime, 3)
-    counts = runtime.cache.metrics.counts
-    assert (counts.fetches_startup, counts.fetches, counts.misses) == (4 * LAYERS, 0, 0)
+    counts = runtime.cache.counts
+    assert (counts.bytes_moved // runtime.store.expert_bytes, counts.fetches) == (4 * LAYERS, 0)
+    assert counts.hits == counts.served
     for routing in routings:
         assert set(routing.distinct_experts()) <= set(runtime.cache.resident(routing.layer))
         assert torch.allclose(routing.weight.sum(-1), torch.ones(len(routing.weight)))

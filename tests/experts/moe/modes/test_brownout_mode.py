@@ -6,20 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from experts.moe.arch import MoeArch
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
-from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import DistillRecipe, UnitedExperts, load_united
-from experts.moe.policy.brownout import LatencyController, SalcRule, groups_in_order
-from experts.moe.trace import save_trace
-from experts.moe.weights.prepared import TRAIN, PreparedFiles
+from experts.moe.modes.brownout.united import DistillRecipe, load_united
+from experts.moe.policy.brownout import INTERVAL_S, LatencyController
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.accesses import Accesses
-from tests.experts.moe.tiny import VOCABULARY, load_unmodified, prompts, write_tiny
-from tests.experts.moe.traces import make_trace
+from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
+from tests.experts.moe.traces import take_tiny_trace
 from tools.moe.unite import unite_all
 
 RECIPE = DistillRecipe(tokens=512, steps=60, batch=64)
@@ -30,16 +27,9 @@ PLENTY = 1 << 22
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Mixtral of 3 layers of 8 experts, a trace of random text, and united experts of 2 and 4."""
     folder = write_tiny(tmp_path_factory.mktemp("brownout"))
-    a_trace(folder)
+    take_tiny_trace(folder, {"text": prompts(1, 512)["input_ids"][0]}, 32)
     unite_all(folder, (2, 4), RECIPE)
     return folder
-
-
-def a_trace(folder: Path) -> None:
-    """Save a trace of 512 tokens of 16 prompts; its routing is not used."""
-    text = torch.randint(2, VOCABULARY, (512,), generator=torch.Generator().manual_seed(3))
-    trace = make_trace(torch.zeros(512, 3, 2), token=text, start=torch.arange(17) * 32, task=torch.zeros(16))
-    save_trace(PreparedFiles(folder), TRAIN, trace)
 
 
 def a_runtime(folder: Path, mode: Mode, budget_bytes: int = PLENTY) -> MoeRuntime:
@@ -63,63 +53,31 @@ def test_threshold_1_changes_no_bit(tiny: Path, way: int):
     expected = load_unmodified(tiny)(**inputs).logits
     accesses = Accesses(8)
     assert torch.equal(logits(tiny, a_mode(tiny, way), accesses, **inputs), expected)
-    assert (accesses.share, accesses.choices_united) == (1.0, 0)
+    assert (accesses.share, accesses.united) == (1.0, 0)
 
 
-def test_below_1_fewer_experts_run_and_no_token_is_lost(tiny: Path):
-    accesses = Accesses(8)
-    logits(tiny, a_mode(tiny, threshold=0.5), accesses)
-    assert accesses.originals + accesses.united < accesses.wanted
-    assert 0 < accesses.choices_united <= 0.5 * accesses.choices
-    assert accesses.choices_dropped == 0
-    assert accesses.choices == 3 * 24 * 2 * 3
-
-
-def test_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
+def test_below_1_fewer_experts_run_and_full_brownout_drops_what_partial_brownout_unites(tiny: Path):
     partial, full = Accesses(8), Accesses(8)
     exact = logits(tiny, Mode(), Accesses(8))
     near, far = logits(tiny, a_mode(tiny, threshold=0.5), partial), logits(tiny, a_mode(tiny, 0, threshold=0.5), full)
-    assert full.choices_dropped > 0
-    assert full.share < partial.share
+    assert 0 < partial.united <= 0.5 * partial.choices
+    assert (partial.choices, partial.dropped) == (3 * 24 * 2 * 3, 0)
+    assert full.dropped > 0
+    assert full.share < partial.share < 1.0
     assert not torch.equal(near, exact)
     assert not torch.equal(near, far)
-
-
-def test_a_united_expert_gets_the_gates_weight_of_each_expert_that_it_replaces():
-    """Eq. 5 and 6: with the same weights in all experts and in the united one nothing changes at any threshold."""
-    mode, routing = a_detached_mode(), a_routing()
-    done = mode.route(routing)
-    assert torch.equal(done.weight, routing.weight)
-    assert torch.equal(done.index, routing.index // 4 + 9)
-
-
-def a_detached_mode() -> Brownout:
-    mode = Brownout(some_united(), threshold=0.0)
-    mode.arch = MoeArch("mixtral", 1, 8, 2, 4, 3, torch.float32, ("model.layers.0.mlp",), 64)
-    mode.begin(ForwardStep(1, "prefill", ()))
-    return mode
-
-
-def some_united() -> UnitedExperts:
-    return UnitedExperts((torch.zeros(2, 6, 4),), (torch.zeros(2, 4, 3),), (groups_in_order(8, 4),))
-
-
-def a_routing() -> Routing:
-    index = torch.tensor([[0, 5], [1, 6], [3, 0]])
-    weight = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
-    return Routing(0, torch.zeros(3, 4), torch.zeros(3, 8), index, weight)
 
 
 def test_the_threshold_follows_the_observed_latencies(tiny: Path):
     now = 0.0
     slos = {"prefill": 0.2, "decode": 0.1}
-    salc = {phase: LatencyController(SalcRule(slo_s=slo_s, interval_s=1.0)) for phase, slo_s in slos.items()}
+    salc = {phase: LatencyController(slo_s) for phase, slo_s in slos.items()}
     mode = a_mode(tiny, salc=salc, clock=lambda: now)
     runtime = a_runtime(tiny, mode)
     runtime.model(**prompts())
     mode.observe("prefill", 0.3)
     mode.observe("decode", 0.09)
-    now = 1.0
+    now = INTERVAL_S
     runtime.model(**prompts())
     assert mode.thresholds == {"prefill": 0.8, "decode": 1.0}
 
@@ -137,5 +95,5 @@ def test_united_experts_count_in_the_budget(tiny: Path, monkeypatch: pytest.Monk
     mode.resize(8 * expert_bytes)
     assert runtime.cache.allocated_bytes == 2 * expert_bytes
     runtime.model(**prompts(3, 24))
-    with pytest.raises(ModelError, match="holds no expert beside"):
+    with pytest.raises(ModelError, match="bytes of its own in memory"):
         mode.resize(6 * expert_bytes)

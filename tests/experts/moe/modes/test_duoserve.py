@@ -1,27 +1,29 @@
 """DuoServe: its decisions, its predictor, and the mode on tiny random models."""
 
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from experts.moe.gating import StepRow
+from experts.moe.gating import ExpertKey, StepRow
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
-from experts.moe.modes.baselines import Resident
-from experts.moe.modes.duoserve.fitting import (
+from experts.moe.modes.duoserve.mode import DuoServe
+from experts.moe.modes.duoserve.predictor import (
     DuoServeRecipe,
+    LayerPredictor,
     fit_layer,
+    known_layers,
     paths_of,
     save_layer,
     states_of,
 )
-from experts.moe.modes.duoserve.predictor import LayerPredictor, known_layers
-from experts.moe.policy.duoserve import plan_prefetch
-from experts.moe.trace import Trace, save_popularity, save_trace
-from experts.moe.weights.prepared import TRAIN, PreparedFiles
+from experts.moe.trace import Trace
+from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
-from tests.experts.moe.traces import make_trace, observe_gates, open_with_slots
+from tests.experts.moe.traces import make_trace, open_with_slots, take_tiny_trace
 
 SMALL = DuoServeRecipe(widths=(64, 32), tokens=12_000, batch=128)
 QUICK = DuoServeRecipe(widths=(32, 16), tokens=800, batch=64)
@@ -40,9 +42,22 @@ def a_planned_trace(tokens: int = 2000, layers: int = 4, experts: int = 8, seed:
     return make_trace(torch.stack(index, 1), experts, weight=weight)
 
 
-def test_resident_predicted_experts_stay_and_the_others_are_fetched_as_far_as_a_layer_has_slots():
-    assert plan_prefetch([[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.7, 0.0]], resident=(2, 3), slots=2, width=2) == (1, 0)
-    assert plan_prefetch([[0.1, 0.9, 0.3, 0.2]], resident=(2,), slots=4, width=2) == (2, 1)
+@pytest.mark.parametrize(
+    ("rows", "resident", "slots", "fetched"),
+    [
+        ([[0.1, 0.9, 0.3, 0.2], [0.8, 0.0, 0.7, 0.0]], (2, 3), 2, [1, 0]),
+        ([[0.1, 0.9, 0.3, 0.2]], (2,), 4, [2, 1]),
+    ],
+)
+def test_resident_predicted_experts_stay_and_the_others_are_fetched_as_far_as_a_layer_has_slots(
+    rows: list[list[float]], resident: tuple[int, ...], slots: int, fetched: list[int]
+):
+    mode, keys, prediction = DuoServe({}), list[ExpertKey](), Future()
+    prediction.set_result(rows)
+    mode.arch = SimpleNamespace(layers=1, top_k=2)
+    mode.cache = SimpleNamespace(slots=slots, resident=lambda _layer: resident, prefetch=keys.extend)
+    mode._fetch(0, prediction)
+    assert [key.expert for key in keys] == fetched
 
 
 def test_a_folded_predictor_gives_what_its_network_gives_and_the_same_seed_the_same_network():
@@ -52,7 +67,7 @@ def test_a_folded_predictor_gives_what_its_network_gives_and_the_same_seed_the_s
     own, before = paths_of(trace)
     sofar = own.first(known_layers(2))
     expected = network(states_of(trace, 2).build(sofar, before)).sigmoid()
-    predictor = LayerPredictor.of(states_of(trace, 2), network.folded())
+    predictor = LayerPredictor(states_of(trace, 2), network.folded())
     assert torch.allclose(predictor.probabilities(sofar, before), expected, atol=0.02)
     for width in (1, 2):
         rows = [slice(start, start + width) for start in range(0, 20, width)]
@@ -70,18 +85,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepare(folder: Path) -> Path:
     """Trace a random model on random text, and fit its predictors."""
-    prepared = PreparedFiles(folder)
-    runtime = open_with_slots(folder, Resident())
-    gates = observe_gates(runtime)
-    with torch.no_grad():
-        runtime.model(prompts(4, 48)["input_ids"])
-    runtime.close()
-    index, weight = (torch.stack([gate[part] for gate in gates], 1) for part in (1, 2))
-    trace = make_trace(index, runtime.arch.experts, weight=weight.to(torch.float16))
-    save_trace(prepared, TRAIN, trace)
-    save_popularity(prepared, trace)
+    trace = take_tiny_trace(folder, {"text": prompts(1, 192)["input_ids"][0]}, 48)
     for layer in range(1, trace.layers):
-        save_layer(prepared, layer, fit_layer(trace, layer, QUICK), trace, QUICK)
+        save_layer(PreparedFiles(folder), layer, fit_layer(trace, layer, QUICK), trace, QUICK)
     return folder
 
 
@@ -119,7 +125,9 @@ def test_logits_and_text_are_those_of_the_unmodified_model(checkpoint: Path, slo
 def test_predicted_experts_are_fetched_before_the_gate_speaks(checkpoint: Path):
     """Serially, so that no clock decides."""
     runtime = duoserve(checkpoint, slots=2, overlap=False)
+    decode(runtime, prompts(1), steps=1)
+    prefill = runtime.cache.counts.copy()
     decode(runtime, prompts(1), steps=12)
-    decoded = runtime.cache.metrics.of_phase["decode"]
+    decoded = runtime.cache.counts - prefill
     assert decoded.fetches_prefetch > 0
     assert decoded.overlapped > 0

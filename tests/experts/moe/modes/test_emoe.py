@@ -4,23 +4,20 @@ import pytest
 import torch
 
 from experts.moe.gating import StepRow
+from experts.moe.model.mode import FitInputs
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.baselines import Resident
 from experts.moe.modes.emoe.fitting import (
+    SENSITIVITY,
     EmoeRecipe,
     fit_predictor,
+    load_sensitivity,
+    measure_sensitivity,
     save_predictor,
 )
-from experts.moe.modes.emoe.mode import Emoe, EmoeOptions, load_knowledge
-from experts.moe.modes.emoe.sensitivity import (
-    WrongRouting,
-    measure,
-    sensitivity_weights,
-    shares_of,
-)
+from experts.moe.modes.emoe.mode import Emoe, EmoeOptions
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, write_tiny
-from tests.experts.moe.traces import make_trace, observe_gates
+from tests.experts.moe.traces import take_tiny_trace
 
 SMALL = EmoeRecipe(history=3, ahead=2, width=16, blocks=1, steps=12, batch=8)
 TASKS = ("even", "odd")
@@ -34,35 +31,20 @@ def a_text(task, number, tokens=12):
     return 2 + 2 * torch.randint(0, 45, (1, tokens), generator=generator) + TASKS.index(task)
 
 
-def a_trace(folder, prompts_of_task=12):
-    runtime = open_runtime(folder, Resident())
-    seen = observe_gates(runtime)
-    tasks = [task for task in TASKS for _ in range(prompts_of_task)]
-    for number, task in enumerate(tasks):
-        with torch.no_grad():
-            runtime.model(a_text(task, number % prompts_of_task))
-    runtime.close()
-    gates = [index for _, index, _ in seen]
-    index = torch.cat([torch.stack(gates[at : at + LAYERS], 1) for at in range(0, len(gates), LAYERS)])
-    numbers = torch.tensor([TASKS.index(task) for task in tasks], dtype=torch.int16)
-    return make_trace(index, EXPERTS, start=torch.arange(len(tasks) + 1) * 12, task=numbers, tasks=TASKS)
-
-
 def open_runtime(folder, mode, slots=LAYERS * EXPERTS):
     return MoeRuntime.open(folder, mode, slots * EXPERT_BYTES)
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """Return a checkpoint with a trace's predictor and with sensitivity, and the trace."""
+    """Return a checkpoint with a predictor and with sensitivity."""
     folder = write_tiny(tmp_path_factory.mktemp("emoe") / "tiny")
-    prepared, trace = PreparedFiles(folder), a_trace(folder)
+    ids = {task: torch.cat([a_text(task, number)[0] for number in range(12)]) for task in TASKS}
+    prepared, trace = PreparedFiles(folder), take_tiny_trace(folder, ids, 12)
     save_predictor(prepared, fit_predictor(trace, SMALL), trace, SMALL)
-    mode = WrongRouting()
-    runtime = open_runtime(folder, mode)
-    measure(runtime, mode, {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}, prepared)
-    runtime.close()
-    return folder, trace
+    windows = {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}
+    measure_sensitivity(FitInputs(prepared, lambda _length, _count: windows, lambda *_: None))
+    return folder
 
 
 def run_prompt(runtime, task, number, tokens=12):
@@ -71,7 +53,7 @@ def run_prompt(runtime, task, number, tokens=12):
 
 
 def emoe(folder, **options):
-    return Emoe(load_knowledge(PreparedFiles(folder)), EmoeOptions(**options))
+    return Emoe(PreparedFiles(folder), EmoeOptions(**options))
 
 
 def resident(runtime):
@@ -79,17 +61,15 @@ def resident(runtime):
 
 
 def test_with_all_experts_the_answer_is_the_unmodified_models_also_after_failed_steps(fitted):
-    folder, _ = fitted
-    runtime = open_runtime(folder, emoe(folder, period=2))
+    runtime = open_runtime(fitted, emoe(fitted, period=2))
     fail_amid_each_layer(runtime, lambda: run_prompt(runtime, "odd", 1))
     for number in range(3):
-        assert torch.equal(run_prompt(runtime, "even", number), load_unmodified(folder)(a_text("even", number)).logits)
+        assert torch.equal(run_prompt(runtime, "even", number), load_unmodified(fitted)(a_text("even", number)).logits)
 
 
 @pytest.mark.parametrize("variant", ["all", "layer"])
 def test_experts_change_with_the_period_and_never_in_between(fitted, variant):
-    folder, _ = fitted
-    runtime = open_runtime(folder, emoe(folder, period=4, variant=variant), slots=9)
+    runtime = open_runtime(fitted, emoe(fitted, period=4, variant=variant), slots=9)
     changed = []
     for number in range(12):
         before = resident(runtime)
@@ -103,8 +83,7 @@ def test_experts_change_with_the_period_and_never_in_between(fitted, variant):
 
 
 def test_only_experts_that_are_there_run_and_a_token_takes_its_next_ranked(fitted):
-    folder, _ = fitted
-    runtime = open_runtime(folder, emoe(folder, period=100), slots=9)
+    runtime = open_runtime(fitted, emoe(fitted, period=100), slots=9)
     residents = resident(runtime)
     seen = []
     runtime.observers.append(lambda _step, gate, done: seen.append((gate, done)))
@@ -118,23 +97,25 @@ def test_only_experts_that_are_there_run_and_a_token_takes_its_next_ranked(fitte
 
 
 def test_decoding_loads_nothing_and_waits_for_nothing(fitted):
-    folder, _ = fitted
-    runtime = open_runtime(folder, emoe(folder, period=1), slots=9)
+    runtime = open_runtime(fitted, emoe(fitted, period=1), slots=9)
     run_prompt(runtime, "even", 1)
     with torch.inference_mode(), runtime.step([StepRow("odd-2", "odd", 12)]):
         past = runtime.model(a_text("odd", 2), use_cache=True).past_key_values
     runtime.cache.quiesce()
-    before = runtime.cache.metrics.counts.copy()
+    before = runtime.cache.counts.copy()
     for _ in range(4):
         with torch.inference_mode(), runtime.step([StepRow("odd-2", "odd", 1)]):
             runtime.model(torch.tensor([[5]]), past_key_values=past, use_cache=True)
-    spent = runtime.cache.metrics.counts - before
-    assert (spent.fetches, spent.misses, spent.joined) == (0, 0, 0)
-    assert spent.served > 0
+    spent = runtime.cache.counts - before
+    assert spent.fetches == 0
+    assert spent.served == spent.hits > 0
 
 
-def test_sensitivity_goes_from_the_most_tolerant_layer_to_the_least():
-    accuracy = {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.72, "1 2": 0.64, "0 1 2": 0.08}
-    shares = {"a": shares_of(accuracy, 3)}
-    assert shares["a"] == pytest.approx((0.1, 0.95, 0.8))
-    assert sensitivity_weights(shares)["a"] == pytest.approx((0.7, 0.05, 0.15))
+def test_a_layer_is_as_sensitive_as_its_wrong_routing_costs(fitted):
+    prepared = PreparedFiles(fitted)
+    measured = load_sensitivity(prepared)
+    assert [len(measured[task]) for task in TASKS] == [LAYERS, LAYERS]
+    stored = prepared.load(SENSITIVITY)[1] | {"accuracy": {"a": {"": 0.8, "0": 0.2, "1": 0.76, "2": 0.9}}}
+    other = PreparedFiles(write_tiny(fitted / "other", seed=1))
+    other.save(SENSITIVITY, {}, stored)
+    assert load_sensitivity(other)["a"] == pytest.approx((0.75, 0.05, 0.01))

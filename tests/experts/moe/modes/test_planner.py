@@ -1,17 +1,14 @@
 """The planner gives memory to the layers that need it, keeps to memory and bandwidth, and goes on where it stopped."""
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from experts.moe.errors import ModelError
 from experts.moe.modes.swapmoe.planner import (
     Configuration,
     LossModel,
     MeasuredPlan,
-    PlanLimits,
     even_counts,
     load_preparation,
     plan_counts,
@@ -21,7 +18,7 @@ from experts.moe.modes.swapmoe.planner import (
 pytest.importorskip("transformers", reason="language models need the extra `moe`: pip install 'coserve[moe]'")
 
 from experts.moe.weights.prepared import PreparedFiles
-from tests.experts.moe.tiny import VOCABULARY, write_tiny
+from tests.experts.moe.tiny import prompts, write_tiny
 from tools.moe.plan import Planner, PlanProfile
 from tools.moe.text import TRAIN, TaskText, save_text
 
@@ -34,30 +31,19 @@ def loss_of(counts: Configuration) -> float:
     return 3 + sum(need * 0.8**count for need, count in zip(NEED, counts, strict=True))
 
 
-def measured(number: int = 40, *, loads: float = 1.0, period: int = 1) -> list[MeasuredPlan]:
-    drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, number)
-    return [MeasuredPlan(counts, period, loss_of(counts), loads) for counts in drawn]
-
-
 def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
-    rows = measured()
-    best = plan_counts(LossModel(rows, EXPERTS), rows, PlanLimits(SLOTS, 1.0, 100.0), experts=EXPERTS, floor=FLOOR)
+    drawn = random_counts(LAYERS, EXPERTS, FLOOR, SLOTS, 40)
+    rows = [MeasuredPlan(counts, 1, loss_of(counts), 1.0) for counts in drawn]
+    best = plan_counts(LossModel(rows, EXPERTS), rows, SLOTS, experts=EXPERTS, floor=FLOOR)
     assert sum(best) <= SLOTS
     assert loss_of(best) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
     assert best[0] == max(best)
 
 
-def a_prepared_checkpoint(folder: Path) -> Path:
-    checkpoint = write_tiny(folder / "mixtral")
-    generator = torch.Generator().manual_seed(0)
-    ids = {domain: torch.randint(2, VOCABULARY, (64,), generator=generator) for domain in ("letters", "code")}
-    save_text(PreparedFiles(checkpoint), TRAIN, TaskText(ids))
-    return checkpoint
-
-
 def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_path: Path):
-    checkpoint = a_prepared_checkpoint(tmp_path)
-    profile = PlanProfile(of_domain=1, length=8, chunk=4)
+    checkpoint = write_tiny(tmp_path / "mixtral")
+    save_text(PreparedFiles(checkpoint), TRAIN, TaskText({"text": prompts(1, 64)["input_ids"][0]}))
+    profile = PlanProfile(of_domain=2, length=8, chunk=4)
     planner = Planner(checkpoint, "50%", profile)
     plan = planner.run(4)
     assert sum(plan.counts) <= 12
@@ -65,8 +51,8 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
     best = load_preparation(checkpoint)
     assert best is not None
     assert best.plans == (plan,)
-    file = PreparedFiles(checkpoint).path("plan-measured", ".json")
-    first = json.loads(file.read_text())
+    file = PreparedFiles(checkpoint).path("plan-measured")
+    _, first = PreparedFiles(checkpoint).load("plan-measured")
     assert len(first["measured"]) >= 9, "six frequencies and the configurations"
     stamp_ns = file.stat().st_mtime_ns
     assert Planner(checkpoint, "50%", profile).run(4) == plan

@@ -44,7 +44,7 @@ def test_one_slo_without_the_other_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "command"),
-    [("popularity", "trace"), ("prune", "trace"), ("duoserve", "trace"), ("emoe", "fit"), ("brownout", "unite")],
+    [("popularity", "trace"), ("prune", "trace"), ("duoserve", "fit"), ("emoe", "fit"), ("brownout", "unite")],
 )
 def test_a_mode_whose_preparation_is_missing_names_the_command(tmp_path: Path, mode: str, command: str) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -10,10 +10,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ForwardStep, Routing
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions, expert_norms, importance
-from experts.moe.modes.swapmoe.planner import (
-    MemoryPlan,
-    Preparation,
-)
+from experts.moe.modes.swapmoe.planner import MemoryPlan, Preparation
 from tests.experts.moe.tiny import fail_amid_each_layer, load_unmodified, prompts, write_tiny
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
@@ -56,10 +53,11 @@ def test_only_resident_experts_compute_and_nothing_is_waited_for(checkpoint: Pat
         before = [runtime.cache.resident(layer) for layer in range(LAYERS)]
         for seed in range(8):
             run_prompt(runtime, seed)
-        counts = runtime.cache.metrics.counts
+        counts = runtime.cache.counts
         assert len(carried_out) == 8 * LAYERS
         assert [runtime.cache.resident(layer) for layer in range(LAYERS)] != before, "experts were swapped"
-        assert (counts.blocking, counts.fetches_demand, counts.misses, counts.wait_s) == (0, 0, 0, 0.0)
+        assert (counts.blocking, counts.fetches_demand, counts.wait_s) == (0, 0, 0.0)
+        assert counts.hits == counts.served
         assert counts.fetches_prefetch > 0
         assert all((done.index < EXPERTS).all() for _, done in carried_out), "every token got its k experts"
 
@@ -74,31 +72,29 @@ def test_absent_experts_that_the_gate_wants_are_loaded(checkpoint: Path):
         norms = expert_norms(runtime.store)
         for seed in range(4):
             run_prompt(runtime, seed, tokens=40)
-        run_prompt(runtime, 4, tokens=1)
         for layer in range(LAYERS):
-            best = (demand * norms)[layer].topk(4).indices.sort().values.tolist()
-            assert runtime.cache.resident(layer) == tuple(best)
+            best = (demand * norms)[layer].topk(3).indices.tolist()
+            assert set(best) <= set(runtime.cache.resident(layer))
 
 
 def test_less_than_top_k_experts_in_each_layer_is_an_error_and_serving_goes_on(checkpoint: Path):
     with pytest.raises(ModelError, match="at least"):
-        MoeRuntime.open(checkpoint, SwapMoe(), (LAYERS * TOP_K - 1) * EXPERT_BYTES)
-    with serving(checkpoint, LAYERS * TOP_K) as runtime:
+        MoeRuntime.open(checkpoint, SwapMoe(), LAYERS * TOP_K * EXPERT_BYTES)
+    with serving(checkpoint, LAYERS * TOP_K + 1) as runtime:
         with pytest.raises(ModelError, match="give at least"):
-            runtime.mode.resize((LAYERS * TOP_K - 1) * EXPERT_BYTES)
+            runtime.mode.resize(LAYERS * TOP_K * EXPERT_BYTES)
         run_prompt(runtime, 0)
 
 
 def test_a_plan_gives_each_layer_its_experts_and_another_budget_the_same_proportions(checkpoint: Path):
     plans = (MemoryPlan(12 * EXPERT_BYTES, (6, 2, 4), 3),)
-    with serving(checkpoint, 6) as runtime:
+    with serving(checkpoint, 7) as runtime:
         norms = expert_norms(runtime.store)
     mode = SwapMoe(Preparation(norms, norms, plans))
-    with serving(checkpoint, 12, mode) as runtime:
+    with serving(checkpoint, 13, mode) as runtime:
         assert [len(runtime.cache.resident(layer)) for layer in range(LAYERS)] == [6, 2, 4]
-        runtime.mode.resize(15 * EXPERT_BYTES)
+        runtime.mode.resize(16 * EXPERT_BYTES)
         for seed in range(9):
             run_prompt(runtime, seed)
-        lent = [len(runtime.cache.resident(layer)) - planned for layer, planned in enumerate((8, 2, 5))]
-        assert sum(lent) == 0
-        assert max(lent) <= 1, "a layer at its floor borrows one slot to change"
+        more = [len(runtime.cache.resident(layer)) - planned for layer, planned in enumerate((8, 2, 5))]
+        assert sum(more) == max(more) == 1, "one has the slot for swaps"

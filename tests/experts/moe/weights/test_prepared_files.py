@@ -11,11 +11,9 @@ from experts.moe.errors import ModelError
 from experts.moe.trace import (
     Trace,
     load_popularity,
-    load_trace,
     popularity,
     popularity_by_task,
     save_popularity,
-    save_trace,
 )
 from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles
 from tests.experts.moe.traces import make_trace
@@ -42,42 +40,26 @@ def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
     with pytest.raises(ModelError, match=r"traces/train\.safetensors: not made yet; make it with `coserve moe trace"):
         prepared.load(TRAIN)
     with pytest.raises(ModelError, match="`coserve moe plan"):
-        prepared.load_json("plan")
+        prepared.load("plan")
 
 
 def test_parts_of_other_weights_are_refused(tmp_path: Path):
     first = PreparedFiles(a_checkpoint(tmp_path))
     first.save(POPULARITY, {"popularity": torch.ones(1, 4)})
-    first.save_json("plan", {})
     second = PreparedFiles(a_checkpoint(tmp_path, fill=1.0))
     assert second.stamp != first.stamp
     assert not second.has(POPULARITY)
     with pytest.raises(ModelError, match="made from other weights"):
         second.load(POPULARITY)
-    with pytest.raises(ModelError, match="made from other weights"):
-        second.load_json("plan")
 
 
 def test_a_broken_part_says_what_to_do(tmp_path: Path):
     prepared = PreparedFiles(a_checkpoint(tmp_path))
     prepared.folder.mkdir()
     prepared.path("duoserve").write_bytes(b"half")
-    prepared.path("plan", ".json").write_text("{")
     assert not prepared.has("duoserve")
     with pytest.raises(ModelError, match="make it again with `coserve moe fit"):
         prepared.load("duoserve")
-    with pytest.raises(ModelError, match="make it again with `coserve moe plan"):
-        prepared.load_json("plan")
-
-
-def test_a_trace_comes_back_as_it_was(tmp_path: Path):
-    prepared = PreparedFiles(a_checkpoint(tmp_path))
-    trace = a_trace((0, 1, 2))
-    save_trace(prepared, TRAIN, trace)
-    back = load_trace(prepared, TRAIN)
-    assert torch.equal(back.index, trace.index)
-    assert (back.tasks, back.experts, back.prompts, back.layers) == (("licence",), 4, 2, 1)
-    assert back.token[back.span(1)].tolist() == [3, 4, 5]
 
 
 def test_popularity_is_the_share_of_a_layers_tokens(tmp_path: Path):
