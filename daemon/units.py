@@ -92,9 +92,9 @@ def wall_seconds(text: str) -> float:
 
 
 def monotonic_of(stamp: str, now_s: float, now_wall_s: float) -> float:
-    """Return when a stamp from before a restart was, on today's monotonic clock.
+    """Convert the time of a row that a restart found to this process's monotonic clock.
 
-    Had the wall clock been set back meanwhile, it is now: the downtime is not counted.
+    If the wall clock was set back since, return `now_s`: the downtime does not count.
     """
     return now_s - max(0.0, now_wall_s - wall_seconds(stamp))
 

@@ -1,4 +1,4 @@
-"""The drive thread: the only one that uses the scheduler. It takes events, carries out actions and reports outcomes.
+"""The drive thread: the only one that uses the scheduler. It takes events, carries out actions and reports verdicts.
 
 All events arrive in one queue. After each turn loads go to the loaders, batches to the executors.
 """
@@ -82,7 +82,7 @@ class Events:
 
 
 class DriveReports(Protocol):
-    """Called on the drive's thread; none may block. A turn's answers and outcomes come together."""
+    """Called on the drive's thread; none may block. A turn's answers and verdicts come together."""
 
     def judged(self, answers: list[Judged]) -> None: ...
     def finished(self, verdicts: list[Verdict]) -> None: ...

@@ -1,6 +1,6 @@
 """Limits on waiting images (`Backlog`), and on unanswered messages and bytes in memory (`Accounts`).
 
-One `Backlog` counts accepted images until their outcome is durable, another those in memory until the disk has them:
+One `Backlog` counts accepted images until their verdict is durable, another those in memory until the disk has them:
 number and bytes, per source and in total. Any thread may call it. `Accounts` belongs to the intake thread, except where
 a method says "any thread".
 """
@@ -111,7 +111,7 @@ class Backlog:
             return full
 
     def leave(self, source: str, size_bytes: int) -> None:
-        """Count out an image whose outcome is durable, or that could not be made durable."""
+        """Count out an image whose verdict is durable, or that could not be made durable."""
         now_s = time.monotonic()
         with self._lock:
             mine = self._sources[source]

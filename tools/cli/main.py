@@ -47,8 +47,7 @@ for panel, commands in _COMMANDS.items():
             name = command.__name__.removesuffix("_expert").replace("_", "-")
             app.command(name, rich_help_panel=panel)(command)
 
-#: A checkout also has commands that judge CoServe itself (`bench`, `soak`). They stand under tests/, and in no
-#: wheel.
+#: A checkout also has commands that judge CoServe itself (`bench`, `soak`). They stand under tests/, and in no wheel.
 _CHECKOUT = Path(__file__).resolve().parents[2]
 if (_CHECKOUT / "tests" / "commands.py").is_file():
     if str(_CHECKOUT) not in sys.path:
@@ -58,7 +57,7 @@ if (_CHECKOUT / "tests" / "commands.py").is_file():
 
 
 def main() -> Any:
-    """Run the command; whoever reads a pipe may end first."""
+    """Run the command; a reader that closes the pipe early is no error."""
     try:
         return app()
     except BrokenPipeError:

@@ -404,7 +404,7 @@ def learn(
 
     It is kept as a candidate: nothing changes until `coserve experts promote`. The command prints its mistakes on
     pictures held out (never of a board that it learned from) beside those of the version in service, and what it would
-    change in the images since --since. The page Teach of the expert shows the same with pictures.
+    change in the stored images from --since on. The page Teach of the expert shows the same with pictures.
 
     Example: coserve learn R0402 --with training/R0402 --config demo/coserve.yaml
     """

@@ -274,12 +274,13 @@ def limits(machine: Machine) -> Iterator[Finding]:
         return
     handles = raise_handle_limit()
     shares = handle_shares(handles)
-    so = f"{handles} open files: {shares['intake']} connections of cameras, {shares['results']} of programs that read"
+    cameras, readers = shares["intake"], shares["results"]
+    so = f"{handles} open files: {cameras} connections of cameras, {readers} of programs that read results"
     if handles < _FILES:
         remedy = f"ulimit -n {_FILES} before the start (as root, if that is refused), or start as a service"
-        yield warn("limits", f"this shell allows {so} results", remedy)
+        yield warn("limits", f"this shell allows {so}", remedy)
     else:
-        yield ok("limits", f"{so} results")
+        yield ok("limits", so)
 
 
 def disks(machine: Machine) -> Iterator[Finding]:
@@ -381,7 +382,7 @@ def permissions(machine: Machine) -> Iterator[Finding]:
 
 
 def _refused(so: str, path: Path, mode: int) -> Finding | None:
-    """Return how to grant a missing right, None if it is there. A missing folder needs the right of its parent."""
+    """Return a finding with the remedy if a right is missing. A missing folder needs the right of its parent."""
     present = next(place for place in (path, *path.parents) if place.exists())
     if os.access(present, mode & ~os.X_OK if present.is_file() else mode, effective_ids=True):
         return None

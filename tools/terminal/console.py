@@ -126,7 +126,7 @@ def say(answer: Any, sentence: str, *, as_json: bool) -> None:
 def end_with(
     file: object, problems: Sequence[Any], facts: Mapping[str, Any], sound: str = "", more: str = "", *, as_json: bool
 ) -> NoReturn:
-    """Print every problem of a file, or that there is none (`sound`), then `more`; exit with status 1 for problems."""
+    """Print every problem of a file, or that it has none and `sound`; then `more`. Exit with status 1 for problems."""
     if as_json:
         print_json({"ok": not problems, "problems": list(map(str, problems)), **facts})
     else:
@@ -139,7 +139,7 @@ Column = str | tuple[str, str | Callable[[Mapping[str, Any]], Any]]
 
 
 def print_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], **options: Any) -> None:
-    """Print `rows` by `print_table`: a column is a key, or a heading with a key or a function of a row."""
+    """Print `rows` with `print_table`; a column is a key, or a pair: its heading, and a key or a function of a row."""
     pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]
     cells = [[row[cell] if isinstance(cell, str) else cell(row) for _, cell in pairs] for row in rows]
     print_table(title, [heading for heading, _ in pairs], cells, **options)
@@ -153,7 +153,7 @@ def print_table(
     unbroken: Sequence[str] = (),
     more: str | None = None,
 ) -> None:
-    """Print a table for a person: nothing is a dash, long cells continue below, no text steers the terminal.
+    """Print a table for a person: long cells wrap, None or an empty list is a dash, control characters are replaced.
 
     Columns in `unbroken` stay on one line, so that they can be copied. With `more`, the last columns are left out if
     the terminal is too narrow, and named together with `more`, the way to see them.

@@ -1,7 +1,6 @@
 """Server-sent events for open pages: one poller for all listeners, and no polling while there are none.
 
-A listener gets a topic's whole text whenever it is another than the last: a slow one misses texts in between, never the
-newest.
+A listener gets a topic's whole text whenever it has changed: a slow one misses texts in between, never the newest.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ class LiveTopics:
     def __init__(self) -> None:
         self.run_id = secrets.token_hex(4)
         self.streams: list[EventStream] = []
-        #: Set, and replaced, when a text is new or a stream has come or is to end.
+        #: Set, then replaced by a new one, when a text changes, a stream opens or all are to end.
         self.news = asyncio.Event()
         self._topics: dict[str, _Topic] = {}
         self._log: Any = structlog.get_logger("live")
@@ -116,7 +115,7 @@ class EventStream(EventSourceResponse):
         sent: dict[str, str] = {}
         yield format_sse_event(retry=_RETRY_MS)
         while self.is_open:
-            news = self._live.news  # before the look, which misses what comes meanwhile
+            news = self._live.news  # taken first, so that a text that arrives while others are sent is not missed
             for name in self.names:
                 text = self._live.newest(name)
                 if text is not None and text != sent.get(name):

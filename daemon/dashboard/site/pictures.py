@@ -25,7 +25,7 @@ _MEDIA_TYPES = {".jpg": "image/jpeg", ".png": "image/png", ".bmp": "image/bmp"}
 _CONVERTED = (".tif", ".pgm", ".ppm")
 #: The formats that intake accepts. Pillow knows dozens more, and starts programs for some.
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "PPM")
-#: Larger pictures are not unpacked, judged by their header before a pixel (of four bytes) is read.
+#: Pictures whose header names more pixels (of four bytes) are not unpacked.
 _MAX_UNPACKED_PIXELS = 25_000_000
 _CHUNK_BYTES = 256 * 1024
 _QUALITY = 90

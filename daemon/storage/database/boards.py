@@ -187,9 +187,9 @@ class Attempt:
 def choose_attempt(
     attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
 ) -> tuple[int, bool]:
-    """Return the number of an image's attempt, and True if that takes it late: closed, but without such an image.
+    """Return the number of an image's attempt, and True if the image is late: it was missing when the attempt closed.
 
-    It is the newest, `named` by the publisher, or a new one; `free` is for use behind MAX_ATTEMPT.
+    The attempt is the newest, `named` by the publisher, or a new one; `free` is a number to use beyond MAX_ATTEMPT.
     """
     if named is not None:
         attempt = attempts.get(named)
