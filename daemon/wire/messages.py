@@ -162,11 +162,11 @@ def _parse_header(header: bytes) -> dict[str, Any]:
 
 def _keys_sent(fields: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return `id` and `source`, for an answer to a message that may lack them; None for what is no legal key."""
-    image_id, source = (
-        value if isinstance(value := fields.get(name), str) and KEY.fullmatch(value) else None
-        for name in ("id", "source")
-    )
-    return image_id, source
+    return _legal_key(fields.get("id")), _legal_key(fields.get("source"))
+
+
+def _legal_key(value: object) -> str | None:
+    return value if isinstance(value, str) and KEY.fullmatch(value) else None
 
 
 VERSION = 1

@@ -217,27 +217,33 @@ class EditionWriter:
 
         Raises EditionError for one that a person has saved since the mark was written, and leaves it.
         """
-        edition, marked = None, self._folder.marked()[1:]
+        edition = None
         with suppress(EditionError):  # one that is damaged cannot be written
             edition = self._folder.in_force() if self._folder.is_rewriting else None
-        stale = {} if edition is None else self._folder.stale_files(edition, rules)
-        edited = [file for file in stale if file.exists() and _digest(file) not in marked]
-        number = edition and edition.number
-        for file in stale.keys() - {*edited}:
+        if edition is not None:
+            self._write_stale_files(edition, rules)
+        self._folder.mark.unlink(missing_ok=True)
+        sync(self._folder.mark.parent)
+
+    def _write_stale_files(self, edition: Edition, rules: Path) -> None:
+        marked = self._folder.marked()[1:]
+        edited: list[Path] = []
+        for file, text in self._folder.stale_files(edition, rules).items():
+            if file.exists() and _digest(file) not in marked:
+                edited.append(file)
+                continue
             try:
-                replace_text(file.resolve(), stale[file], like=self._folder.catalog)  # a link stays one
+                replace_text(file.resolve(), text, like=self._folder.catalog)  # a link stays one
             except OSError as error:
                 raise EditionError(
-                    f"edition {number} is in force, but {file} could not be written anew ({error.strerror}): mend that,"
-                    " then coserve reload"
+                    f"edition {edition.number} is in force, but {file} could not be written anew ({error.strerror}):"
+                    " mend that, then coserve reload"
                 ) from None
         if edited:
             raise EditionError(
-                f"{edited[0]} was saved while edition {number} came into force, and is left as it is: move it"
+                f"{edited[0]} was saved while edition {edition.number} came into force, and is left as it is: move it"
                 " aside, coserve reload writes the one in force, then bring the edit in again"
             )
-        self._folder.mark.unlink(missing_ok=True)
-        sync(self._folder.mark.parent)
 
 
 def _digest(file: Path) -> str:

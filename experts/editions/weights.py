@@ -3,8 +3,8 @@
 import fcntl
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from experts.catalog import is_digest
 from experts.durable import make_folders, replacing, sync
@@ -62,24 +62,31 @@ class WeightsStore:
         return {file.stem: file.stat().st_size for file in files if is_digest(file.stem)}
 
     def _enter(self, sha256: str, file: Path) -> str | None:
-        place, actual = self.place(sha256), ""
+        place = self.place(sha256)
         make_folders(place.parent, self._catalog.parent)
         try:
             source = file.open("rb")
         except OSError as error:
             return f"{file}: {describe_os_error(error)}"
-        with source, suppress(_WrongBytesError):
-            with replacing(place, self.mode, place.parent) as part:
-                with part.open("wb") as target:
-                    try:
-                        fcntl.ioctl(target, _FICLONE, source.fileno())
-                    except OSError:  # not on this file system, or from another one
-                        shutil.copyfileobj(source, target, _CHUNK_BYTES)
-                if (actual := file_sha256(part)) != sha256:
-                    raise _WrongBytesError
-            return None
-        return f"{file}: its sha256 is {actual[:12]}…, its entry says {sha256[:12]}…"
+        try:
+            with source, replacing(place, self.mode, place.parent) as part:
+                _copy(source, part, sha256)
+        except _WrongBytesError as error:
+            return f"{file}: its sha256 is {error}…, its entry says {sha256[:12]}…"
+        return None
 
 
 class _WrongBytesError(Exception):
-    """The file holds other bytes than those of its name."""
+    """The file holds other bytes than those of its name; the text is the beginning of their sha256."""
+
+
+def _copy(source: BinaryIO, part: Path, sha256: str) -> None:
+    """Clone a file where the file system can, else copy it. Raises _WrongBytesError."""
+    with part.open("wb") as target:
+        try:
+            fcntl.ioctl(target, _FICLONE, source.fileno())
+        except OSError:  # not on this file system, or from another one
+            shutil.copyfileobj(source, target, _CHUNK_BYTES)
+    actual = file_sha256(part)
+    if actual != sha256:
+        raise _WrongBytesError(actual[:12])

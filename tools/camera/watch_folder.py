@@ -171,8 +171,11 @@ def _image_files(root: Path) -> Iterator[tuple[str, Path, Stamp]]:
 
     for folder, _, names in os.walk(root, onerror=note):
         for path in (Path(folder, name) for name in names):
+            if path.suffix.lower() not in SUFFIXES:
+                continue
             with suppress(FileNotFoundError):
-                if path.suffix.lower() in SUFFIXES and stat.S_ISREG((status := path.lstat()).st_mode):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
                     yield path.relative_to(root).as_posix(), path, (status.st_size, status.st_mtime_ns)
 
 
@@ -223,7 +226,10 @@ class FolderPublisher:
     ) -> None:
         """Connect; raises what `Publisher` raises."""
         self.files = Counter[Literal["accepted", "refused", "unfit"]]()
-        self._folder, self._pictures, self._say, self._stop = folder, pictures, folder.say, stop
+        self._folder = folder
+        self._pictures = pictures
+        self._say = folder.say
+        self._stop = stop
         self._unanswered: dict[str, DroppedFile] = {}
         self._is_silent = False
         self._publisher = Publisher(

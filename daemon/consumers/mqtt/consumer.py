@@ -111,7 +111,8 @@ class Mqtt:
         """Yield the broker's answer to each, or why none came: at once if the connection is lost or silent."""
         for first in range(0, len(messages), client.window):
             answers = [self._publish(client, message) for message in messages[first : first + client.window]]
-            confirmed, heard = asyncio.ensure_future(asyncio.wait(answers)), -1
+            confirmed = asyncio.ensure_future(asyncio.wait(answers))
+            heard = -1
             while not (confirmed.done() or client.lost.done()):
                 before, heard = heard, sum(answer.done() for answer in answers)
                 if heard == before:
