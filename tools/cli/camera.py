@@ -247,8 +247,10 @@ class _LineOptions:
         self.finish({"saved": training.images}, is_complete=training.images > 0 and not problem)
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
-        table = ("answer", "images"), list(account.items())
-        print_json(account) if self.as_json else print_table(f"Account of {self.source}", *table)
+        if self.as_json:
+            print_json(account)
+        else:
+            print_table(f"Account of {self.source}", ("answer", "images"), list(account.items()))
         raise SystemExit(0 if is_complete else 1)
 
 
@@ -494,7 +496,10 @@ def import_dataset(
     """
     if images is not None and form != "coco":
         fail(f"--images goes with coco; {form} says itself where pictures are", status=2)
-    need_folder(file) if form == "folders" else need_file(file, "name the file of the data set")
+    if form == "folders":
+        need_folder(file)
+    else:
+        need_file(file, "name the file of the data set")
     from tools.dataset.read import read_dataset
     from tools.dataset.write import write_dataset
 

@@ -95,8 +95,10 @@ def check(
         is_chosen = None if since is None else boards.c.completed_at >= since
         evidence = check_evidence(engine.connect, settings.images, is_chosen, with_pictures=images, on_step=print_step)
     problems += evidence.problems
-    boards, pictures = count_text(evidence.boards, "board"), count_text(evidence.pictures, "picture")
-    checked = f"{boards}, {count_text(evidence.images, 'image')}, {pictures} checked in {monotonic() - began_s:.1f} s"
+    checked = (
+        f"{count_text(evidence.boards, 'board')}, {count_text(evidence.images, 'image')},"
+        f" {count_text(evidence.pictures, 'picture')} checked in {monotonic() - began_s:.1f} s"
+    )
     more = "\n".join([*evidence.gaps, checked])
     end_with(settings.database, problems, evidence.counts, more=more, as_json=as_json)
 
@@ -114,13 +116,12 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
         if error.code != "no_daemon":
             fail(str(error), status=1)
         pruned = _prune_here(config, settings, note)
-    images, boards = count_text(pruned["images"], "image"), count_text(pruned["boards"], "board")
-    inspections, strays = (
-        count_text(pruned["inspections"], "inspection"),
-        count_text(pruned["stray_files"], "stray file"),
+    sentence = (
+        f"pruned {count_text(pruned['images'], 'image')} ({size_text(pruned['image_bytes'])}),"
+        f" {count_text(pruned['boards'], 'board')} with {count_text(pruned['inspections'], 'inspection')},"
+        f" {count_text(pruned['stray_files'], 'stray file')}"
     )
-    gone = f"{images} ({size_text(pruned['image_bytes'])}), {boards} with {inspections}, {strays}"
-    say(pruned, f"pruned {gone}", as_json=as_json)
+    say(pruned, sentence, as_json=as_json)
 
 
 def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from daemon.units import count_text, size_text
 from tools.cli.demo import must_be_a_checkout
 from tools.terminal.console import (
     AsJson,
+    Column,
     ConfigPath,
     console,
     end_with,
@@ -37,7 +38,13 @@ Token = Annotated[
     typer.Option("--token", metavar="FILE", help="The hub's token, or the line's key there.", show_default=False),
 ]
 _MAX_DAYS = 366 * 5
-_COLUMNS = ("release", "problem", "signer", "contents", "bytes", "made_at", "expires_at", "made_by", "line", "note")
+_FIELDS = ("release", "problem", "signer", "contents", "bytes", "made_at", "expires_at", "made_by", "line", "note")
+#: Fields that a table shows in another form.
+_SHOWN: dict[str, Column] = {
+    "bytes": ("bytes", lambda row: size_text(row["bytes"])),
+    "made_at": ("made at", lambda row: _day(row["made_at"])),
+    "expires_at": ("expires at", lambda row: _day(row["expires_at"])),
+}
 PlantPath = Annotated[Path, typer.Argument(metavar="PLANT", help="The hub's plant.yaml.", show_default=False)]
 
 
@@ -202,16 +209,14 @@ def releases(
     if as_json:
         print_json(rows)
     else:
-        columns: list[Any] = [*_COLUMNS]
-        columns[columns.index("bytes")] = ("bytes", lambda row: size_text(row["bytes"]))
-        for name in ("made_at", "expires_at"):
-            columns[columns.index(name)] = (
-                name.replace("_", " "),
-                lambda row, name=name: (row[name] or "")[:10] or None,
-            )
+        columns = [_SHOWN.get(name, name) for name in _FIELDS]
         print_rows(f"Releases of {place}", rows, columns, unbroken=("release",), more="--json has all")
     if any(row["problem"] for row in rows):
         raise SystemExit(1)
+
+
+def _day(time: str | None) -> str | None:
+    return None if time is None else time[:10]
 
 
 def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None) -> dict[str, Any]:
@@ -219,7 +224,7 @@ def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None)
     from daemon.registry.manifest import ReleaseError, decode, signer_of
     from daemon.registry.store import Store
 
-    row: dict[str, Any] = dict.fromkeys(_COLUMNS) | {"release": f"{name}/{number}", "bytes": 0}
+    row: dict[str, Any] = dict.fromkeys(_FIELDS) | {"release": f"{name}/{number}", "bytes": 0}
     try:
         signed = source.manifest(name, number)
         row["signer"] = signer_of(signed, keys, row["release"]).name if keys is not None else None

@@ -65,8 +65,9 @@ def init(
 
     Example: coserve init line --board "mainboard-a R0402=180 QFP64=U1,U2" --memory 2GB --dashboard here --yes
     """
-    if there := [name for name in ("coserve.yaml", "rules.yaml") if (folder / name).exists()]:
-        fail(f"{folder / there[0]} is there already, and is never overwritten: name another folder", status=2)
+    for name in ("coserve.yaml", "rules.yaml"):
+        if (folder / name).exists():
+            fail(f"{folder / name} is there already, and is never overwritten: name another folder", status=2)
     if board and images:
         fail("name the boards with --board or their --images, not both", status=2)
     from routing_rules.compile import RulesError, compile_rules
@@ -429,7 +430,8 @@ def _run_policies(
     from tools.simulate.engine import Simulation, StuckError
     from tools.simulate.report import draw_timeline, figures
 
-    rows, options = list[dict[str, Any]](), {**simulated.options, "keep_spans": timeline is not None}
+    rows: list[dict[str, Any]] = []
+    options = {**simulated.options, "keep_spans": timeline is not None}
     for name in names:
         try:
             outcome = Simulation(simulated.machine(name), simulated.task, name, **options).run()

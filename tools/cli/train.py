@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +26,9 @@ from tools.terminal.console import (
 )
 from tools.terminal.option_values import Commands, Since, must_be_architecture, time_window
 from tools.terminal.progress import share_bar
+
+if TYPE_CHECKING:
+    from tools.training.proof import Agreement
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
 _ENOUGH_HELD_OUT = 10
@@ -83,8 +86,17 @@ def import_expert(
     form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
 
     def make(folder: Path) -> ImportReport:
-        target, more = (architecture, input_size, folder), {"images": images, "trust": trust}
-        return import_file(file, *target, classes=labels, expert=expert, form=form, **more)
+        return import_file(
+            file,
+            architecture,
+            input_size,
+            folder,
+            classes=labels,
+            expert=expert,
+            form=form,
+            images=images,
+            trust=trust,
+        )
 
     report, version = make_in(out, expert or file.stem, file, make)
     agreement = report.agreement
@@ -94,16 +106,13 @@ def import_expert(
         outcome = {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit), "thin": thin}
         print_json(expert_row | outcome | {"candidate": version})
         return
-    tried = [(f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images", trial) for trial in report.trials]
-    tried += [(f"stored as {trial.stored_as}: {size_text(trial.bytes)}", trial) for trial in report.thin]
-    for what, trial in tried:
-        found = trial.agreement
-        precision = "" if found.mean_precision is None else f", mean precision {found.mean_precision:.4f}"
-        is_slower = trial.agrees and getattr(trial, "dtype", report.dtype) != report.dtype
-        console.print(
-            f"{what}, same labels on {found.same_labels} of {found.images}, confidence within {found.confidence:.1e}"
-            f"{precision}: {'slower' if is_slower else 'kept' if trial.agrees else 'differs too much'}"
-        )
+    for trial in report.trials:
+        outcome = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
+        console.print(f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images, {_in_words(trial.agreement)}: {outcome}")
+    for trial in report.thin:
+        outcome = "kept" if trial.agrees else "differs too much"
+        size = size_text(trial.bytes)
+        console.print(f"stored as {trial.stored_as}: {size}, {_in_words(trial.agreement)}: {outcome}")
     for reason in report.unfit:
         console.print(f"not tried: {reason}", markup=False)
     proof = f"images of {images}" if images is not None else "generated patterns (no photos: name some with --images)"
@@ -332,7 +341,10 @@ def train_detector(
     name = expert or data.stem
     with _training_bar(name) as on_share:
         train = partial(
-            *(train_detector, data, architecture, input_size),
+            train_detector,
+            data,
+            architecture,
+            input_size,
             expert=name,
             effort=effort,
             views=Views(symmetry, zoom, crop),
@@ -340,9 +352,12 @@ def train_detector(
             on_progress=lambda progress: on_share(progress.share),
         )
         report, version = make_in(out, name, data, train)
-    if (few := report.held_out_images) < _ENOUGH_HELD_OUT:
-        little = f"images {few}, and fewer than {_ENOUGH_HELD_OUT} say little (those of val are held out)"
-        errors.print(f"too few pictures held out to know how good it is: {little}", markup=False)
+    if report.held_out_images < _ENOUGH_HELD_OUT:
+        errors.print(
+            f"too few pictures held out to know how good it is: {report.held_out_images} of val, and fewer than"
+            f" {_ENOUGH_HELD_OUT} say little",
+            markup=False,
+        )
     if as_json:
         files = {"file": str(report.file), "catalog": str(out / "catalog.yaml"), "candidate": version}
         print_json(asdict(report) | files)
@@ -353,6 +368,14 @@ def train_detector(
         f" {report.map50:.3f}; {report.steps} steps in {report.minutes:.1f} minutes; {report.file}"
     )
     _say_candidate(name, version)
+
+
+def _in_words(agreement: "Agreement") -> str:
+    precision = agreement.mean_precision
+    return (
+        f"same labels on {agreement.same_labels} of {agreement.images}, confidence within {agreement.confidence:.1e}"
+        f"{'' if precision is None else f', mean precision {precision:.4f}'}"
+    )
 
 
 def _say_candidate(name: str, version: str | None) -> None:

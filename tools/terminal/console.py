@@ -120,7 +120,10 @@ def print_json(value: Any) -> None:
 
 def say(answer: Any, sentence: str, *, as_json: bool) -> None:
     """Print the answer for programs, or the sentence for people."""
-    print_json(answer) if as_json else console.print(sentence)
+    if as_json:
+        print_json(answer)
+    else:
+        console.print(sentence)
 
 
 def end_with(
