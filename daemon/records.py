@@ -58,7 +58,7 @@ _NOWHERE = JournalKey(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One picture of one component: as sent, then with its number and place; from `accepted` to its verdict one object.
+    """One picture of one component, as sent; once accepted, with its number and its place in the journal.
 
     Its payload travels beside it, and only until the journal has the bytes.
     """
@@ -72,17 +72,17 @@ class Image:
     captured_at: str | None = None
     deadline_ms: int | None = None
     pixels: Pixels = Pixels()
-    #: Lower-case hex: as its publisher named it ("" if not), which the payload's scan confirms or fills in.
+    #: Lower-case hex, "" if the publisher sent none: the scan of the payload checks it or fills it in.
     sha256: str = ""
-    #: Of an accepted image, by the transaction that `accepted` waits for: the number of its board's attempt, the
-    #: edition in which that began, and True if it was closed before.
+    #: From here on set by the transaction that accepts the image. `attempt` is the number of its board's attempt,
+    #: `edition` the one in which that began; `late` is True if it had closed before.
     inspection_id: int = 0
     board_id: int = 0
     attempt: int = 0
     edition: int = 0
     late: bool = False
     key: JournalKey = _NOWHERE
-    #: Monotonic seconds; after a restart worked out from the wall clock.
+    #: Monotonic seconds; after a restart derived from the wall clock.
     accepted_s: float = field(default=0.0, compare=False)
 
 

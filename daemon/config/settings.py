@@ -489,7 +489,7 @@ def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
 
 
 def _paths_by_variable(data: Mapping[str, Any]) -> dict[str, KeyPath]:
-    """Return the key path of each variable that there may be, such as that of `COSERVE_ENDPOINTS_RESULTS`."""
+    """Return the key path of each environment variable that names a setting, such as `COSERVE_ENDPOINTS_RESULTS`."""
     paths: list[KeyPath] = []
     for top, field in Config.model_fields.items():
         section = field.annotation

@@ -116,7 +116,7 @@ def scan_payload(payload: bytes, pixels: Pixels, max_pixels: int, max_steps: int
     return hashlib.sha256(payload).hexdigest(), flaw
 
 
-#: A message at the writer, then its repetitions: with the `content` of each, as `Duplicate` has it.
+#: The sender of a message that is at the writer, then those who repeated it, each with the `content` to compare.
 _InFlight = list[tuple[Peer, object]]
 
 #: Answers that a reply of another thread makes possible, worked out in the intake thread.

@@ -59,12 +59,12 @@ _MESSAGES_PER_PEER = 2
 _MIN_UNFINISHED_BYTES = 64 * 2**20
 
 
-#: A message, or the rejection of a malformed one. Without payload there was no memory: answer `busy`.
+#: A message, or the rejection of a malformed one. With None for a payload there was no memory: answer `busy`.
 _Waiting = tuple[Peer, Image | Generation | Hello | Answer, bytes | None]
 
 
 def _sharers(peer: Peer, message: Image | Generation | Hello | Answer) -> Sequence[Hashable]:
-    """Return the names that share fairly: connection and source."""
+    """Return the names whose shares a message counts towards: its connection and its source."""
     source = None if isinstance(message, Answer) else message.source
     return (peer[0],) if source is None else (peer[0], source)
 

@@ -51,8 +51,8 @@ class LowSpaceError(OSError):
 class DiskSpace:
     """The space of `places`: the folders of `journal`, `images` and `database`.
 
-    One thread looks, again and again; any thread may ask. Intake asks no disk (one that hangs must not hold it up): it
-    admits up to `admit_until_bytes`, and then asks `problem`, which counts what was admitted since the last look.
+    One thread looks, again and again; any thread may ask. Intake must not wait for a disk that hangs: it admits up to
+    `admit_until_bytes`, then asks `problem`, which takes the sizes of the last look and adds what was admitted since.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class DiskSpace:
         self._reserve_bytes = reserve_bytes
         self._claims = claims
         self._spaces: dict[str, FreeSpace] | None = None
-        #: Of all images so far, with `VERDICT_BYTES` each. Only intake writes it.
+        #: Bytes of all images admitted so far, with `VERDICT_BYTES` each. Only intake writes it.
         self.admitted_bytes = 0
-        #: Until here there is room without a further question. Only `look` writes it.
+        #: Up to here `admitted_bytes` may grow before `problem` must be asked. Only `look` writes it.
         self.admit_until_bytes = 0
         self._admitted_before = self._arriving_bytes = 0
         self._refused = False

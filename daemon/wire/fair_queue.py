@@ -28,8 +28,8 @@ class FairQueue(Generic[T]):
     """Waiting messages; `names` are all names of the sender. `take` removes the fairest, `shed` the least fair."""
 
     def __init__(self) -> None:
-        #: In order: what their flows will have had once they are served (in bytes), a number that orders equals, then
-        #: the names of the flows, the message's bytes, and the message.
+        #: Sorted: tag, number, names of the flows, bytes and message. The tag is what the flows will have had once the
+        #: message is served, in bytes; the number orders equal tags.
         self._places: list[tuple[float, int, Sequence[Hashable], int, T]] = []
         self._flows: defaultdict[Hashable, _Flow] = defaultdict(_Flow)
         self.bytes = 0

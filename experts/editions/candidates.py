@@ -22,7 +22,7 @@ class _Part(BaseModel):
 
 
 class Candidate(_Part):
-    """A version that can be promoted; in the file its entry names no weights' files."""
+    """A version that can be promoted; the entry in its file names no weights."""
 
     expert: str
     version: str

@@ -114,7 +114,7 @@ class EditionFolder:
             )
 
     def stale_files(self, edition: Edition, rules: Path) -> dict[Path, str]:
-        """Return the working files that say something else than an edition, with the text that would say it."""
+        """Return the working files that differ from an edition, each with the text that it should have."""
         stale = dict[Path, str]()
         if not rules.is_file() or rules.read_bytes().decode("utf-8-sig", "replace") != edition.rules:
             stale[rules] = edition.rules

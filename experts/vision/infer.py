@@ -56,7 +56,7 @@ def infer_each(
 
 
 def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype) -> torch.Tensor:
-    """(B, S, S, 3) uint8 RGB to (B, 3, S, S), channels last: by 255, less the mean, by the standard deviation.
+    """(B, S, S, 3) uint8 RGB to (B, 3, S, S), channels last, scaled to 0…1 and normalised per channel.
 
     One multiplication and addition over whole rows of pixels: one pass over memory instead of three; three channels
     side by side would leave most of a vector register empty.

@@ -158,7 +158,7 @@ def fit(image: Image, task: Task, size: int) -> Prepared:
 
 
 def size_in_square(width: int, height: int, task: Task, size: int) -> tuple[int, int]:
-    """Classifiers fill the square, detectors keep the aspect ratio, centred."""
+    """Return width and height of an image in the square: classifiers fill it, detectors keep the aspect ratio."""
     if task == "classify":
         return size, size
     ratio = min(size / height, size / width)

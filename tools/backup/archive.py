@@ -68,7 +68,7 @@ class _Snapshot:
 
 
 class Head(BaseModel):
-    """What `backup.json` says, first of all members; another format may have more, or less."""
+    """Content of `backup.json`, the first member of an archive; other formats may have more fields."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 

@@ -38,7 +38,7 @@ class _Capture:
         self._name = name
         self._capture = capture
         self._taken = 0
-        #: Lines that were scanned while a camera was away belong to no picture.
+        #: How often a camera was away: lines that were scanned meanwhile belong to no picture.
         self.times_lost = 0
 
     def picture(self) -> NDArray[Any]:

@@ -53,8 +53,8 @@ def export(
 ) -> None:
     """Write an audit package of boards: rows, pictures, rules, versions of experts, with checksums of everything.
 
-    Times are those when boards closed. Its rows are one state of the database, also while the line runs. DIR is
-    complete, or it is not there.
+    --since, --until and --shift choose boards by the time they closed. The rows are one state of the database, also
+    while the line runs. DIR is complete, or it is not there.
 
     Example: coserve export --lot L42 --out /mnt/audit/L42 --config demo/coserve.yaml
     """

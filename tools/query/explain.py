@@ -1,6 +1,6 @@
 """`coserve explain`: the reasons for an image's verdict, judged again from the stored answers, in words.
 
-What decided a step is said in the words of `routing_rules.reasons`, as on the pages.
+`routing_rules.reasons` words what decided a step, here as on the pages.
 """
 
 import json

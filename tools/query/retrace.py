@@ -24,7 +24,7 @@ _MAX_PIXELS = 2**31
 class RetracedVerdict:
     """`gap` says why the verdict cannot be judged again, `contradiction` how the rules' verdict differs.
 
-    `judged` are the stored answers with their judgements, `next` is the step behind them.
+    `judged` are the stored answers with their judgements, `next` is the step after them.
     """
 
     verdict: VerdictName | None = None

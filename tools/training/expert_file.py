@@ -49,8 +49,8 @@ _SAME_LABELS, _NEAR_CONFIDENCE, _LOST_PRECISION = 0.999, 0.01, 0.005
 def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -> tuple[Any, str | None]:
     """Make an expert in `out`; return its report, whose `file` are its weights, and its version if it is a candidate.
 
-    It becomes a candidate, and the working catalog stays as it is, where the edition in force has that expert. Raises
-    EditionError.
+    If the edition in force has that expert, the new one becomes a candidate and the working catalog stays as it is.
+    Raises EditionError.
     """
     folder = EditionFolder(out / "catalog.yaml")
     in_force = folder.in_force()
