@@ -494,7 +494,9 @@ def _paths_by_variable(data: Mapping[str, Any]) -> dict[str, KeyPath]:
     for top, field in Config.model_fields.items():
         section = field.annotation
         keys = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else ()
-        names = [*(data.get(top) or {}), *(_OWN_DEVICES if top == "devices" else ())] if top in _NAMED else []
         paths += [(top,), *((top, key) for key in keys)]
-        paths += [(top, name, key) for name in names for key in _NAMED[top]]
+        given = data.get(top)
+        # The file's own names last: of two that give one variable, that one is meant.
+        names = [*(_OWN_DEVICES if top == "devices" else ()), *(given if isinstance(given, Mapping) else ())]
+        paths += [(top, name, key) for name in names for key in _NAMED.get(top, ())]
     return {_PREFIX + re.sub("[:.-]", "_", "_".join(map(str, path))).upper(): path for path in paths}

@@ -164,7 +164,6 @@ class Intake:
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
             poller.poll(int(left_s * 1000) + 1)
             self._send_replies(router)
-        self._count_answers()
 
     def _wait(self, router: Socket, poller: zmq.Poller, replies: zmq.Poller) -> None:
         """Wait for work. Let messages that arrive one by one gather; send replies at once."""
@@ -269,6 +268,7 @@ class Intake:
                 continue
             for peer, answer in answers:
                 self._send(router, peer, answer)
+        self._count_answers()
 
     def _send(self, router: Socket, peer: Peer, answer: Answer) -> None:
         self._sent.append(answer)

@@ -115,6 +115,8 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("models: {a: {checkpoint: m, memory: 1MB, device: cuda:1}}", "'cuda:1' is not one of `devices`: cpu"),
         ("models: {a: {checkpoint: m, memory: 1MB, least_memory: 2MB}}", "2.0 MB are more than `memory`, 1.0 MB"),
         ("models: {a b: {checkpoint: m, memory: 1MB}}", "should match pattern"),
+        ("models: 5", "coserve.yaml:5:9: expected"),
+        ("consumers: true", "coserve.yaml:5:12: expected"),
         ("limits: {max_pixels: 1073741825}", "coserve.yaml:5:22: expected a number ≤ 1073741824, found `1073741825`"),
         ("limits: {backlog_bytes: 1000000000000000}", "coserve.yaml:5:25: expected a size of 64TiB at most"),
         (f"retention: {{free: {'9' * 400}}}", "expected a size of 64TiB at most"),
