@@ -24,6 +24,8 @@ from daemon.units import printable
 
 #: Time limit of one datagram to a manager that does not read its socket.
 _SEND_WITHIN_S = 1.0
+#: A schema change may take this much longer than its last news, in place of the unit's `TimeoutStartSec=`.
+_SCHEMA_CHANGE_S = 3600
 
 
 class Notifier:
@@ -41,11 +43,14 @@ class Notifier:
     def ready(self, status: str) -> None:
         self._tell("READY=1", _sentence(status))
 
-    def status(self, status: str) -> None:
+    def status(self, status: str, *more: str) -> None:
         """Set the sentence of `systemctl status`; sent only when it changes."""
         if status != self._status:
-            self._tell(_sentence(status))
+            self._tell(_sentence(status), *more)
             self._status = status
+
+    def schema_change(self, progress: str) -> None:
+        self.status(progress, f"EXTEND_TIMEOUT_USEC={_SCHEMA_CHANGE_S * 1_000_000}")
 
     def alive(self) -> None:
         self._tell("WATCHDOG=1")
@@ -134,7 +139,7 @@ def _start(
     """Return the running line; None, and one line on stderr, if it could not start."""
     try:
         _refuse_foreign_packages()
-        app = App(load_line(config, record=record), config, notifier.status, devices=devices, note=note)
+        app = App(load_line(config, record=record), config, notifier.schema_change, devices=devices, note=note)
         app.start()
     except ConfigError as error:
         problems = error.problems

@@ -36,6 +36,8 @@ _CHUNK_BYTES = 4 << 20
 _WINDOW = 4
 #: Hung batches that may still hold a thread, beside one batch of each executor (watch.py).
 _MAX_HUNG = 4
+#: The worker's methods that the daemon calls (remote_devices.py).
+_ORDERS = frozenset({"run", "load", "prefetch", "unload", "resize"})
 
 
 def relay(line: socket.socket, ray: Any) -> None:
@@ -138,6 +140,8 @@ class RelayedDevice:
             self._hangs = True
             self._lost.set()
             return
+        if head["do"] not in _ORDERS:
+            raise ValueError(f"an unknown order: {head['do']}")
         actor, group = self._actor, "batches" if head["do"] == "run" else "loads"
         method = getattr(actor, head["do"]).options(concurrency_group=group)
 

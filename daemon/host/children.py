@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,10 +233,11 @@ class _Child:
         self.process = self._heart = self._hung = None
 
 
-async def heartbeat(fd: int | None) -> None:
-    """Send a heartbeat from the event loop every second. Without `fd` do nothing."""
+async def heartbeat(fd: int | None, is_well: Callable[[], bool] = lambda: True) -> None:
+    """Send a heartbeat from the event loop every second while `is_well()`. Without `fd` do nothing."""
     while fd is not None:
-        os.eventfd_write(fd, 1)
+        if is_well():
+            os.eventfd_write(fd, 1)
         await asyncio.sleep(_BEAT_EVERY_S)
 
 

@@ -61,6 +61,7 @@ def test_a_start_that_failed_is_tried_again_for_half_an_hour_and_not_for_ever() 
     assert unit["Restart"] == ["always"]
     assert "RestartPreventExitStatus" not in unit
     assert unit["StartLimitIntervalSec"] == ["1h"]
+    assert unit["TimeoutStartSec"] == ["90s"]
     most, pause_s = int(unit["StartLimitBurst"][0]), float(unit["RestartSec"][0].removesuffix("s"))
     assert 10 * 60 <= most * pause_s < 3600  # a start itself takes some seconds more
 

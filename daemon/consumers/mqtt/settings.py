@@ -116,10 +116,15 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         raise CredentialError(f"{tls.ca} cannot be used: {error.strerror or error}: {expected}") from None
     if tls.cert is not None and tls.key is not None:
         require_private(tls.key)
+        for file in (tls.cert, tls.key):
+            try:
+                file.open("rb").close()
+            except OSError as error:
+                raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
         try:
             context.load_cert_chain(tls.cert, tls.key, password="")  # with None OpenSSL asks the terminal
         except (OSError, ValueError) as error:
-            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            why = getattr(error, "reason", None) or error
             expected = "expected a certificate and its key as PEM, the key without a passphrase"
             raise CredentialError(f"{tls.cert} and {tls.key} cannot be used: {why}: {expected}") from None
     return context

@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
-from PIL import Image
+from PIL import ExifTags, Image
+from PIL.TiffImagePlugin import TiffImageFile
 from starlette.responses import Response, StreamingResponse
 
 from experts.errors import ImageError
@@ -114,33 +115,36 @@ class PictureFolder:
             return None
 
     def _measure(self, image_path: str) -> PictureSize:
-        with self.open(image_path).file as file, _opened(file) as image:
-            return PictureSize(*image.size)
+        with self.open(image_path).file as file, Image.open(file, formats=_FORMATS) as image:
+            width, height = image.size  # Pillow states a TIFF's as turned by its orientation mark
+            is_turned = isinstance(image, TiffImageFile) and image.tag_v2.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+            return PictureSize(height, width) if is_turned else PictureSize(width, height)
 
 
 def _reduced(file: BinaryIO, width: int) -> bytes | None:
     """Return a JPEG of that width, None if the picture is not wider or cannot be decoded here."""
     try:
         with _opened(file) as image:
-            if image.width <= width or image.width * image.height > _MAX_UNPACKED_PIXELS:
+            if image.width <= width:
                 return None
             size = (width, max(1, round(image.height * width / image.width)))
             image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG is unpacked no larger than needed
             reduced = _eight_bits(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
             jpeg = io.BytesIO()
             reduced.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
-    except _UNREADABLE:
+    except (NoPicture, *_UNREADABLE):
         return None
     return jpeg.getvalue()
 
 
 def _opened(file: BinaryIO) -> Image.Image:
-    """Open a picture as experts see it: Pillow would turn a TIFF by its orientation mark."""
+    """Open a picture as experts see it: Pillow would turn a TIFF by its orientation mark. NoPicture if too large."""
+    image = Image.open(file, formats=_FORMATS)
+    if image.width * image.height > _MAX_UNPACKED_PIXELS:
+        raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
+    if not isinstance(image, TiffImageFile):
+        return image
     file.seek(0)
-    is_tiff = file.read(4) in tiff.SIGNATURES
-    file.seek(0)
-    if not is_tiff:
-        return Image.open(file, formats=_FORMATS)
     data = file.read()
     return Image.open(io.BytesIO(tiff.upright(data, tiff.first_page(data))), formats=_FORMATS)
 
@@ -155,8 +159,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _as_png(file: BinaryIO) -> bytes:
     try:
         with _opened(file) as image:
-            if image.width * image.height > _MAX_UNPACKED_PIXELS:
-                raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
             png = io.BytesIO()
             image.save(png, "PNG", compress_level=1)
     except _UNREADABLE as error:

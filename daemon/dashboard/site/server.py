@@ -1,4 +1,4 @@
-"""uvicorn with limits on clients that are slow, silent or too many."""
+"""uvicorn with limits on clients that are slow, silent or too many, and a check that the page threads progress."""
 
 import asyncio
 import math
@@ -6,6 +6,7 @@ import socket
 import time
 from typing import Any
 
+import anyio
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -143,3 +144,17 @@ class PageServer(uvicorn.Server):
 
 def _connections(state: ServerState) -> list[_HttpConnection]:
     return [connection for connection in state.connections if isinstance(connection, _HttpConnection)]
+
+
+class PageThreads:
+    """The threads behind `limiter`, watched from the event loop: stuck ones would answer no page."""
+
+    def __init__(self, limiter: anyio.CapacityLimiter) -> None:
+        self._limiter = limiter
+        self._pages: frozenset[object] = frozenset()
+
+    def are_progressing(self) -> bool:
+        """Return True if a thread is free, or one has another page than at the last call."""
+        before, threads = self._pages, self._limiter.statistics()
+        self._pages = frozenset(threads.borrowers)
+        return threads.borrowed_tokens < threads.total_tokens or self._pages != before

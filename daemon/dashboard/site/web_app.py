@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import Keyring, safe_path
 from daemon.dashboard.site.database import NoDatabase, TooMuchToCount
+from daemon.dashboard.site.server import PageThreads
 from daemon.dashboard.site.site import PageShell
 from daemon.host.children import heartbeat
 from daemon.wire.control import ControlError
@@ -38,8 +39,10 @@ def web_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-        tasks = [asyncio.create_task(shell.live.run()), asyncio.create_task(heartbeat(heart))]
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens = _THREADS
+        beating = heartbeat(heart, PageThreads(limiter).are_progressing)
+        tasks = [asyncio.create_task(shell.live.run()), asyncio.create_task(beating)]
         yield
         for task in tasks:
             task.cancel()

@@ -122,6 +122,11 @@ def test_a_cached_file_that_was_cut_is_sent_again(relay: Relay):
     assert relay.load()["bytes"] == relay.spec.weights_bytes
 
 
+def test_an_order_that_is_none_calls_nothing(relay: Relay):
+    with pytest.raises(ValueError, match="unknown order: take"):
+        relay.device.carry_out({"do": "take", "arguments": ["digest", 1, 0], "life": "first"}, b"x")
+
+
 @pytest.mark.parametrize("left", [0, 5000])
 def test_a_file_of_the_line_that_was_cut_is_the_experts_error(relay: Relay, left: int):
     os.truncate(relay.spec.file, left)

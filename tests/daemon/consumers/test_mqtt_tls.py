@@ -143,3 +143,6 @@ def test_a_key_that_others_can_read_and_one_with_a_passphrase_are_refused(keys: 
     problems = settings(1, tmp_path, LINE).file_problems()
     assert "without a passphrase" in problems[0][1]
     assert "secret" not in problems[0][1]
+    (tmp_path / "line.pem").unlink()
+    expected = (("tls", "cert"), f"{tmp_path / 'line.pem'} cannot be read: No such file or directory")
+    assert settings(1, tmp_path, LINE).file_problems() == [expected]

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import os
 import re
 import signal
 import socket
@@ -10,7 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,6 +24,8 @@ from starlette.routing import Route
 
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
+from daemon.dashboard.site.web_app import web_app
+from daemon.host import children
 from daemon.wire.keys import Token
 from tests.daemon.dashboard.web import Stream, Web, WebAnswer, a_token
 from tests.waiting import PATIENCE_S, until
@@ -415,6 +422,33 @@ class SlowPages:
     def status(self, path: str) -> int:
         with closing(self.ask(path)) as connection:
             return connection.getresponse().status
+
+
+def test_stuck_page_threads_stop_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_BEAT_EVERY_S", 0.01)
+    heart, is_over = os.eventfd(0), threading.Event()
+    site: Any = SimpleNamespace(live=LiveTopics(), database=SimpleNamespace(close=lambda: None))
+    app = web_app(site, site, [], heart=heart)
+
+    async def until_it_beats(beats: bool) -> None:
+        has_beaten = not beats
+        while has_beaten != beats:
+            await asyncio.sleep(0.05)
+            os.eventfd_write(heart, 1)  # so that the next line never waits
+            has_beaten = os.eventfd_read(heart) > 1
+
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE_S), app.router.lifespan_context(app):
+            pages = [asyncio.create_task(anyio.to_thread.run_sync(is_over.wait)) for _ in range(9)]
+            try:
+                await until_it_beats(False)
+            finally:
+                is_over.set()
+            await asyncio.gather(*pages)
+            await until_it_beats(True)
+
+    asyncio.run(run())
+    os.close(heart)
 
 
 def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:

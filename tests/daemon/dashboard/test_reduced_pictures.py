@@ -1,6 +1,7 @@
 """Pictures that are served smaller than they are stored, for lists, cards and screens, and never at any price."""
 
 import io
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -120,6 +121,17 @@ def test_a_picture_lies_as_experts_saw_it_whatever_its_orientation_mark_says(web
         corners = [image.getpixel((x, y)) for x in (10, image.width - 10) for y in (10, image.height - 10)]
         assert [bool(red > 128) for red in corners] == [True, False, False, False]  # pyright: ignore[reportOperatorIssue]
     assert f'viewBox="0 0 {flat.width} {flat.height}"' in web.get(f"/boards/1?inspection={300 + mark}").text
+
+
+def test_a_tiffs_header_alone_gives_its_size_and_refuses_what_is_too_large(web: Web) -> None:
+    path = add(web, 400, encoded(Image.new("1", (6000, 5000)), "TIFF"), ".tif")
+    os.truncate(web.folder / "images/d/400.tif", 1 << 28)
+    fetch(web, "/pictures/1?width=480")
+    before = peak_kib(web)
+    assert 'viewBox="0 0 6000 5000"' in web.get("/boards/1?inspection=400").text
+    for query in ("", "?width=480"):
+        assert "6000 × 5000 pixels are too many to unpack" in web.get(path + query).text
+    assert peak_kib(web) - before < 16 * 1024
 
 
 @pytest.mark.parametrize("side", [6000, 30_000])

@@ -12,6 +12,7 @@ from daemon.config.settings import load_config
 from daemon.errors import ConfigError
 from daemon.line.line import load_line
 from daemon.line.profile import this_machine
+from daemon.wire.keys import make_key_pair
 from experts.editions.folder import EditionFolder
 from tests.daemon.line.test_profile import a_profile
 from tests.editions import files_in_force
@@ -70,6 +71,19 @@ def test_memory_that_this_machine_has_not_and_pictures_that_cannot_be_kept_end_a
     path = settings(folder, expert_memory="60MB")
     path.write_text(path.read_text() + "images: /proc/nope\n")
     assert "images: nothing can be written in /proc" in str(start_problems(path))
+
+
+def test_secrets_that_others_can_read_end_a_start(folder: Path) -> None:
+    path, token, key = folder / "coserve.yaml", folder / "token", make_key_pair(folder, "server")[1]
+    token.write_text("0123456789abcdef" * 2)
+    (folder / "clients").mkdir()
+    for file in (token, key):
+        file.chmod(0o644)
+    security = {"http_token": str(token), "server_key": str(key), "allowed_clients": str(folder / "clients")}
+    path.write_text(path.read_text() + yaml.safe_dump({"security": security}))
+    problems = start_problems(path)
+    for name, file in (("http_token", token), ("server_key", key)):
+        assert f"security.{name}: {file} can be read by everybody: chmod 600 it" in problems
 
 
 def test_a_profile_of_this_machine_fills_what_is_left_open_and_layouts_it_lacks_are_a_warning(folder: Path) -> None:
