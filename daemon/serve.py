@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from daemon.units import printable
 
 #: Time limit of one datagram to a manager that does not read its socket.
 _SEND_WITHIN_S = 1.0
-#: A schema change may take this much longer than its last news, in place of the unit's `TimeoutStartSec=`.
-_SCHEMA_CHANGE_S = 3600
+#: A long start (a new schema for a large database) asks for this much more time, this often, and no longer than that.
+_MORE_TIME_S = 30.0
+_ASK_EVERY_S = 10.0
+_START_AT_MOST_S = 3600.0
 
 
 class Notifier:
@@ -43,14 +46,11 @@ class Notifier:
     def ready(self, status: str) -> None:
         self._tell("READY=1", _sentence(status))
 
-    def status(self, status: str, *more: str) -> None:
+    def status(self, status: str) -> None:
         """Set the sentence of `systemctl status`; sent only when it changes."""
         if status != self._status:
-            self._tell(_sentence(status), *more)
+            self._tell(_sentence(status))
             self._status = status
-
-    def schema_change(self, progress: str) -> None:
-        self.status(progress, f"EXTEND_TIMEOUT_USEC={_SCHEMA_CHANGE_S * 1_000_000}")
 
     def alive(self) -> None:
         self._tell("WATCHDOG=1")
@@ -62,8 +62,29 @@ class Notifier:
         self._tell("STOPPING=1", _sentence(status))
 
     def extend(self, seconds: float) -> None:
-        """Ask for `seconds` more time for a long stop, so that it does not count as a hang."""
+        """Ask for `seconds` more time for a long start or stop, so that it does not count as a hang."""
         self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "WATCHDOG=1")
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Ask for more time every ten seconds while the body runs, for an hour at most."""
+        done = threading.Event()
+
+        def ask() -> None:
+            until_s = time.monotonic() + _START_AT_MOST_S
+            while not done.wait(_ASK_EVERY_S) and time.monotonic() < until_s:
+                self.extend(_MORE_TIME_S)
+
+        asking = threading.Thread(target=ask, name="patience", daemon=True)
+        if self._address:
+            self.extend(_MORE_TIME_S)
+            asking.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if asking.ident is not None:
+                asking.join()
 
     def _tell(self, *assignments: str) -> None:
         if not self._address:
@@ -138,9 +159,10 @@ def _start(
 ) -> App | None:
     """Return the running line; None, and one line on stderr, if it could not start."""
     try:
-        _refuse_foreign_packages()
-        app = App(load_line(config, record=record), config, notifier.schema_change, devices=devices, note=note)
-        app.start()
+        with notifier.patience():
+            _refuse_foreign_packages()
+            app = App(load_line(config, record=record), config, notifier.status, devices=devices, note=note)
+            app.start()
     except ConfigError as error:
         problems = error.problems
     except Exception as error:  # noqa: BLE001 - a defect, or a machine at its limits (threads, memory)

@@ -42,6 +42,14 @@ def test_news_that_belong_together_come_in_one_datagram(tmp_path: Path, abstract
         assert manager.until("EXTEND_TIMEOUT_USEC") == {"EXTEND_TIMEOUT_USEC": "15000000", "WATCHDOG": "1"}
 
 
+def test_a_long_start_asks_for_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.serve._ASK_EVERY_S", 600.0)
+    with Manager(tmp_path) as manager:
+        with Notifier({"NOTIFY_SOCKET": manager.address}).patience():
+            assert int(manager.until("EXTEND_TIMEOUT_USEC")["EXTEND_TIMEOUT_USEC"]) == 30_000_000
+        assert manager.during(0.1) == []
+
+
 @pytest.mark.promise("A service of systemd", "The watchdog is fed only while images can pass")
 def test_the_watchdog_is_fed_by_images_that_can_pass_and_by_nothing_else(tmp_path: Path, experts_folder: Path) -> None:
     line = Line(tmp_path, experts_folder)

@@ -19,7 +19,6 @@ import pytest
 from sqlalchemy import Connection
 
 from daemon.records import Generation
-from daemon.serve import Notifier
 from daemon.storage.database import migrate as migrating
 from daemon.storage.database.connections import StoreError, open_for_writing
 from daemon.storage.database.generations import accept_generations
@@ -28,7 +27,6 @@ from daemon.storage.database.store import Store
 from daemon.storage.database.upkeep import copy_database
 from daemon.storage.decisions import Decision
 from tests import ROOT
-from tests.daemon.host.manager import Manager
 from tests.daemon.storage.database.migrate_again import NEXT
 from tests.daemon.storage.database.store_parts import a_box, a_line, a_stage, a_verdict, an_image
 from tests.faults.shim import ShimError, shim_environment, switch_faults
@@ -158,19 +156,6 @@ def test_too_little_room_is_said_before_anything_is_copied(
     with pytest.raises(StoreError, match=r"needs \d+ kB in .* and 100 kB are free: make room and start again"):
         migrated(old)
     assert copies_of(old) == []
-
-
-def test_a_start_gets_more_time_for_a_schema_change_alone(old: Path, newer: None) -> None:
-    with Manager(old.parent) as manager:
-        notifier = Notifier({"NOTIFY_SOCKET": manager.address})
-        migrated(old, notifier.schema_change)
-        news = manager.until("EXTEND_TIMEOUT_USEC", "3600000000")
-        assert news["STATUS"].startswith("copying the database aside: ")
-        manager.from_now()
-        told = len(manager.statuses)
-        migrated(old, notifier.schema_change)
-        manager.from_now()
-        assert len(manager.statuses) == told
 
 
 def test_the_copy_of_an_earlier_upgrade_goes(old: Path, newer: None) -> None:
