@@ -16,7 +16,14 @@ from experts.drift import BINS
 from experts.durable import replace_text
 from experts.errors import WeightsError
 from experts.spec import ExpertId, ExpertSpec, LayoutId, identified
-from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, YOLO_STRIDE_PIXELS, Architecture, layout_id
+from experts.vision.architectures import (
+    ARCHITECTURES,
+    CHANNELS_LAST,
+    NORMALISATIONS,
+    YOLO_STRIDE_PIXELS,
+    Architecture,
+    layout_id,
+)
 from experts.weights import PAGE_BYTES, WeightsHeader, read_header
 from routing_rules.document import read_yaml_text
 
@@ -188,7 +195,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
             continue
         backbone, contradictions = None, list[tuple[str, str]]()
         try:
-            header = read_header(file)
+            header = _header_of(file)
             if entry.backbone is not None:
                 named = backbone_names.get(entry.backbone.sha256, "backbone")
                 backbone = _backbone_spec(named, entry.backbone, entry, root)
@@ -210,6 +217,18 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     return Catalog(specs, headers, catalog_file.experts), problems
 
 
+def _header_of(file: Path) -> WeightsHeader:
+    """Read a header. Raises WeightsError, also for forms that only earlier versions computed with."""
+    header = read_header(file)
+    if "backbone" in header.metadata:
+        found, expected = ", ".join(sorted({entry.dtype for entry in header.entries})), "F32"
+    else:
+        found, expected = header.metadata.get("memory_format", CHANNELS_LAST), CHANNELS_LAST
+    if found != expected:
+        raise WeightsError(file, f"holds its weights as {found}, expected {expected}; import it again")
+    return header
+
+
 def _files(entry: CatalogEntry) -> tuple[str, ...]:
     return (entry.file,) if entry.backbone is None else (entry.file, entry.backbone.file)
 
@@ -220,7 +239,7 @@ def _backbone_spec(name: str, backbone: BackboneReference, head: CatalogEntry, r
     Its name has its version, so that heads of two versions are two families.
     """
     file = root / backbone.file
-    header = read_header(file)
+    header = _header_of(file)
     entry = CatalogEntry(
         architecture=head.architecture,
         file=backbone.file,

@@ -108,14 +108,14 @@ def weights_of(version: str) -> str:
     return version.partition("+")[0]
 
 
-def past(folder: EditionFolder, newest: int) -> list[Edition]:
+def past(folder: EditionFolder, newest: int, depth: int = _NEWEST) -> list[Edition]:
     """Return the edition `newest` and those in force before it, newest first; not what is damaged or was deleted.
 
     Numbers between an edition and its parent were never in force. One that mended a damaged one has no parent.
     """
     editions: list[Edition] = []
     for number in reversed(folder.numbers()):
-        if number <= newest and len(editions) < _NEWEST:
+        if number <= newest and len(editions) < depth:
             with suppress(EditionError, OSError):
                 editions.append(edition := folder.read(number))
                 newest = edition.parent or number - 1

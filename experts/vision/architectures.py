@@ -15,6 +15,8 @@ PLAIN_HEAD, END_TO_END_HEAD = "plain", "end_to_end"
 #: A backbone's layout names this instead of a head: it answers with features, for the heads of its family.
 FEATURES = "features"
 
+#: The memory format of all networks' convolutions.
+CHANNELS_LAST = "channels_last"
 #: How weights may be stored and computed.
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from experts.spec import LayoutId
 from experts.stored import StoredForm, plan_form
-from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, FEATURES, Architecture
+from experts.vision.architectures import ARCHITECTURES, CHANNELS_LAST, END_TO_END_HEAD, FEATURES, Architecture
 from experts.vision.graphs import GraphedNetwork, Recorders, Recordings
 from experts.vision.heads import Heads
 from experts.vision.networks import Backbone, Classifier, Detector, build_backbone_shell, build_shell
@@ -73,7 +73,7 @@ class Layout:
 def build_layout(layout: LayoutId, recorders: Recorders | None = None) -> Layout:
     """Build a layout from its name, in up to a second for the largest YOLO; layouts may share `recorders`."""
     name, rows, input_size, dtype, memory_format, head = layout.split("-")
-    if memory_format != "channels_last":
+    if memory_format != CHANNELS_LAST:
         raise ValueError(f"no network is stored as {memory_format}")
     architecture = ARCHITECTURES[name]
     if head == FEATURES:

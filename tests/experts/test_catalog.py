@@ -6,6 +6,7 @@ import yaml
 
 from experts.catalog import UNREADABLE, CatalogError, CatalogFile, add_expert, read_catalog, resolve, write_catalog
 from experts.spec import ExpertSpec, identified, name_of
+from experts.weights import Block, read_header, write_weights
 from tests.experts.samples import an_expert_file
 
 
@@ -79,6 +80,16 @@ def test_an_expert_whose_file_is_missing_keeps_its_place_and_fits_no_slot(tmp_pa
     assert catalog["gone"].classes == spec.classes
     assert "gone" not in catalog.headers
     assert catalog["r18"] == identified(spec)
+
+
+def test_a_file_in_the_memory_format_of_earlier_versions_is_to_be_imported_again(tmp_path: Path):
+    spec = an_expert_file(tmp_path)
+    header = read_header(spec.file).metadata | {"memory_format": "contiguous"}
+    sha256 = write_weights(spec.file, [Block("w", "F32", (1,), bytes(4))], header)
+    catalog, ((place, problem),) = resolved(tmp_path, r18=an_entry(spec, sha256=sha256))
+    assert place == ("experts", "r18", "file")
+    assert "holds its weights as contiguous, expected channels_last; import it again" in problem
+    assert catalog["r18"].layout == UNREADABLE
 
 
 def test_labels_that_yaml_could_mistake_come_back_as_they_were(tmp_path: Path):

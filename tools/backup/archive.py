@@ -67,18 +67,24 @@ class _Snapshot:
     state: CopyState | None = None
 
 
-class Head(BaseModel):
-    """Content of `backup.json`, the first member of an archive; other formats may have more fields."""
+class AnyHead(BaseModel):
+    """Content of `backup.json`, the first member of an archive, as far as every format has it."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     coserve_backup: int
     coserve: str
+    schema_name: Any = Field(alias="schema")
+
+
+class Head(AnyHead):
+    """All that `backup.json` has in this format."""
+
     schema_name: str | None = Field(alias="schema")
-    made: str = ""
-    last_seq: int = 0
-    waiting: int = 0
-    highest_edition: int = 0
+    made: str
+    last_seq: int
+    waiting: int
+    highest_edition: int
     images: bool = False
     images_left_out: int = 0
 
@@ -227,7 +233,7 @@ def _head(state: CopyState | None, highest_edition: int, *, with_images: bool) -
     of_program = {"coserve_backup": FORMAT, "coserve": version("coserve"), "made": made}
     facts: dict[str, Any] = {**of_program, "highest_edition": highest_edition, "images": with_images}
     if state is None:
-        return Head(schema=None, **facts)
+        return Head(schema=None, last_seq=0, waiting=0, **facts)
     left_out = 0 if with_images else state.kept
     return Head(schema=state.schema, last_seq=state.last_seq, waiting=state.waiting, images_left_out=left_out, **facts)
 

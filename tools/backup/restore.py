@@ -26,7 +26,7 @@ from experts.durable import sync
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.people import current_user
-from tools.backup.archive import FORMAT, HEAD, SUMS, Head, forget_members
+from tools.backup.archive import FORMAT, HEAD, SUMS, AnyHead, Head, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
 from tools.terminal.console import os_errors_end
@@ -144,11 +144,12 @@ class _Unpacking:
         text = self._read(tar, member, _HEAD_BYTES)
         self._sums[HEAD] = sha256(text).hexdigest()
         try:
-            head = Head.model_validate_json(text)
+            found = AnyHead.model_validate_json(text)
+            head = Head.model_validate_json(text) if found.coserve_backup == FORMAT else None
         except ValidationError as error:
             raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
-        number, schema, writer = head.coserve_backup, head.schema_name, head.coserve
-        if number != FORMAT or schema not in (None, *known_schemas()):
+        number, schema, writer = found.coserve_backup, found.schema_name, found.coserve
+        if head is None or schema not in (None, *known_schemas()):
             here = version("coserve")
             remedy = f"install CoServe {writer} or newer"
             if writer == here:

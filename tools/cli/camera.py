@@ -43,7 +43,7 @@ from tools.terminal.console import (
     print_table,
 )
 from tools.terminal.open_line import opened, settings_of
-from tools.terminal.option_values import Commands, ShiftOption, Since, Until, time_window
+from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
@@ -444,9 +444,9 @@ def export_dataset(
     board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Of boards of this type.")] = None,
     component: Annotated[Texts, typer.Option(metavar="COMPONENT", help="Of this component type.")] = None,
     expert: Annotated[Texts, typer.Option(metavar="EXPERT", help="Judged by this expert.")] = None,
-    since: Since = None,
-    until: Until = None,
-    shift: ShiftOption = None,
+    since: Annotated[str | None, since_option("Judged then or later")] = None,
+    until: Annotated[str | None, until_option("Judged before")] = None,
+    shift: Annotated[str | None, shift_option("Judged")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Refuse more pictures than this.")] = 10_000,
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,7 @@ from daemon.wire.control import ControlError, ask
 from experts.people import current_user
 from tools.terminal.console import DEFAULT_CONFIG, AsJson, ConfigOption, end_with, fail, need_folder, print_step, say
 from tools.terminal.open_line import reading, settings_of
-from tools.terminal.option_values import Commands, Note, Since, Until, time_window
+from tools.terminal.option_values import Commands, Note, since_option, time_window, until_option
 
 db_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Copy, check and prune the results database, also while the line runs."
@@ -49,7 +49,11 @@ def backup(
 
 
 @db_app.command()
-def shifts(config: ConfigOption = DEFAULT_CONFIG, since: Since = "31d", until: Until = None) -> None:
+def shifts(
+    config: ConfigOption = DEFAULT_CONFIG,
+    since: Annotated[str | None, since_option("Days and shifts then or later")] = "31d",
+    until: Annotated[str | None, until_option("Days and shifts before")] = None,
+) -> None:
     """Print the plant's days and shifts as SQL, a temporary table `plant_times`, to join results in UTC with.
 
     Example: coserve db shifts --since 31d --config demo/coserve.yaml
@@ -69,7 +73,7 @@ def shifts(config: ConfigOption = DEFAULT_CONFIG, since: Since = "31d", until: U
 @db_app.command()
 def check(
     config: ConfigOption = DEFAULT_CONFIG,
-    since: Since = None,
+    since: Annotated[str | None, since_option("Judge only boards again that closed then or later")] = None,
     images: Annotated[bool, typer.Option("--images", help="Also compare kept pictures with their sha256.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -27,7 +27,7 @@ from tools.terminal.console import (
     say,
 )
 from tools.terminal.open_line import ask_daemon, plant_time, settings_of, times_note
-from tools.terminal.option_values import Commands, Discard, Note, ShiftOption, Since, Until, time_window
+from tools.terminal.option_values import Commands, Discard, Note, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
@@ -443,9 +443,9 @@ def rejudge(
         typer.Option("--expert", metavar="NAME=VERSION", help="A version that was put in, or NAME=FOLDER of one."),
     ] = None,
     lot: Annotated[str | None, typer.Option(help="Only images of this lot.")] = None,
-    since: Since = None,
-    until: Until = None,
-    shift: ShiftOption = None,
+    since: Annotated[str | None, since_option("Only images judged then or later")] = None,
+    until: Annotated[str | None, until_option("Only images judged before")] = None,
+    shift: Annotated[str | None, shift_option("Only images judged")] = None,
     component: Annotated[str | None, typer.Option(help="Only this component type.")] = None,
     verdict: Annotated[VerdictOption | None, typer.Option(help="Only images that got this verdict.")] = None,
     sample: Annotated[

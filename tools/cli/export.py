@@ -22,7 +22,7 @@ from tools.terminal.console import (
     print_step,
 )
 from tools.terminal.open_line import opened
-from tools.terminal.option_values import ShiftOption, Since, Until, time_window
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 Texts = list[str] | None
 
@@ -32,9 +32,9 @@ def export(
     lot: Annotated[Texts, typer.Option(metavar="LOT", help="Boards of this lot; repeat for several.")] = None,
     serial: Annotated[Texts, typer.Option(metavar="SERIAL", help="Boards of this serial.")] = None,
     board_type: Annotated[Texts, typer.Option("--type", metavar="TYPE", help="Boards of this type.")] = None,
-    since: Since = None,
-    until: Until = None,
-    shift: ShiftOption = None,
+    since: Annotated[str | None, since_option("Boards that closed then or later")] = None,
+    until: Annotated[str | None, until_option("Boards that closed before")] = None,
+    shift: Annotated[str | None, shift_option("Boards that closed")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new or empty folder.")] = None,
     with_weights: Annotated[bool, typer.Option("--with-weights", help="Also the experts' weights.")] = False,
     sign: Annotated[

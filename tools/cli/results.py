@@ -21,7 +21,7 @@ from tools.terminal.console import (
     say,
 )
 from tools.terminal.open_line import opened, plant_settings_of, plant_time, settings_of, times_note
-from tools.terminal.option_values import ShiftOption, Since, Until, time_window
+from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
     from tools.query.results import RowFormat
@@ -84,9 +84,9 @@ def results(
     seq: Annotated[
         str | None, _filter("--seq", "Numbers of the stream: 100:200, 100:, :200.", metavar="FROM:TO")
     ] = None,
-    since: Since = None,
-    until: Until = None,
-    shift: ShiftOption = None,
+    since: Annotated[str | None, since_option("Judged then or later", _PANEL)] = None,
+    until: Annotated[str | None, until_option("Judged before", _PANEL)] = None,
+    shift: Annotated[str | None, shift_option("Judged", _PANEL)] = None,
     boards: Annotated[bool, typer.Option("--boards", help="Boards instead of images.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="A row for each expert's answer.")] = False,
     columns: Annotated[str | None, typer.Option(metavar="NAME,NAME,…", help="These columns only.")] = None,
@@ -347,9 +347,9 @@ def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime) -> 
 
 def changes(
     config: ConfigOption = DEFAULT_CONFIG,
-    since: Since = None,
-    until: Until = None,
-    shift: ShiftOption = None,
+    since: Annotated[str | None, since_option("Changes made then or later")] = None,
+    until: Annotated[str | None, until_option("Changes made before")] = None,
+    shift: Annotated[str | None, shift_option("Changes made")] = None,
     subject: Annotated[
         str | None,
         typer.Option(metavar="SUBJECT", help="Of this alone: rules, CoServe, an expert, or a key of coserve.yaml."),

@@ -24,7 +24,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, Since, must_be_architecture, time_window
+from tools.terminal.option_values import Commands, must_be_architecture, since_option, time_window
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
@@ -415,7 +415,7 @@ def learn(
             file_okay=False,
         ),
     ] = None,
-    since: Since = "7d ago",
+    since: Annotated[str | None, since_option("Judge images again that were judged then or later")] = "7d ago",
     sample: Annotated[int, typer.Option(min=1, help="Judge at most this many again, chosen at random.")] = 2000,
     play: Play = "0px",
     symmetry: Symmetry = False,

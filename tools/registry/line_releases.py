@@ -14,6 +14,9 @@ from experts.editions.edition import FromRelease
 from experts.editions.history import past
 from tools.experts.line import ExpertsLine
 
+#: Editions that are asked for their release: each file names all experts.
+_NEWEST = 100
+
 
 class LineReleases:
     def __init__(self, line: ExpertsLine) -> None:
@@ -72,7 +75,10 @@ class LineReleases:
 
     def _taken(self, name: str) -> list[FromRelease]:
         """Return the releases of this name that editions were made of, newest first."""
-        editions = past(self.editions, self.editions.current() or 0)
+        in_force = self.editions.in_force()
+        if in_force is None:
+            return []
+        editions = past(self.editions, in_force.number, depth=_NEWEST)
         return [each.release for each in editions if each.release is not None and each.release.name == name]
 
 

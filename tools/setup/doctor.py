@@ -215,9 +215,9 @@ def gpu(machine: Machine, name: str, architectures: list[str]) -> Iterator[Findi
     needed_bytes = (device.activation_memory or 0) + device.expert_memory
     so = f"{name} has {size_text(found.total_bytes)}, {size_text(found.free_bytes)} free; the line asks for"
     room = (needed_bytes, found.free_bytes, found.total_bytes)
-    yield _memory(
-        machine, "gpu memory", f"{so} {size_text(needed_bytes)}", *room, f"lower devices.{name}.expert_memory"
-    )
+    lower = f"lower devices.{name}.expert_memory"
+    remedies = (lower, f"end what else uses the GPU (nvidia-smi), or {lower}")
+    yield _memory(machine, "gpu memory", f"{so} {size_text(needed_bytes)}", room, remedies)
 
 
 def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
@@ -234,11 +234,13 @@ def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
     return not architectures
 
 
-def _memory(machine: Machine, check: str, so: str, needed: int, free: int, total: int, lower: str) -> Finding:
+def _memory(machine: Machine, check: str, so: str, room: tuple[int, int, int], remedies: tuple[str, str]) -> Finding:
+    """Compare the bytes needed, free and in all; the remedies are for too few in all, and too few that are free."""
+    needed, free, total = room
     if needed > total:
-        return wrong(check, so, lower)
+        return wrong(check, so, remedies[0])
     if needed > free and not machine.is_running:
-        return warn(check, so, f"end what else uses it, or {lower}")
+        return warn(check, so, remedies[1])
     return ok(check, so)
 
 
@@ -261,7 +263,11 @@ def memory(machine: Machine) -> Iterator[Finding]:
     lower = "lower devices.cpu.expert_memory, which the GPUs share" if is_shared else "lower expert_memory"
     so = f"{so}; the line may take {size_text(needed_bytes)}"
     room = (needed_bytes, ram.available, ram.total)
-    yield _memory(machine, "memory", so, *room, f"{lower} or host_cache: it would swap, or be killed")
+    remedies = (
+        f"{lower} or host_cache, or add memory: it would swap, or be killed",
+        f"end what else needs memory here, or {lower}",
+    )
+    yield _memory(machine, "memory", so, room, remedies)
     cpu = devices.get("cpu")
     if cpu is not None and (threads := cpu.executors * cpu.threads) > cores:
         so = f"{cores} cores; devices.cpu asks for {threads} threads (executors × threads)"
@@ -367,12 +373,8 @@ def permissions(machine: Machine) -> Iterator[Finding]:
             yield warn("permissions", so, f"sudo {as_typed(f'doctor {machine.path}')}")
             return
         refused = [
-            *(
-                _refused(f"{name}: {user} cannot read {file}", file, os.R_OK)
-                for name, file in read.items()
-                if file.exists()
-            ),
-            *(_refused(f"{name}: {user} cannot write to {place}", place, os.W_OK | os.X_OK) for name, place in written),
+            *(_refused(user, name, file, writes=False) for name, file in read.items() if file.exists()),
+            *(_refused(user, name, place, writes=True) for name, place in written),
         ]
     yield from [*filter(None, refused)] or [ok("permissions", f"{user} can read and write all that the line needs")]
     for key, file in secrets(config).items():
@@ -381,13 +383,15 @@ def permissions(machine: Machine) -> Iterator[Finding]:
             yield wrong("secrets", so, f"chmod 600 {file}, and make a new one if others may have read it")
 
 
-def _refused(so: str, path: Path, mode: int) -> Finding | None:
+def _refused(user: str, name: str, path: Path, *, writes: bool) -> Finding | None:
     """Return a finding with the remedy if a right is missing. A missing folder needs the right of its parent."""
     present = next(place for place in (path, *path.parents) if place.exists())
+    mode = os.W_OK | os.X_OK if writes else os.R_OK
     if os.access(present, mode & ~os.X_OK if present.is_file() else mode, effective_ids=True):
         return None
     remedy = f"chown or chmod {present}, which is {stat.filemode(present.stat().st_mode)}"
-    return wrong("permissions", so, remedy if present == path else f"{remedy}; or make {path} for that user")
+    remedy += "" if present == path else f"; or make it: install -d -o {user} {path}"
+    return wrong("permissions", f"{name}: {user} cannot {'write to' if writes else 'read'} {path}", remedy)
 
 
 def ports(machine: Machine) -> Iterator[Finding]:

@@ -51,20 +51,25 @@ Note = Annotated[
 Now = Annotated[
     bool, typer.Option("--now", help="Judge nothing more by earlier editions, not even boards that have begun.")
 ]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="Then or later: 2026-11-21, 2026-11-21T09:28, 09:28 (the plant's clock), today, 2h (ago)."
-    ),
-]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Before then; a day counts whole.")]
-ShiftOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME[@DAY]",
-        help="One shift of `plant.shifts`, the newest that has begun or that of a day: early, night@2026-11-21.",
-    ),
-]
+
+
+def since_option(said: str, panel: str | None = None) -> Any:
+    """Return `--since`; `said` names what it chooses: `Judged then or later`."""
+    times = "2026-11-21, 2026-11-21T09:28, 09:28 (the plant's clock), today, 2h (ago)"
+    return typer.Option(metavar="TIME", help=f"{said}: {times}.", rich_help_panel=panel)
+
+
+def until_option(said: str, panel: str | None = None) -> Any:
+    return typer.Option(metavar="TIME", help=f"{said}; a day counts whole.", rich_help_panel=panel)
+
+
+def shift_option(said: str, panel: str | None = None) -> Any:
+    which = "the newest that has begun or that of a day: early, night@2026-11-21"
+    return typer.Option(
+        metavar="NAME[@DAY]", help=f"{said} in one shift of `plant.shifts`, {which}.", rich_help_panel=panel
+    )
+
+
 Discard = Annotated[
     bool, typer.Option("--discard", help="Give up edits of rules.yaml and catalog.yaml that were never loaded.")
 ]

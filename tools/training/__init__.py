@@ -19,7 +19,8 @@ def architecture_of(name: str, *tasks: Task) -> Architecture:
     """Return the architecture of this name, which does one of `tasks`. Raises TrainingError."""
     known = [each.name for each in ARCHITECTURES.values() if each.task in tasks]
     if name not in known:
-        raise TrainingError(f"{name!r} is no architecture for this; known are {', '.join(known)}")
+        kinds = " or ".join({"classify": "a classifier", "detect": "a detector"}[task] for task in tasks)
+        raise TrainingError(f"{name!r} is no architecture of {kinds}; known are {', '.join(known)}")
     return ARCHITECTURES[name]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from experts.catalog import CatalogEntry, CatalogError, add_expert, read_catalog
 from experts.spec import LayoutId
 from experts.stored import thinned
-from experts.vision.architectures import ARCHITECTURES, FEATURES
+from experts.vision.architectures import ARCHITECTURES, CHANNELS_LAST, FEATURES
 from experts.vision.layouts import build_layout, pack
 from experts.vision.networks import adapt_backbone
 from experts.vision.slot import Slot, loaded_slot
@@ -109,7 +109,7 @@ def write_backbone(
     from, has the weights as they are stored.
     """
     kind = ARCHITECTURES[architecture]
-    metadata = header_of(kind, (), input_size, ("float32", "channels_last", FEATURES), "backbone")
+    metadata = header_of(kind, (), input_size, ("float32", CHANNELS_LAST, FEATURES), "backbone")
     built = build_layout(LayoutId(metadata["layout"]))
     blocks = pack(built, adapt_backbone(network))
     is_thin = store != STORES[-1]

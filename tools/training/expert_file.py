@@ -18,6 +18,7 @@ from experts.editions.history import keep_candidates
 from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
+    CHANNELS_LAST,
     DTYPES,
     END_TO_END_HEAD,
     PLAIN_HEAD,
@@ -36,7 +37,6 @@ AUTO = "auto"
 AUTO_DTYPES = ("float32", "bfloat16", "float16")
 #: Forms of a file, thinnest first. A file is never wider than the slot that it fills.
 STORES = ("int8", "bfloat16", "float32")
-_MEMORY_FORMAT = "channels_last"
 #: Largest difference of a confidence, and of a box in pixels, between an expert and its original. Eight bits of
 #: mantissa round more; the report shows what that does to verdicts.
 CONFIDENCE_TOLERANCES: Mapping[str, float] = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3, "int8": 0.05}
@@ -245,13 +245,13 @@ def _thinner(store: str, dtype: str) -> str:
 
 def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_as: str, head: str) -> ExpertSpec:
     """Write the network's bytes and their header to `place`, and return them as an expert."""
-    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, _MEMORY_FORMAT, head)
+    layout = layout_id(job.architecture, len(job.classes), job.input_size, dtype, CHANNELS_LAST, head)
     try:
         built = build_layout(layout)
         blocks = pack(built, adapted)
     except ValueError as error:
         raise TrainingError(f"{job.expert}: {error}") from error
-    metadata = header_of(job.architecture, job.classes, job.input_size, (dtype, _MEMORY_FORMAT, head), job.form.origin)
+    metadata = header_of(job.architecture, job.classes, job.input_size, (dtype, CHANNELS_LAST, head), job.form.origin)
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)

@@ -52,6 +52,7 @@ VersionOf = Callable[[str, str], ExpertVersion | None]
 _SCANNER_DEFAULTS = {"noread", "no read", "no_read", "no-read", "error", "err", "null", "none", "nan", "unknown", "0"}
 _RESULT = ("status", "completed_at", "verdict", "defect", "reason", "late", "latency_ms", "seq", "surplus", "run_id")
 _LISTS = ("failed", "missing", "review", "unknown")
+_BOARD_IN_MESSAGE = ("board_type", "serial", "attempt", "rules_version", "edition")
 _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "run_id", *_LISTS)
 
 
@@ -309,7 +310,7 @@ class ResultsBatch:
         matters = attempt.judge(image.inspection_id, image.component, image.designator, *end)
         if not matters and attempt.surplus == _MUCH_SURPLUS:
             tx.suspect_serials.append((image.board.serial, attempt.surplus, image.source))
-        row = board_row | rows.inspection_row(image, board_row["rules_version"], tx.at)
+        row = {name: board_row[name] for name in _BOARD_IN_MESSAGE} | rows.sent_row(image)
         row |= {
             "status": "done",
             "completed_at": tx.at,

@@ -60,11 +60,16 @@ class Recovery:
     last_batch_id: int
 
 
+def sent_row(image: Image) -> Row:
+    """Return the columns of an image that say which one it is and what was sent with it."""
+    sent = dict(zip(_AS_SENT, _sent_of(image), strict=True))
+    return sent | {"inspection_id": image.inspection_id, "lot": image.board.lot, "station": image.board.station}
+
+
 def inspection_row(image: Image, rules_version: str, at: str) -> Row:
     """Return the row of an accepted image; the columns of its verdict stay null."""
     return {
-        **dict(zip(_AS_SENT, _sent_of(image), strict=True)),
-        "inspection_id": image.inspection_id,
+        **sent_row(image),
         "board_id": image.board_id,
         "rules_version": rules_version,
         "edition": image.edition,
@@ -73,8 +78,6 @@ def inspection_row(image: Image, rules_version: str, at: str) -> Row:
         "status": "accepted",
         "late": int(image.late),
         "image_sha256": image.sha256,
-        "lot": image.board.lot,
-        "station": image.board.station,
     }
 
 

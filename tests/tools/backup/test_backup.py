@@ -538,9 +538,18 @@ def test_a_backup_of_another_version_names_the_version_to_install(tmp_path: Path
     archive = backed_up(tmp_path / "line")
     with tarfile.open(archive) as tar:
         head = json.loads(getattr(tar.extractfile(HEAD), "read", bytes)())
-    newer = with_head(archive, tmp_path / "newer.tar", json.dumps({**head, "coserve": "7.0.1", key: value}).encode())
+    head |= {"coserve": "7.0.1", key: value} | ({"last_seq": {"of": "another type"}} if value == 3 else {})
+    newer = with_head(archive, tmp_path / "newer.tar", json.dumps(head).encode())
     with pytest.raises(BackupError, match=r"made by CoServe 7\.0\.1 .*install CoServe 7\.0\.1 or newer"):
         unpack(newer, tmp_path / "restored")
+
+
+def test_a_head_without_its_numbers_is_damaged(tmp_path: Path):
+    a_folder(tmp_path / "line")
+    head = {"coserve_backup": 2, "coserve": "0", "schema": None, "made": "", "last_seq": 0, "waiting": 0}
+    bad = with_head(backed_up(tmp_path / "line"), tmp_path / "bad.tar", json.dumps(head).encode())
+    with pytest.raises(BackupError, match=rf"is damaged at {HEAD}"):
+        unpack(bad, tmp_path / "restored")
 
 
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):

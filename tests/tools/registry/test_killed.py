@@ -14,6 +14,7 @@ import pytest
 from daemon.config.settings import load_config
 from daemon.registry.signing import make_signing_pair, read_signing_key
 from daemon.registry.store import Store
+from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from tests.editions import files_in_force
 from tests.experts.editions.test_edition_folder import dies_at
@@ -25,6 +26,7 @@ from tools.backup import restore
 from tools.backup.archive import write_backup
 from tools.experts.line import open_line
 from tools.registry import pull as pulling
+from tools.registry.line_releases import LineReleases
 from tools.registry.pack import push
 
 KINDS: tuple[Unsynced, ...] = ("nothing", "some", "garbage")
@@ -78,6 +80,26 @@ def test_a_pull_killed_after_the_pointer_moved_has_put_the_release_in_force(rele
     assert seen_by(line) == {after}
     said = pulling.pull(open_line(line), Store(line.parents[1] / "stick"), "line", pulling.PullOptions(newest=True))
     assert said == "line/1"
+
+
+def test_the_release_taken_last_is_found_ninety_editions_back_and_damage_in_force_is_an_error(
+    release: tuple[Path, str, str],
+) -> None:
+    line, _, _ = release
+    pull(line)
+    folder, edition = EditionFolder(load_config(line, {}).catalog), in_force(line)
+    taken, releases = edition.release, LineReleases(open_line(line))
+    with folder.changing() as writer:
+        for number in range(edition.number + 1, edition.number + 91):
+            edition = edition.model_copy(update={"number": number, "parent": number - 1, "release": None})
+            writer.add(edition)
+        writer.point(edition)
+    assert taken is not None
+    assert releases.taken("line") == taken
+    folder.file(edition.number).unlink()
+    folder.file(edition.number).write_text("{}")
+    with pytest.raises(EditionError):
+        releases.taken("line")
 
 
 def test_a_restore_killed_before_its_end_leaves_nothing_and_the_next_one_is_whole(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
     findings = list(checks.permissions(machine_of(config, user=NOBODY)))
     assert any(f"journal: {NOBODY} cannot write to {config.parent}/journal" in each.so for each in findings), findings
     problems = wrongs(findings)
+    assert any((each.do or "").endswith(f"install -d -o {NOBODY} {config.parent}/images") for each in findings)
     assert not wrongs(checks.permissions(machine_of(config)))
     assert os.geteuid() == 0
     assert "chown or chmod" in problems["permissions"]
@@ -122,7 +123,8 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
     [
         ({"endpoints": {"results": "tcp://192.0.2.7:5571"}}, checks.ports,
          "no network card of this machine has the address 192.0.2.7"),
-        ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total}}}, checks.memory, "lower expert_memory"),
+        ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total}}}, checks.memory,
+         "lower expert_memory or host_cache, or add memory: it would swap, or be killed"),
         ({"devices": {"cpu": {"expert_memory": 1, "executors": 500, "threads": 4}}},
          checks.memory, "2000 threads"),
         ({"devices": {"cuda:7": {"expert_memory": "1GB"}}}, checks.libraries,
