@@ -135,9 +135,12 @@ def _wanted(requirement: Requirement) -> str:
 
 
 def _percents(value: float | None, limit: float | None) -> tuple[str, str]:
-    """Return both in percent, with enough digits to tell them apart."""
-    for digits in (0, 1, 2, 3):
+    """Return both in percent, with enough digits to tell them apart, and from 100 % what is less."""
+    for digits in range(5):
         shown, beside = ("–" if one is None else f"{100 * one:.{digits}f} %" for one in (value, limit))
-        if shown != beside or value == limit:
+        says_certain = any(
+            one not in (None, 1) and text[:3] == "100" for one, text in ((value, shown), (limit, beside))
+        )
+        if not says_certain and (shown != beside or value == limit):
             break
     return shown, beside

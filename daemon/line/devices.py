@@ -88,7 +88,7 @@ def device_problems(config: Config, gpu_count: int) -> list[str]:
     problems = [
         f"devices.{name}: torch sees {gpu_count} such GPUs here: name another device, or install torch for CUDA"
         for name, device in config.devices.items()
-        if name != "cpu" and device.host is None and int(name.removeprefix("cuda:")) >= gpu_count
+        if device.host is None and (gpu := name.removeprefix("cuda:")).isdecimal() and int(gpu) >= gpu_count
     ]
     asked = config.devices.get("cpu", Device()).expert_memory + _shared_bytes(config.devices)
     has = psutil.virtual_memory().total

@@ -208,4 +208,7 @@ def curve_keys(security: Security) -> CurveKeys | None:
 
 
 def capacity_problems(config: Config, routes: Routes, catalog: Catalog) -> list[str]:
-    return sharing_problems(config) or memory_problems(images_config(config), routes.experts, catalog)
+    try:
+        return sharing_problems(config) or memory_problems(images_config(config), routes.experts, catalog)
+    except UnknownPolicyError as error:
+        return [f"policy: {str(error).removeprefix('policy ')}"]

@@ -53,6 +53,7 @@ def reasons(component: str, first: tuple[str | None, float | None], *boxes: Box)
             ["solder found 'bridge', 40 % sure (a person must look from 30 %; it fails from 50 %)"],
         ),
         ("R0402", ("tombstone", 0.95), (), "fail", ["R0402 found 'tombstone', 95 % sure (limit 60 %)"]),
+        ("R0402", ("tombstone", 0.9989), (), "fail", ["R0402 found 'tombstone', 99.9 % sure (limit 60.0 %)"]),
         (
             "R0402",
             ("odd", 0.95),

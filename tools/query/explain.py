@@ -250,7 +250,9 @@ class _Explanation:
 
     def _about_reviews(self) -> Iterator[str]:
         verdict, reviews = self.record.inspection["verdict"], self.record.reviews
-        if not reviews and verdict is not None:
+        if not reviews and verdict == "review":
+            yield "It waits for a person's decision: the page Review, or `coserve review`."
+        elif not reviews and verdict is not None:
             yield "It has no review: the daemon's verdict is final."
         for review in reviews:
             note = f", “{review['note']}”" if review["note"] else ""

@@ -67,6 +67,8 @@ _A_LINE = "name the line's coserve.yaml, or make a small line with `coserve demo
 
 def need_file(path: Path, remedy: str = _A_LINE) -> None:
     """Exit with status 2 if there is no such file."""
+    if path.is_dir():
+        fail(f"{path} is a folder: {remedy}", status=2)
     if not path.is_file():
         fail(f"no file {path}: {remedy}", status=2)
 

@@ -50,6 +50,13 @@ def test_an_expert_larger_than_the_memory_is_named_by_check_and_start(folder: Pa
     assert problem in start_problems(path)
 
 
+def test_a_device_that_no_pc_has_is_named_where_it_stands(folder: Path) -> None:
+    path = settings(folder)
+    path.write_text(path.read_text().replace("  cpu:", "  gpu9:"))
+    problems, _ = check_line(path)
+    assert any("gpu9 is not a device of this PC" in problem for problem in problems), problems
+
+
 def test_an_edition_in_force_that_cannot_be_run_is_named_by_check_and_start(folder: Path) -> None:
     path = folder / "coserve.yaml"
     edition, pointer = files_in_force(path), EditionFolder(load_config(path, {}).catalog).pointer

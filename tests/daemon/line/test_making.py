@@ -122,6 +122,11 @@ def test_a_mistake_in_the_files_leaves_everything_as_it_was(config: Config) -> N
     assert running.adopted == []
 
 
+def test_a_policy_that_is_unknown_is_a_mistake_of_its_key(config: Config) -> None:
+    with pytest.raises(ConfigError, match="policy: 'coserve-plis' is unknown"):
+        loaded(config.model_copy(update={"policy": "coserve-plis"}))
+
+
 @pytest.mark.promise("Versions of experts", "A change that the daemon refuses is undone")
 def test_what_the_daemon_refuses_never_comes_into_force(config: Config) -> None:
     loaded(config)
