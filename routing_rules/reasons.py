@@ -136,11 +136,11 @@ def _wanted(requirement: Requirement) -> str:
 
 def _percents(value: float | None, limit: float | None) -> tuple[str, str]:
     """Return both in percent, with enough digits to tell them apart, and from 100 % what is less."""
-    for digits in range(5):
+
+    def texts(digits: int) -> tuple[str, str]:
         shown, beside = ("–" if one is None else f"{100 * one:.{digits}f} %" for one in (value, limit))
-        says_certain = any(
-            one not in (None, 1) and text[:3] == "100" for one, text in ((value, shown), (limit, beside))
-        )
-        if not says_certain and (shown != beside or value == limit):
-            break
-    return shown, beside
+        says_certain = (shown[:3] == "100" and value != 1) or (beside[:3] == "100" and limit != 1)
+        is_enough = not says_certain and (shown != beside or value == limit)
+        return (shown, beside) if is_enough or digits == 4 else texts(digits + 1)
+
+    return texts(0)
