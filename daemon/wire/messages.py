@@ -161,7 +161,7 @@ def _parse_header(header: bytes) -> dict[str, Any]:
 
 
 def _keys_sent(fields: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return `id` and `source`, for an answer to a message that may lack them; None for what is no legal key."""
+    """Return `id` and `source` as an answer repeats them: None if missing or not a legal key."""
     return _legal_key(fields.get("id")), _legal_key(fields.get("source"))
 
 

@@ -60,7 +60,7 @@ class Candidates(_Part):
     def with_step(
         self, did: Literal["put", "prune", "shadow", "unshadow"], expert: str, version: str, note: str | None
     ) -> "Candidates":
-        """Note what somebody did to a version without putting it in force."""
+        """Record a change to a version that is not in force, and who made it."""
         step = Step(at=now(), by=current_user(), did=did, expert=expert, version=version, note=note)
         return self.model_copy(update={"steps": (*self.steps, step)})
 

@@ -97,7 +97,7 @@ class EditionFolder:
         return []
 
     def other_line(self, journal: Path) -> Path | None:
-        """Return the journal of another line, if these editions are its; a copied or moved folder is nobody's."""
+        """Return the journal of the other line that owns these editions; None if no other does."""
         try:
             catalog, other = self.owner.read_text(encoding="utf-8").splitlines()
         except (FileNotFoundError, ValueError):

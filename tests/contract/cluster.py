@@ -57,7 +57,7 @@ class Node:
         self._ending = threading.Lock()
 
     def start(self) -> None:
-        """Begin, and begin again whenever it ends by itself, as the unit does: Ray may need many tries."""
+        """Start the process, and restart it when it exits, as the unit does: Ray may need several attempts."""
         self.start_once()
         threading.Thread(target=self._keep_running, daemon=True).start()
 

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(folder: Path) -> str:
-    """What the demo prints, on sockets of its own."""
+    """Output of the demo, run on its own sockets."""
     run = folder / "run"
     environ = {
         "COSERVE_ENDPOINTS_INTAKE": f"[ipc://{run}/intake.sock]",

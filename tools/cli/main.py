@@ -57,7 +57,7 @@ if (_CHECKOUT / "tests" / "commands.py").is_file():
 
 
 def main() -> Any:
-    """Run the command; a reader that closes the pipe early is no error."""
+    """Run the command; exit quietly if the reader closes the pipe early."""
     try:
         return app()
     except BrokenPipeError:

@@ -17,7 +17,7 @@ LoadReason = Literal["startup", "demand", "prefetch"]
 
 @dataclass(slots=True)
 class FetchCounts:
-    """What a cache did since the start, or in some time.
+    """Counters of a cache, since the start or over an interval.
 
     A fetch is *blocking* if computing had to wait for it at its first use, even for an instant, else *overlapped*. A
     prefetch that is waited for at once is therefore blocking. (On a GPU the wait is for the read, not for the copy.)

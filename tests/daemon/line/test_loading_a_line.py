@@ -105,7 +105,7 @@ def test_a_profile_of_this_machine_fills_what_is_left_open_and_layouts_it_lacks_
 
 
 def test_one_round_names_every_mistake_of_settings_rules_and_catalog_in_the_order_of_lines(folder: Path) -> None:
-    """What a start would refuse is found beside values that cannot be read."""
+    """`check` lists the mistakes that a start would refuse even if other values cannot be read."""
     path = folder / "coserve.yaml"
     path.write_text(
         "policy: cosreve\n"
