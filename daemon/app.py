@@ -440,7 +440,7 @@ class App:
         poison = {image.inspection_id: reason for image, reason in self._poison}
         self._drive.accept([image for image in self._recovery.pending if image.inspection_id not in poison])
         for image, reason in self._poison:
-            self._bad_images.put((image, reason))
+            self._bad_images.give_order((image, reason))
         self.finished([Verdict(image, "unknown", reason="bad_image") for image, _ in self._poison])
 
     def stop(
@@ -529,7 +529,7 @@ class App:
         self._writer.store_verdicts(verdicts)
 
     def bad_image(self, image: Image, reason: str) -> None:
-        self._bad_images.put((image, reason))
+        self._bad_images.give_order((image, reason))
 
     def batch_done(self, batch: BatchDone) -> None:
         self._metrics.batch_done(batch)

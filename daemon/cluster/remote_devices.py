@@ -183,7 +183,7 @@ class RemotePool(ThreadedPool):
 
     def run(self, batch: Batch, done: Callable[[Batch], None]) -> None:
         life, batch.started_s = self._device.life, time.monotonic()
-        self._workers[batch.executor].put(lambda: self._send(batch, 0, life, done))
+        self._workers[batch.executor].give_order(lambda: self._send(batch, 0, life, done))
 
     def abandon_batch(self, batch: Batch) -> None:
         """Restart the worker: which image hangs is unknown here."""
@@ -199,7 +199,7 @@ class RemotePool(ThreadedPool):
         def on_answer(answer: dict[str, Any] | None) -> None:
             self._take(batch, [*payloads], answer)
             if batch.device_error is None and end < len(batch.images):
-                self._workers[batch.executor].put(lambda: self._send(batch, end, life, done))
+                self._workers[batch.executor].give_order(lambda: self._send(batch, end, life, done))
                 return
             if batch.device_error is not None:
                 batch.answers[end:] = [Fault("expert_failed", batch.device_error)] * len(batch.answers[end:])

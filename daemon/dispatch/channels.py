@@ -31,10 +31,10 @@ class WaitingLine(Generic[T]):
         self._lanes: tuple[deque[T], ...] = tuple(deque() for _ in range(max(_URGENCY.values()) + 1))
         self._overtaken = [0] * len(self._lanes)
 
-    def put(self, cause: Cause, transfer: T) -> None:
+    def add_transfer(self, cause: Cause, transfer: T) -> None:
         self._lanes[_URGENCY[cause]].append(transfer)
 
-    def take(self) -> T | None:
+    def next_transfer(self) -> T | None:
         waiting = [urgency for urgency, lane in enumerate(self._lanes) if lane]
         if not waiting:
             return None
@@ -75,7 +75,7 @@ class Channel:
     def transfer(self, load: Load, carry_out: Callable[[], T], done: Callable[[T], None]) -> None:
         """Call `carry_out` when its turn comes; `done` gets its result once `load` is not `under_way` any more."""
         with self._changed:
-            self._waiting.put(load.cause, (load, carry_out, done))
+            self._waiting.add_transfer(load.cause, (load, carry_out, done))
             self._changed.notify_all()
 
     def abandon(self, load: Load) -> None:
@@ -125,7 +125,7 @@ class Channel:
     def _next(self) -> _Transfer | None:
         with self._changed:
             while not self._closed and threading.current_thread() is self._thread:
-                transfer = self._waiting.take()
+                transfer = self._waiting.next_transfer()
                 if transfer is not None:
                     self.under_way = (transfer[0], time.monotonic())
                     return transfer

@@ -59,10 +59,10 @@ class Events:
         self._waiting: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.are_none = self._waiting.empty
 
-    def put(self, event: Event) -> None:
+    def post_event(self, event: Event) -> None:
         self._waiting.put(event)
 
-    def take(self, timeout_s: float | None) -> Iterator[Event]:
+    def take_turn(self, timeout_s: float | None) -> Iterator[Event]:
         """Yield the events of one turn, waiting up to `timeout_s` for the first (None: without limit)."""
         try:
             yield self._waiting.get(timeout=timeout_s) if timeout_s != 0.0 else self._waiting.get_nowait()
@@ -132,7 +132,7 @@ class Drive:
             makeup.executors,
             hang_after_s,
             clock,
-            self._events.put,
+            self._events.post_event,
         )
         self._chains = Chains(
             self._scheduler,
@@ -165,7 +165,7 @@ class Drive:
         self._work.start()
 
     def accept(self, images: Sequence[Image]) -> None:
-        self._events.put(tuple(images))
+        self._events.post_event(tuple(images))
 
     def ask(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request of the control socket. Raises ControlError."""
@@ -215,7 +215,7 @@ class Drive:
 
     def _call(self, do: Callable[[], R]) -> Future[R]:
         answer: Future[R] = Future()
-        self._events.put(DriveCall(do, answer))
+        self._events.post_event(DriveCall(do, answer))
         return answer
 
     def _wait_for(self, answer: Future[R]) -> R:
@@ -229,7 +229,7 @@ class Drive:
     def stop(self, timeout_s: float) -> bool:
         """Report running work and end; False if that took too long. Waiting images stay in the journal."""
         deadline_s = self._clock() + timeout_s
-        self._events.put(None)
+        self._events.post_event(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         stopped = self._work.stop(deadline_s) and not self._thread.is_alive()
@@ -267,7 +267,7 @@ class Drive:
 
     def turn(self, timeout_s: float | None = 0.0) -> float | None:
         """Handle events and carry out decisions; return when to turn again without an event (drive clock)."""
-        for event in self._events.take(timeout_s):
+        for event in self._events.take_turn(timeout_s):
             self._handle(event)
         if self._stopping:
             self._report()

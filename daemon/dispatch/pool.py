@@ -346,7 +346,7 @@ class DevicePool(ThreadedPool):
         self._network, self._read, self._max_pixels, self._clock = infer, read, max_pixels, clock
 
     def run(self, batch: Batch, done: Callable[[Batch], None]) -> None:
-        self._workers[batch.executor].put(lambda: self._run(batch, done))
+        self._workers[batch.executor].give_order(lambda: self._run(batch, done))
 
     def _run(self, batch: Batch, done: Callable[[Batch], None]) -> None:
         batch.started_s = self._clock()

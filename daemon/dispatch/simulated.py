@@ -72,7 +72,7 @@ class SimulatedChannel:
         self.under_way: tuple[Load, float] | None = None
 
     def transfer(self, load: Load, seconds: float, done: Callable[[], None]) -> None:
-        self._waiting.put(load.cause, (load, seconds, done))
+        self._waiting.add_transfer(load.cause, (load, seconds, done))
         if self.under_way is None:
             self._begin()
 
@@ -81,7 +81,7 @@ class SimulatedChannel:
             self._begin()
 
     def _begin(self) -> None:
-        turn = self._waiting.take()
+        turn = self._waiting.next_transfer()
         self.under_way = None
         if turn is not None:
             load, seconds, done = turn

@@ -25,7 +25,7 @@ class Worker(Generic[T]):
         self._thread.start()
         self._entered.wait()
 
-    def put(self, order: T) -> None:
+    def give_order(self, order: T) -> None:
         self._orders.put(order)
 
     def successor(self) -> "Worker[T]":

@@ -169,7 +169,7 @@ class Admission(Accounts):
             return self._rejected(error)
         return message, payload or b""
 
-    def take(self, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> Answer | None:
+    def admit_message(self, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> Answer | None:
         """Return the answer; None if a reply of another thread will give it."""
         return self._answer(message, lambda: self._handle(peer, message, payload))
 

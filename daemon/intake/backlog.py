@@ -40,11 +40,11 @@ class _Load:
     images: int = 0
     bytes: int = 0
 
-    def add(self, size_bytes: int) -> None:
+    def add_image(self, size_bytes: int) -> None:
         self.images += 1
         self.bytes += size_bytes
 
-    def take(self, size_bytes: int) -> None:
+    def remove_image(self, size_bytes: int) -> None:
         self.images -= 1
         self.bytes -= size_bytes
 
@@ -115,14 +115,14 @@ class Backlog:
         now_s = time.monotonic()
         with self._lock:
             mine = self._sources[source]
-            mine.take(size_bytes)
+            mine.remove_image(size_bytes)
             if mine.images == 0:
                 del self._sources[source]
             theirs = self._connections[mine.connection]
-            theirs.take(size_bytes)
+            theirs.remove_image(size_bytes)
             if theirs.images == 0:
                 del self._connections[mine.connection]
-            self._all.take(size_bytes)
+            self._all.remove_image(size_bytes)
             passed_s = min(now_s - self._released_at_s, 1.0)
             self._release_interval_s += (passed_s - self._release_interval_s) / 16
             self._released_at_s = now_s
@@ -148,9 +148,9 @@ class Backlog:
 
     def _add(self, source: str, size_bytes: int, connection: Hashable) -> None:
         mine = self._sources.get(source) or self._sources.setdefault(source, _Source(connection=connection))
-        mine.add(size_bytes)
-        self._connections[mine.connection].add(size_bytes)
-        self._all.add(size_bytes)
+        mine.add_image(size_bytes)
+        self._connections[mine.connection].add_image(size_bytes)
+        self._all.add_image(size_bytes)
 
     def _full(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
         limits = self._limits

@@ -69,7 +69,7 @@ class CatchUps:
                 self._changed.wait_for(lambda: self._stopping or len(self._waiting))
                 if self._stopping:
                     return
-                answer = self._waiting.take()
+                answer = self._waiting.take_next()
             began_s = time.monotonic()
             answer()
             with self._changed:

@@ -94,7 +94,7 @@ class Intake:
         self._mailbox: Mailbox[Reply | Callable[[], None]] = Mailbox()
         self._catch_ups = CatchUps(results_since)
         self._scanner: Worker[Callable[[], None]] = Worker("payload-scanner", lambda scan: scan())
-        admission.post, admission.scan_elsewhere = self._mailbox.put, self._scanner.put
+        admission.post, admission.scan_elsewhere = self._mailbox.put, self._scanner.give_order
         self._waiting: FairQueue[_Waiting] = FairQueue()
         self._may_refuse = float(_REFUSALS_AT_ONCE)
         self._refused_at_s = time.monotonic()
@@ -158,7 +158,7 @@ class Intake:
                 self._log.exception("intake_turn_failed")
                 time.sleep(_FAILED_TURN_S)
         while len(self._waiting):
-            peer, message, _ = self._waiting.take()
+            peer, message, _ = self._waiting.take_next()
             self._refuse(router, peer, message, _STOPS, _STOPPED_RETRY_MS)
         poller.unregister(router)
         while self._admission.in_flight and (left_s := self._stop_by_s - time.monotonic()) > 0:
@@ -226,7 +226,7 @@ class Intake:
     def _carry_out(self, router: Socket) -> None:
         until_s = time.monotonic() + _TURN_S
         while len(self._waiting) and self._earn_refusals():
-            peer, message, payload = self._waiting.take()
+            peer, message, payload = self._waiting.take_next()
             if payload is None or isinstance(message, Answer):
                 self._may_refuse -= 1
                 self._refuse(router, peer, message, _CROWDED, _CROWDED_RETRY_MS)
@@ -236,7 +236,7 @@ class Intake:
                 return
 
     def _admit(self, router: Socket, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> None:
-        answer = self._admission.take(peer, message, payload)
+        answer = self._admission.admit_message(peer, message, payload)
         if answer is not None:
             self._may_refuse -= 1
             self._send(router, peer, answer)

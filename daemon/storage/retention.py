@@ -156,7 +156,7 @@ class Pruner:
             self._count_images(len(images) - len(failures), removed_bytes)
             if failures:
                 left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
-                self._run_task(lambda store, left=left: store.write(left))
+                self._run_task(lambda store, left=left: store.write_results(left))
                 path, error = next(iter(failures.items()))
                 self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
                 return

@@ -316,7 +316,7 @@ class Writer:
             self._changes.popleft()
 
     def _write(self, results: Sequence[Result]) -> None:
-        written = self._store.write(results)
+        written = self._store.write_results(results)
         self.is_failing = False
         for _ in results:
             self._results.popleft()

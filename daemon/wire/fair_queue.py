@@ -25,7 +25,7 @@ class _Flow:
 
 
 class FairQueue(Generic[T]):
-    """Waiting messages; `names` are all names of the sender. `take` removes the fairest, `shed` the least fair."""
+    """Waiting messages; `names` are all names of the sender. `take_next` removes the fairest, `shed` the least fair."""
 
     def __init__(self) -> None:
         #: Sorted: tag, number, names of the flows, bytes and message. The tag is what the flows will have had once the
@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
         self.bytes += size_bytes
         insort(self._places, (tag, self._number, names, size_bytes, item))
 
-    def take(self) -> T:
+    def take_next(self) -> T:
         """Remove and return the message whose flows have had least. IndexError if none waits."""
         self._now, _, names, size_bytes, item = self._places.pop(0)
         self._leave(names, size_bytes)
@@ -63,7 +63,7 @@ class FairQueue(Generic[T]):
             size_bytes = self._places[0][3]
             if group and size_bytes > room_bytes:
                 break
-            group.append(self.take())
+            group.append(self.take_next())
             room_bytes -= size_bytes
         return group
 

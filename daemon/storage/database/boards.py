@@ -114,7 +114,7 @@ class Attempt:
     def __post_init__(self) -> None:
         self.seen, self.judged = Filled(self.recipe), Filled(self.recipe)
 
-    def take(self, component: str, designator: str) -> None:
+    def count_image(self, component: str, designator: str) -> None:
         self.seen.add(component, designator)
         self.pending += 1
 
@@ -265,7 +265,7 @@ class BoardAttempts:
         attempt = self.add(row, stored_recipe(row["board_type"], positions, time_limit_s))
         images = _THAT_MATTER(sql, board_id=attempt.board_id)
         for inspection_id, component, designator, verdict, defect, reason in images:
-            attempt.take(component, designator)
+            attempt.count_image(component, designator)
             if verdict is not None:
                 attempt.judge(inspection_id, component, designator, verdict, defect, reason)
 

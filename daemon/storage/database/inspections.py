@@ -111,7 +111,7 @@ def _assign(
         if image.board.attempt is None and number == _attempts_told(image.board.serial):
             tx.suspect_serials.append((image.board.serial, number, image.source))
     attempt, row = tx.attempt(image.board.type, image.board.serial, number)
-    attempt.take(image.component, image.designator)
+    attempt.count_image(image.component, image.designator)
     if image.board.attributes and not late and _describe(attempt, row, image):
         described[row["board_id"]] = row
     return row, late

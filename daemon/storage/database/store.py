@@ -229,7 +229,7 @@ class Store:
         with self._transaction() as tx:
             inspections.keep_rules(tx, routes)
 
-    def write(self, results: Sequence[Result] = ()) -> WrittenResults:
+    def write_results(self, results: Sequence[Result] = ()) -> WrittenResults:
         with self._transaction() as tx:
             batch = inspections.ResultsBatch(tx, self._keep, self._examples, self._expert_version, self._run_id)
             batch.judge([result for result in results if isinstance(result, Verdict)])

@@ -28,9 +28,9 @@ def test_a_source_that_sends_now_and_then_goes_before_one_that_floods(name_of: C
     queue: FairQueue[str] = FairQueue()
     for number in range(100):
         queue.add(tuple(name_of(number)), "flood", 20_000)
-    queue.take()
+    queue.take_next()
     queue.add(("quiet's", "quiet"), "quiet", 20_000)
-    assert "quiet" in (queue.take(), queue.take())
+    assert "quiet" in (queue.take_next(), queue.take_next())
 
 
 def test_two_sources_that_always_send_share_evenly_by_bytes() -> None:
@@ -38,7 +38,7 @@ def test_two_sources_that_always_send_share_evenly_by_bytes() -> None:
     for _ in range(300):
         queue.add(("a",), "large", 950_000)
         queue.add(("b",), "small", 50_000)
-    taken = Counter(queue.take() for _ in range(220))
+    taken = Counter(queue.take_next() for _ in range(220))
     assert 8 <= taken["small"] / taken["large"] <= 12
 
 
@@ -50,7 +50,7 @@ def test_beyond_the_room_the_newest_of_the_flood_goes_and_the_quiet_one_stays() 
     queue.drop_payload(str.upper)
     assert queue.bytes == 10_000
     assert [queue.shed() for _ in range(3)] == ["FLOOD 9", "flood 8", "flood 7"]
-    assert [queue.take() for _ in range(2)] == ["quiet", "flood 0"]
+    assert [queue.take_next() for _ in range(2)] == ["quiet", "flood 0"]
     queue.check()
 
 
@@ -76,7 +76,7 @@ def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[
         elif step == "lighten":
             queue.drop_payload(lambda item: item)
         elif len(queue) and step == "take":
-            taken.append(queue.take())
+            taken.append(queue.take_next())
         elif len(queue):
             queue.shed()
         queue.check()
@@ -84,6 +84,6 @@ def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[
         numbers = [number for number, names_of_message in taken if name in names_of_message]
         assert numbers == sorted(numbers)
     while len(queue):
-        queue.take()
+        queue.take_next()
     assert queue.bytes == 0
     queue.check()

@@ -80,7 +80,7 @@ class Writing:
         return [image for image in accepted if isinstance(image, Image)]
 
     def judge(self, images: list[Image]) -> None:
-        self.store.write([Verdict(image, "pass") for image in images])
+        self.store.write_results([Verdict(image, "pass") for image in images])
         self.journal.drop_segments(self.store.segments_in_use)
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int
             store.judge(chance.choice((sound, sound, judged, unsure)))
         elif step < 0.97:
             store.clock.pass_s(chance.choice((1, 3, 8)))
-            store.store.write()
+            store.store.write_results()
         else:
             store.reopen(5)
     evidence = checked(tmp_path)

@@ -150,7 +150,7 @@ class Line:
         return accepted
 
     def judge(self, *verdicts: Verdict) -> list[Message]:
-        return self.store.write(verdicts).published
+        return self.store.write_results(verdicts).published
 
     def inspect(self, component: str, designator: str, verdict: VerdictName = "pass", **fields: Any) -> list[Message]:
         """Accept one image and judge it."""

@@ -19,7 +19,7 @@ class Images:
 
     def image(self, component, designator, verdict=None, defect=None, reason=None):
         self.count += 1
-        self.attempt.take(component, designator)
+        self.attempt.count_image(component, designator)
         if verdict is not None:
             self.attempt.judge(self.count, component, designator, verdict, defect, reason)
         return self
@@ -120,8 +120,8 @@ def test_an_image_that_was_missing_comes_late_and_its_repeat_opens_the_next_atte
     assert choose_attempt({1: attempt}, None, "QFP64", "U2") == (1, True)
     assert choose_attempt({1: attempt}, None, "QFP64", "U1") == (2, False)
     assert choose_attempt({1: attempt}, None, "R0402", "b") == (1, True)
-    attempt.take("QFP64", "U2")
-    attempt.take("R0402", "b")
+    attempt.count_image("QFP64", "U2")
+    attempt.count_image("R0402", "b")
     assert choose_attempt({1: attempt}, None, "QFP64", "U2") == (2, False)
     assert choose_attempt({1: attempt}, None, "R0402", "c") == (2, False)
 

@@ -66,7 +66,7 @@ def test_a_late_image_adds_no_attributes_to_a_closed_attempt(tmp_path: Path) -> 
     line = a_line(tmp_path)
     line.accept(an_image("i1", component="QFP64", designator="U1", attributes={"panel": "P-17"}))
     line.clock.pass_s(601.0)
-    line.store.write()
+    line.store.write_results()
     (late,) = line.accept(an_image("i2", attributes={"order": "4711"}))
     assert line.rows("SELECT late FROM inspections WHERE inspection_id = ?", late.inspection_id) == [(1,)]
     assert kept(line) == {"panel": "P-17"}

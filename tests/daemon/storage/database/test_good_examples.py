@@ -21,9 +21,9 @@ def passes(line: Line, number: int, *, every_s: float = 61.0, verdict: str = "pa
     for _ in range(number):
         line.images += 1
         (image,) = line.accept(an_image(f"image-{line.images}", component, type="loose"))
-        written = line.store.write([a_verdict(image, verdict)])  # type: ignore[arg-type]
+        written = line.store.write_results([a_verdict(image, verdict)])  # type: ignore[arg-type]
         copies = [ImageCopy(one.inspection_id, f"images/{one.inspection_id}.png") for one, _ in written.to_copy]
-        line.store.write(copies)
+        line.store.write_results(copies)
         line.clock.pass_s(every_s)
 
 
@@ -74,11 +74,11 @@ def test_a_copy_under_way_is_dropped_later_and_none_is_kept_where_none_is_wanted
     (tmp_path / "a").mkdir()
     line = a_line(tmp_path / "a", good_examples=1)
     (image,) = line.accept(an_image("slow", "R0402", "R1"))
-    line.store.write([a_verdict(image, "pass")])
+    line.store.write_results([a_verdict(image, "pass")])
     line.clock.pass_s(61.0)
     passes(line, 1)
     assert line.store.drop_examples() == []
-    line.store.write([ImageCopy(image.inspection_id, "images/slow.png")])
+    line.store.write_results([ImageCopy(image.inspection_id, "images/slow.png")])
     assert line.store.drop_examples() == ["images/slow.png"]
     (tmp_path / "b").mkdir()
     without = a_line(tmp_path / "b")
@@ -106,8 +106,8 @@ def test_a_share_of_all_passes_is_kept_by_the_bytes_of_the_image_and_outlives_th
         payload = b"\xff\xd8\xffimage %d" % number
         (image,) = line.accept(an_image(f"i{number}", designator=f"R{number}", payload=payload))
         is_failed = number % 10 == 0
-        written = line.store.write([a_verdict(image, "fail" if is_failed else "pass")])
-        line.store.write([ImageCopy(each.inspection_id, "images/1.jpg") for each, _ in written.to_copy])
+        written = line.store.write_results([a_verdict(image, "fail" if is_failed else "pass")])
+        line.store.write_results([ImageCopy(each.inspection_id, "images/1.jpg") for each, _ in written.to_copy])
         if not is_failed and int(hashlib.sha256(payload).hexdigest(), 16) < 0.2 * 2**256:
             sampled.add(image.inspection_id)
     line.store.drop_examples()

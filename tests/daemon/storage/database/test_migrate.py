@@ -123,7 +123,7 @@ def test_a_due_migration_copies_the_old_file_aside_and_the_line_goes_on_where_it
     store = Store(f"sqlite:///{old}")
     recovery = store.recover()
     assert [image.image_id for image in recovery.pending] == ["waits"]
-    (message, *_) = store.write([a_verdict(recovery.pending[0])]).published
+    (message, *_) = store.write_results([a_verdict(recovery.pending[0])]).published
     assert message.seq == recovery.last_seq + 1
     store.close()
     (copy,) = copies_of(old)
@@ -218,7 +218,7 @@ def test_the_documented_way_back_gives_the_older_version_its_database(
     before = all_rows(old)
     store = Store(f"sqlite:///{old}")
     (waits,) = store.recover().pending
-    store.write([a_verdict(waits)])
+    store.write_results([a_verdict(waits)])
     store.close()
     monkeypatch.undo()
     with pytest.raises(StoreError, match=r"put back .*inspection\.db\.before-0\.2\.0, as docs/service"):

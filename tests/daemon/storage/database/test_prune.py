@@ -52,7 +52,7 @@ class Kit:
         path = self.images / at[:10] / "000000" / f"{inspection_id}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1000))
-        self.line.store.write([ImageCopy(inspection_id, path.relative_to(self.line.folder).as_posix())])
+        self.line.store.write_results([ImageCopy(inspection_id, path.relative_to(self.line.folder).as_posix())])
         return path
 
     def prune(self, *, ages: Ages | None = None, **settings) -> Pruner:
@@ -230,7 +230,7 @@ def test_an_image_that_cannot_be_deleted_keeps_its_path(kit):
 def test_old_boards_go_with_all_their_rows_and_their_files(kit):
     for n in range(3):
         kit.add("fail", serial=f"old-{n}")
-    kit.line.store.write(
+    kit.line.store.write_results(
         [ExpertSwitch(kit.line.clock.clock.wall_s(), "cpu", "cpu", "r50", (), 1, 1.0, "disk", "demand")]
     )
     kit.line.clock.pass_s(10 * DAY_S)

@@ -116,7 +116,7 @@ def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
     failed, passed = line.store.accept(
         [(an_image("f"), JournalKey(1, 16, 8)), (an_image("p"), JournalKey(2, 16, 8))], line.serving
     )
-    written = line.store.write([a_verdict(failed, "fail"), a_verdict(passed, "pass")])
+    written = line.store.write_results([a_verdict(failed, "fail"), a_verdict(passed, "pass")])
     assert [image for image, _ in written.to_copy] == [failed]
     assert written.done == [("cam1", 8), ("cam1", 8)]
     assert line.store.segments_in_use == {1}
@@ -124,7 +124,7 @@ def test_images_that_stay_hold_their_segment_until_they_are_copied(tmp_path):
     assert line.store.segments_in_use == {1}
     assert line.store.copies_to_make() == written.to_copy
     assert line.store.recover().pending == []
-    line.store.write([ImageCopy(failed.inspection_id, "images/a.jpg")])
+    line.store.write_results([ImageCopy(failed.inspection_id, "images/a.jpg")])
     assert line.store.segments_in_use == set()
     assert rows(line, "SELECT image_path FROM inspections WHERE image_id = 'f'") == [{"image_path": "images/a.jpg"}]
     line.store.close()
@@ -138,7 +138,7 @@ def test_experts_are_noted_at_their_first_verdict_and_loads_as_they_come(tmp_pat
     for n in range(2):
         line.inspect("R0402", f"R{n}")
     switch = ExpertSwitch(line.clock.clock.wall_s(), "cuda:0/0", "cuda:0", "r50", ("r18",), 94, 12.5, "disk", "demand")
-    line.store.write([switch])
+    line.store.write_results([switch])
     (row,) = rows(line, "SELECT * FROM expert_versions")
     assert (json.loads(row["classes"]), row["first_used_at"]) == (["ok", "nok"], "2026-11-21T09:08:11.123Z")
     (row,) = rows(line, "SELECT * FROM expert_switches")
