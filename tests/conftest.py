@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -24,6 +25,9 @@ from tests.house.times import (  # noqa: F401 - hooks
     pytest_terminal_summary,
 )
 from tests.tiers import pytest_addoption, pytest_configure, pytest_ignore_collect  # noqa: F401 - hooks
+
+# Under `nohup` every child would inherit a SIGHUP that does nothing.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # An example may take long on a busy machine.
 settings.register_profile("coserve", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

@@ -148,7 +148,8 @@ def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
         until(sent.exists)  # no image has asked for it
         cluster.worker.stop()
         line.wait(lambda: times_lost(line) > 0, RAY_S)
-    assert "draining" not in cluster.worker.log.read_text()  # Ray would wait for what the line gives to others anyway
+    # Ray would wait for batches that the line gives to others anyway.
+    assert "draining before shutdown" not in cluster.worker.log.read_text()
 
 
 @pytest.mark.promise(

@@ -250,7 +250,7 @@ def profile(
         measured = with_remote(config, line, wish, profile_line(line, wish, tell), tell)
         write_profile(path, measured)
     for name, reason in measured.skipped.items():
-        console.print(f"{name} was not measured: {reason}; then profile again", style="yellow")
+        errors.print(f"{name} was not measured: {reason}; then profile again")
     if as_json:
         print_json(_as_figures(measured) | {"files": [str(path)]})
         return

@@ -35,7 +35,7 @@ from tools.profile.samples import Samples
 from tools.simulate.fit import fit_line, largest_useful_batch
 
 #: Ray joins, and the worker imports torch.
-_READY_WITHIN_S = 90.0
+_READY_WITHIN_S = 300.0
 
 
 class RemoteBench(Bench):

@@ -63,20 +63,18 @@ def plain_count(rule: AlarmRule, messages: list[dict[str, Any]], now_s: float) -
         if not message["component"].startswith(prefix):
             continue
         number = message["inspection_id"]
-        if "review_id" in message:
-            final[number] = message["verdict"], message["defect"]
-            continue
-        images[number] = message
         final[number] = message["verdict"], message["defect"]
+        if "review_id" not in message:
+            images[number] = message
         board = message["board"]["type"], message["board"]["serial"]
         named = {"board_type": board[0], "component": message["component"], "designator": message["designator"]}
         same = {"board_type", *rule.same} if "designator" in rule.same else set(rule.same)
         entries = places.setdefault(tuple(sorted(f"{name}={named[name]}" for name in same - {"defect"})), [])
         unit = board if kind == "boards" else (*board, message["designator"])
         known = [ids for entry, ids in entries[-int(size) :] if entry == unit] if kind != "seconds" else []
-        if known:
-            known[0].append(number)
-        else:
+        if known:  # a review counts, also one of an image from before the board left and came again
+            known[0].extend({number}.difference(known[0]))
+        elif "review_id" not in message:
             entries.append((unit, [number]))
     active: dict[tuple[Any, ...], int] = {}
     for place, entries in places.items():
