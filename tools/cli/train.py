@@ -24,10 +24,11 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, must_be_architecture, since_option, time_window
+from tools.terminal.option_values import Commands, must_be_architecture, must_be_one_of, since_option, time_window
 from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
+    from tools.training.classifier import Kind
     from tools.training.proof import Agreement
 
 #: Pictures held out, all of them answered right, after which an error rate of a quarter would be a surprise (1 in 20).
@@ -49,6 +50,9 @@ Store = Annotated[
     typer.Option(help="Form of the file: a thin one is read faster, and expanded into the same memory."),
 ]
 Backbone = Annotated[str | None, typer.Option(help="A backbone of the catalog, or another folder of experts with one.")]
+#: What `train classifier` tries (tools/training/classifier.py).
+_KINDS = "bank,head,last-block,all-layers"
+Tries = Annotated[str, typer.Option(help="What to try, cheapest first, with commas between.")]
 ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; default: the data set's name.")]
 
 
@@ -192,6 +196,7 @@ def train_classifier(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often a network of its own sees each image.")] = 12,
     backbone: Backbone = None,
+    tries: Tries = _KINDS,
     play: Play = "0px",
     symmetry: Symmetry = False,
     good: Annotated[str | None, typer.Option(help="The label that passes. Default: ok, good or pass.")] = None,
@@ -225,6 +230,7 @@ def train_classifier(
         architecture=architecture,
         input_size=input_size,
         backbone=backbone,
+        kinds=_kinds_of(tries),
         play=_pixels_of(play),
         symmetry=symmetry,
         good=good,
@@ -251,6 +257,7 @@ def train_all(
     input_size: Annotated[int, typer.Option(min=32, help="Side of the square input of a new backbone, pixels.")] = 96,
     epochs: Annotated[int, typer.Option(min=1, help="How often a new backbone sees each image.")] = 40,
     backbone: Backbone = None,
+    tries: Tries = _KINDS,
     play: Play = "0px",
     out: Out = Path("experts"),
     seed: Seed = 0,
@@ -270,7 +277,9 @@ def train_all(
     from tools.training.fit import Schedule
     from tools.training.report import COLUMNS, cells
 
-    plan = TrainingPlan(Schedule(12, seed=seed), threads, backbone=backbone, play=_pixels_of(play))
+    plan = TrainingPlan(
+        Schedule(12, seed=seed), threads, backbone=backbone, kinds=_kinds_of(tries), play=_pixels_of(play)
+    )
     need_folder(folder, "name one with a subfolder for each component type")
     folders = type_folders(folder)
     if load_backbone(out / "catalog.yaml", backbone) is None:
@@ -382,6 +391,15 @@ def _say_candidate(name: str, version: str | None) -> None:
     if version is not None:
         then = as_typed(f"experts promote {name} {version}")
         console.print(f"{name} {version} is kept as a candidate: nothing changes until {then}", markup=False)
+
+
+def _kinds_of(text: str) -> "tuple[Kind, ...]":
+    from tools.training.classifier import KINDS
+
+    chosen = [kind.strip() for kind in text.split(",")]
+    for kind in chosen:
+        must_be_one_of("--tries", kind, KINDS)
+    return tuple(kind for kind in KINDS if kind in chosen)
 
 
 def _pixels_of(text: str) -> float:

@@ -16,6 +16,7 @@ import torch
 from experts.catalog import CatalogFile, read_catalog, resolve
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import fit as fit_image
+from tests.tools.run_commands import coserve
 from tools.experts.measure import answers_of
 from tools.training import TrainingError, fit
 from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
@@ -285,3 +286,14 @@ def test_pictures_of_one_board_are_never_on_both_sides():
         boards = {files[row].name.split(".")[0] for row in np.nonzero(mask)[0]}
         assert len(boards) == 2
         assert all(mask[row] for row, file in enumerate(files) if file.name.split(".")[0] in boards)
+
+
+def test_only_the_kinds_that_tries_names_are_tried(tmp_path: Path):
+    words = "train", "classifier", a_folder(tmp_path / "squares"), "--out", tmp_path, "--tries"
+    refused = coserve(*words, "head, bank", status=1).stderr
+    assert "nothing can be tried: bank: there is no backbone" in refused
+    assert "last-block" not in refused
+    assert (
+        "--tries: expected one of bank, head, last-block, all-layers, not 'all'"
+        in coserve(*words, "all", status=2).stderr
+    )
