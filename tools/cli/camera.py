@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast, get_args
 from urllib.parse import quote
 
 import typer
@@ -485,7 +485,9 @@ def export_dataset(
 @dataset_app.command("import")
 def import_dataset(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="annotations.json, data.yaml, or a folder.")],
-    form: Annotated[Format, typer.Option("--format", help="Its format.", show_default=False)],
+    form: Annotated[
+        str, typer.Option("--format", metavar="[folders|yolo|coco]", help="Its format.", show_default=False)
+    ],
     out: Out,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Its pictures; default: images beside it.")] = None,
     as_json: AsJson = False,
@@ -494,6 +496,8 @@ def import_dataset(
 
     Example: coserve dataset import annotations.json --format coco --out training
     """
+    if form not in get_args(Format):
+        fail(f"--format {form} is not read: export as COCO or YOLO there (docs/experts.md has the menus)", status=2)
     if images is not None and form != "coco":
         fail(f"--images goes with coco; {form} says itself where pictures are", status=2)
     if form == "folders":
@@ -504,7 +508,7 @@ def import_dataset(
     from tools.dataset.write import write_dataset
 
     with os_errors_end(out):
-        pictures = read_dataset(file, form, images)
+        pictures = read_dataset(file, cast("Format", form), images, _say)
         has_boxes = any(each.boxes for each in pictures)
         _print_dataset(out, *write_dataset(pictures, "yolo" if has_boxes else "folders", out), as_json=as_json)
 

@@ -1,7 +1,7 @@
 """Trains a detector on a YOLO data set, and measures the expert on the images of the set's `val`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -141,15 +141,19 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     effort: TrainingEffort,
     views: Views | None = None,
     store: str = "float32",
+    say: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _: None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
+    `say` tells a person what is odd in the data set, before training.
     `store` is the form of the file (STORES); what a thin one loses shows in the report and in the catalog's figures.
     Raises TrainingError.
     """
     require_expert_id(expert)
     photographs = read_yolo_data(data)
+    for note in photographs.notes:
+        say(note)
     out.mkdir(parents=True, exist_ok=True)
     jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())
     model, last = fit_detector(
