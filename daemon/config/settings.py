@@ -21,6 +21,7 @@ from daemon.wire.messages import KEY, KEY_EXPECTED, NAME, NAME_EXPECTED, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
+from routing_rules.routes import GUARDS
 
 #: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
@@ -205,6 +206,10 @@ class Guards(_ConfigSection):
     picture_quality: Switch = True
     unlike_training: Switch = True
     may_repeat: list[Annotated[str, AfterValidator(_source)]] = []
+
+    @property
+    def switched_on(self) -> list[str]:
+        return [guard for guard in GUARDS if getattr(self, guard)]
 
     def may_send_again(self, source: str) -> bool:
         return source in self.may_repeat or "*" in self.may_repeat
