@@ -299,6 +299,7 @@ class App:
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
             hang_after_s=config.limits.hang_after,
+            guards=config.guards.switched_on,
         )
 
     def _make_sockets(self, config: Config) -> None:

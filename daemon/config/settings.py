@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
-from daemon.units import Bytes, Count, Seconds, between, size_text
-from daemon.wire.messages import NAME, NAME_EXPECTED, shown
+from daemon.units import Bytes, Count, Seconds, between, parse_seconds, size_text
+from daemon.wire.messages import KEY, KEY_EXPECTED, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
+from routing_rules.names import NAME_EXPECTED, name_in_use
+from routing_rules.routes import GUARDS
 
 #: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
@@ -139,7 +141,6 @@ class Model(_ConfigSection):
     rows: Count = 8
     max_new_tokens: Count = 256
     tasks: list[str] = []
-    slo: Seconds | None = None
 
     @property
     def least_bytes(self) -> int:
@@ -174,6 +175,45 @@ class Retention(_ConfigSection):
     images_bytes: Bytes | None = None
     free: Bytes | None = None
     results_for: Seconds | None = None
+
+
+def _switch(value: object) -> object:
+    """Read `on` and `off`, which YAML 1.2 leaves as text; `0`, `off` and `false` are one."""
+    if isinstance(value, str):
+        return {"on": True, "off": False}.get(value.lower(), value)
+    return False if value == 0 else value
+
+
+def _source(name: str) -> str:
+    if name != "*" and not KEY.fullmatch(name):
+        raise ValueError(f"expected the name of a source, {KEY_EXPECTED}, or * for all, got {shown(name)}")
+    return name
+
+
+def _seconds_or_off(value: object) -> float:
+    return 0.0 if _switch(value) is False else parse_seconds(value)
+
+
+Switch = Annotated[Literal[True, False], BeforeValidator(_switch)]
+
+
+class Guards(_ConfigSection):
+    """What turns a `pass` into `review`, and when a picture of a closed board is another attempt (PROTOCOL.md, 1.2)."""
+
+    repeated_picture: Annotated[
+        Literal[False] | Annotated[int, Field(strict=True, ge=1, le=100_000)], BeforeValidator(_switch)
+    ] = 1000
+    retest_after: Annotated[float, BeforeValidator(_seconds_or_off)] = 2.0
+    picture_quality: Switch = True
+    unlike_training: Switch = True
+    may_repeat: list[Annotated[str, AfterValidator(_source)]] = []
+
+    @property
+    def switched_on(self) -> list[str]:
+        return [guard for guard in GUARDS if getattr(self, guard)]
+
+    def may_send_again(self, source: str) -> bool:
+        return source in self.may_repeat or "*" in self.may_repeat
 
 
 class PlantClock(_ConfigSection):
@@ -222,9 +262,10 @@ _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.ke
 
 
 def _line_name(name: str) -> str:
-    if not NAME.fullmatch(name) or not name.strip():
+    used = name_in_use(name)
+    if used is None or not used.strip():
         raise ValueError(f"expected {NAME_EXPECTED}, got {shown(name)}")
-    return name
+    return used
 
 
 class Config(_ConfigSection):
@@ -243,6 +284,7 @@ class Config(_ConfigSection):
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
+    guards: Guards = Guards()
     plant: Plant = Plant()
     stop: StopSettings = StopSettings()
     models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}

@@ -5,7 +5,6 @@ A trigger chooses the pictures, a source of serials names their boards. Lines on
 
 import json
 import queue
-import re
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from coserve_client import NoRoomError, SpoolingPublisher
 from experts.durable import replace_durably
+from routing_rules.names import NAME_EXPECTED, name_in_use
 from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board_fields, cut, key
 
 _MAX_PAUSE_S = 5.0
@@ -150,8 +150,6 @@ def v4l2(device: str, size: tuple[int, int] | None, rate: float | None) -> Calla
     return open_camera
 
 
-#: A serial as the wire takes it.
-_SERIAL = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 #: Interval at which a station that waits for a line checks whether it was stopped.
 _LINE_WAIT_S = 0.2
 #: Pictures that a camera may have buffered before a line came, while the board before it was cut.
@@ -187,9 +185,9 @@ def is_serial(text: str, say: Callable[[str], None]) -> bool:
     """Return True if the wire takes `text` as a serial; report other text unless it is empty."""
     if not text.strip():
         return False
-    if _SERIAL.fullmatch(text):
+    if name_in_use(text) is not None:
         return True
-    say(f"no serial: {text[:40]!a} is longer than 128 characters or has control characters; nothing was sent for it")
+    say(f"no serial: {text[:40]!a} is not {NAME_EXPECTED}; nothing was sent for it")
     return False
 
 

@@ -416,7 +416,7 @@ def find_stored_images(connection: Connection, filters: RowFilters) -> StoredIma
     """Find all images that match. An `unknown` image has no verdict to compare with."""
     image = inspections.c
     chosen = select(image.inspection_id).select_from(IMAGES.tables).where(*filters.conditions(IMAGES))
-    is_judged, has_none = image.reason.is_(None), image.image_path.is_(None)
+    is_judged, has_none = image.verdict.is_distinct_from("unknown"), image.image_path.is_(None)
 
     def count(*conditions: ColumnElement[bool]) -> int:
         return connection.execute(chosen.where(*conditions).with_only_columns(func.count())).scalar_one()
@@ -435,7 +435,7 @@ def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Row]:
     names = ("inspection_id", "board_type", "serial", "component", "designator", "rules_version")
     query = (
         select(*(columns[name] for name in names), image.image_path, image.image_sha256, image.verdict, image.defect)
-        .add_columns(reviews.c.reviewer, reviews.c.verdict.label("final_verdict"))
+        .add_columns(image.reason, reviews.c.reviewer, reviews.c.verdict.label("final_verdict"))
         .select_from(IMAGES.tables)
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())

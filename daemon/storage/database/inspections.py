@@ -303,7 +303,7 @@ class ResultsBatch:
         tx, image = self._tx, verdict.image
         attempt, board_row = tx.attempt(image.board.type, image.board.serial, image.attempt)
         latency_ms = round((tx.now_s - image.accepted_s) * 1000, 3)
-        if verdict.reason is None and image.deadline_ms is not None and latency_ms > image.deadline_ms:
+        if verdict.verdict != "unknown" and image.deadline_ms is not None and latency_ms > image.deadline_ms:
             # Judged in time, but durable too late, and so published too late.
             verdict = replace(verdict, verdict="unknown", defect=None, reason="deadline")
         end = verdict.verdict, verdict.defect, verdict.reason
