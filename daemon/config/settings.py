@@ -9,7 +9,6 @@ from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
@@ -20,7 +19,7 @@ from daemon.units import Bytes, Count, Seconds, between, parse_seconds, size_tex
 from daemon.wire.messages import KEY, KEY_EXPECTED, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
-from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
+from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, read_yaml_text, salvage
 from routing_rules.names import NAME_EXPECTED, name_in_use
 from routing_rules.routes import GUARDS
 
@@ -517,15 +516,14 @@ def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
             hint = f"; did you mean {close}?" if close else ""
             problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
             continue
-        try:
-            value = yaml.safe_load(environ[name])
-        except yaml.YAMLError:
-            problems.append(Problem(f"environment variable {name}", 1, 1, "its text is not a YAML value"))
+        value = read_yaml_text(environ[name], f"environment variable {name}")
+        if value.problems:
+            problems += value.problems
             continue
         parent = document.data
         for key in path[:-1]:
             parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
-        parent[path[-1]] = value
+        parent[path[-1]] = value.data
         document.outside[path] = f"environment variable {name}"
     return problems
 

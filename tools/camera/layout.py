@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from coserve_client import CameraImage
 from daemon.errors import ConfigError
 from routing_rules.load import read_yaml, validate
+from tools.names import file_name
 
 _SUFFIX_OF = {b"\xff\xd8": ".jpg", b"BM": ".bmp", b"II*": ".tif", b"MM": ".tif"}
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
@@ -123,9 +124,9 @@ class TrainingFolder:
     ) -> None:
         """Write one image; a name that is taken gets a number. Raises OSError."""
         del image_id
-        name = f"{key(board['serial'])}.{key(str(fields.get('designator') or component))}"
+        name = f"{file_name(board['serial'])}.{file_name(str(fields.get('designator') or component))}"
         suffix = next((end for start, end in _SUFFIX_OF.items() if payload.startswith(start)), ".png")
-        folder = self.folder / key(component)
+        folder = self.folder / file_name(component)
         folder.mkdir(parents=True, exist_ok=True)
         for number in count():
             try:

@@ -5,6 +5,7 @@ A trigger chooses the pictures, a source of serials names their boards. Lines on
 
 import json
 import queue
+import re
 import threading
 import time
 import uuid
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 
 from coserve_client import NoRoomError, SpoolingPublisher
 from experts.durable import replace_durably
-from routing_rules.names import NAME_EXPECTED, name_in_use
 from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board_fields, cut, key
+from tools.names import legal_name, read_text
 
 _MAX_PAUSE_S = 5.0
 #: A camera that delivers nothing for this many reads in a row is gone.
@@ -175,20 +176,24 @@ def counted_serials(prefix: str, file: Path) -> Iterator[str]:
     return count()
 
 
-def listed_serials(file: Path, say: Callable[[str], None]) -> Iterator[str]:
-    """Return the lines of a text file, without empty ones, one for each picture taken."""
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    return iter([line for line in (line.rstrip("\r") for line in lines) if is_serial(line, say)])
+def listed_serials(file: Path, encoding: str | None = None) -> Iterator[str]:
+    """Return the lines of a text file, without empty ones, one for each picture taken.
 
-
-def is_serial(text: str, say: Callable[[str], None]) -> bool:
-    """Return True if the wire takes `text` as a serial; report other text unless it is empty."""
-    if not text.strip():
-        return False
-    if name_in_use(text) is not None:
-        return True
-    say(f"no serial: {text[:40]!a} is not {NAME_EXPECTED}; nothing was sent for it")
-    return False
+    ValueError names the line of a wrong one: without it the next board would have the serial of another.
+    """
+    try:
+        lines = re.split(r"\r\n?|\n", read_text(file, encoding or "utf-8"))
+    except LookupError:
+        raise ValueError(f"no encoding {encoding} is known: name one such as windows-1252 or shift_jis") from None
+    except ValueError as error:
+        raise ValueError(f"{error}, or name what it is with --encoding, such as windows-1252") from None
+    serials: list[str] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            serials += [legal_name(line)] if line.strip() else []
+        except ValueError as error:
+            raise ValueError(f"{file}:{number}: the serial {error}") from None
+    return iter(serials)
 
 
 def every_nth(count: int) -> Trigger:
@@ -284,7 +289,13 @@ class Station:
             serial = next(self.serials, None)
             if serial is None:
                 return
-            if is_serial(serial, self.say):
+            if not serial.strip():
+                continue
+            try:
+                serial = legal_name(serial)
+            except ValueError as error:
+                self.say(f"no serial: {error}; nothing was sent for it")
+            else:
                 self._publish(serial)
 
     def _advance(self) -> bool:

@@ -1,5 +1,6 @@
 """Pictures in and out: `coserve camera` publishes them to the daemon, `coserve dataset` exports and imports them."""
 
+import io
 import itertools
 import signal
 import sys
@@ -107,6 +108,7 @@ def camera(
         str | None,
         _option("FILE|-", "A serial on each line; - is standard input (a barcode reader), each line takes a picture."),
     ] = None,
+    encoding: Annotated[str | None, _option("NAME", "Of --serials-from, if not UTF-8: windows-1252, utf-16.")] = None,
     every: Annotated[int | None, _option("N", "Take every Nth picture.", min=1)] = None,
     interval: Annotated[float | None, _option("S", "Take one every S seconds.", min=0.01)] = None,
     on_enter: Annotated[
@@ -149,14 +151,16 @@ def camera(
         fail("name one of --serial SERIAL, --serials PREFIX, --serials-from FILE|-", status=2)
     if [every is not None, interval is not None, on_enter, serials_from == "-"].count(True) != 1:
         fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
+    if encoding is not None and serials_from is None:
+        fail("--encoding goes with --serials-from", status=2)
     endpoint, board_layout, stop = options.endpoint(), _load_layout(layout), threading.Event()
     with exit_on(*_ERRORS, status=2):
-        trigger, names = _choose(options, serial, serials, serials_from, every, interval)
+        trigger, names = _choose(options, serial, serials, serials_from, encoding, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
     _station(options, endpoint, frames, board_layout, trigger, names, stop)
 
 
-_BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from"}
+_BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from", "--encoding"}
 _BOARD_OPTIONS |= {"--every", "--interval", "--on-enter"}
 #: The options that each source of pictures takes.
 _OPTIONS = {
@@ -259,11 +263,13 @@ def _choose(
     serial: str | None,
     prefix: str | None,
     serials_from: str | None,
+    encoding: str | None,
     every: int | None,
     interval: float | None,
 ) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
-    """Return the trigger and the serials; OSError if a file of serials cannot be read."""
+    """Return the trigger and the serials; OSError or ValueError for wrong ones, or a file that cannot be read."""
     from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
+    from tools.names import legal_name
 
     lines = None
     if every is not None:
@@ -271,14 +277,17 @@ def _choose(
     elif interval is not None:
         trigger = interval_of(interval)
     else:
+        if isinstance(sys.stdin, io.TextIOWrapper):  # one scan that is no text must not end the others
+            sys.stdin.reconfigure(encoding=encoding or "utf-8-sig", errors="surrogateescape")
         trigger = lines = ScannedLines(sys.stdin, _say)
     if serial is not None:
-        return trigger, itertools.repeat(serial)
+        return trigger, itertools.repeat(legal_name(serial))
     if prefix is not None:
+        legal_name(f"{prefix}-000001")
         return trigger, counted_serials(prefix, options.folder() / "serials.json")
     if lines is not None and serials_from == "-":
         return trigger, lines.serials()
-    return trigger, listed_serials(Path(serials_from or ""), _say)
+    return trigger, listed_serials(Path(serials_from or ""), encoding)
 
 
 def _render(
