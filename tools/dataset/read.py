@@ -10,7 +10,8 @@ from typing import Any
 from experts.errors import ImageError
 from tools.dataset import Format
 from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name, read_picture
-from tools.training.labelled import SUFFIXES, UNSORTED, board_of
+from tools.pictures import find_pictures
+from tools.training.labelled import UNSORTED, board_of
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
 _ROUNDING = 1.0
@@ -61,7 +62,7 @@ def _picture(folder: Path, name: str, label: str | None, boxes: list[LabelledBox
 
 
 def _folders(_: Path, folder: Path) -> Iterator[_Named]:
-    for file in sorted(each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES):
+    for file in find_pictures(folder).files:
         first, *rest = file.relative_to(folder).parts
         if not rest:
             raise ValueError(f"{first} lies in no folder named after its label: move it to LABEL/{first}")

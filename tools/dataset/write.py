@@ -15,6 +15,7 @@ from experts.durable import sync
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
 from tools.dataset import Format
+from tools.pictures import as_payload
 from tools.terminal.console import CommandError
 from tools.terminal.new_files import unfinished_folder
 from tools.training.labelled import UNSORTED
@@ -111,8 +112,9 @@ def read_picture(file: Path) -> tuple[bytes, str, int, int]:
     """Return a file's bytes and suffix, width and height; raw pixels as PNG. Raises ImageError and OSError."""
     content, suffix = file.read_bytes(), file.suffix.lower()
     if suffix not in (".pgm", ".ppm"):
-        height, width = decode(content, "image").shape[:2]
-        return content, suffix, width, height
+        payload = as_payload(content)
+        height, width = decode(payload, "image").shape[:2]
+        return payload, suffix if payload is content else ".png", width, height
     payload, shape = as_sent(content, suffix)
     pixels = decode(payload, "raw", shape)
     return cv2.imencode(".png", pixels[:, :, ::-1])[1].tobytes(), ".png", pixels.shape[1], pixels.shape[0]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from daemon.units import count_text
 from experts.errors import ImageError
-from experts.vision.preprocess import decode, to_square
+from experts.vision.preprocess import to_square
+from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
 from tools.training import TrainingError
 from tools.training.fit import Pictures, Targets
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 #: The folder of undecided pictures, by component: a network learns nothing from its own answers.
 UNSORTED = "unsorted"
 DIGEST_BYTES = 8
@@ -56,15 +56,18 @@ def read_labelled(
     squares: list[np.ndarray] = []
     sizes: list[tuple[int, int]] = []
     warnings: list[str] = []
+    turned = 0
     for number, label in enumerate(labels):
-        files = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in SUFFIXES)
+        files, left_out = find_pictures(folder / label, depth=1)
+        warnings += [f"{folder / label}: {line}" for line in left_out_lines(left_out)]
         if len(files) < 2:
             raise TrainingError(
                 f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
-                " tif)"
+                " tif, webp)"
             )
         for file in files:
-            pixels = _decoded(file)
+            content, pixels = _decoded(file)
+            turned += orientation(content) != 1
             digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
             first, other = first_of.setdefault(digest, (file, number))
             if other != number:
@@ -77,6 +80,8 @@ def read_labelled(
     if len(set(sizes)) > 1:
         least, most = (f"{width} x {height}" for width, height in (min(sizes), max(sizes)))
         warnings.append(f"{folder}: pictures from {least} to {most} pixels are all made {input_size} x {input_size}")
+    if turned:
+        warnings.append(f"{folder}: {count_text(turned, 'picture')} with an orientation mark: {MARK_IGNORED}")
     return LabelledPictures(
         labels=tuple(labels),
         pictures=np.stack(squares),
@@ -88,9 +93,10 @@ def read_labelled(
     ), warnings
 
 
-def _decoded(file: Path) -> Pictures:
+def _decoded(file: Path) -> tuple[bytes, Pictures]:
     try:
-        return decode(file.read_bytes(), "image", None)
+        content = file.read_bytes()
+        return content, read_pixels(content)
     except ImageError as error:
         raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
     except OSError as error:
@@ -100,7 +106,7 @@ def _decoded(file: Path) -> Pictures:
 def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[list[str], str | None]:
     """Return the labels of a folder, and the one that passes. Raises TrainingError."""
     folders = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    labels = sorted(path.name for path in folders if not path.name.startswith("."))
+    labels = sorted(path.name for path in folders if not is_hidden(Path(path.name)))
     if len(labels) < min_labels:
         raise TrainingError(
             f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {labels}"
@@ -213,7 +219,7 @@ def _photographs(entry: Any, root: Path, where: str, classes: int) -> tuple[Phot
     for name in entry if isinstance(entry, list) else [entry]:
         place_ = root / str(name)
         if place_.is_dir():
-            files += sorted(path for path in place_.rglob("*") if path.suffix.lower() in SUFFIXES)
+            files += find_pictures(place_).files
         elif place_.is_file() and place_.suffix == ".txt":
             lines = place_.read_text(encoding="utf-8").splitlines()
             files += [place_.parent / line.strip() for line in lines if line.strip()]
