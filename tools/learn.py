@@ -25,12 +25,12 @@ from tools.dataset.write import file_name, read_picture
 from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.measure import answers_of
+from tools.pictures import find_pictures
 from tools.query.rejudge import RejudgeRequest, rejudge_line
 from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
 from tools.training.classifier import ClassifierReport, TrainingPlan, train_classifier
 from tools.training.held_out import HeldOutAnswers, beats
-from tools.training.labelled import SUFFIXES
 from tools.training.report import cells, draw_report, figures
 
 #: Pictures that a label needs so that one of them can be held out.
@@ -169,7 +169,7 @@ def _write_pictures(
 
 
 def _pictures_in(training: Path) -> list[Path]:
-    if found := [path for path in sorted(training.glob("*/*")) if path.suffix.lower() in SUFFIXES]:
+    if training.is_dir() and (found := find_pictures(training, depth=2).files):
         return found
     raise CommandError(f"{training}: expected pictures as LABEL/*.png, found none (--with)")
 

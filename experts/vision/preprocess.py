@@ -102,7 +102,7 @@ def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
         raise ImageError("this kind of TIFF is not read: send 8 or 16 bits, grey, RGB, palette or CMYK") from error
     except Exception as error:  # Pillow lets any error through that a damaged file causes.
         raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
-    if pixels.dtype == np.uint16:  # grey
+    if pixels.ndim == 2:  # 16 bits of grey, in the file's byte order
         return np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return pixels
 

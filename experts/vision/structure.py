@@ -10,6 +10,9 @@ import struct
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision import jpeg, tiff
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: Signatures of files whose last bytes tell that they are whole.
+END_MARKED = (jpeg.SIGNATURE, _PNG)
 #: Segments of a JPEG and chunks of a PNG that are walked; real files have tens, a 64 MB PNG some thousands.
 MAX_STEPS = 50_000
 #: Compressed chunks of a PNG beside its pixels. Each may expand to 8 MB: 1000 of them took 23 s.
@@ -49,7 +52,7 @@ def check_structure(
             frame = jpeg.read_frame(payload, max_steps, to_end=to_end)
             check_size(frame.width, frame.height, max_pixels)
             return frame.width, frame.height
-        if payload.startswith(b"\x89PNG\r\n\x1a\n"):
+        if payload.startswith(_PNG):
             return _walk_png(payload, max_pixels, max_steps)
         if payload.startswith(b"BM"):
             return _walk_bmp(payload, max_pixels)

@@ -276,12 +276,14 @@ class Station:
     publisher: SpoolingPublisher | TrainingFolder
     say: Callable[[str], None]
     lot: str | None = None
+    tell_trouble: Callable[[str], None] = lambda _: None
     stop: threading.Event = field(default_factory=threading.Event)
     counts: StationCounts = field(default_factory=StationCounts)
 
     def run(self) -> None:
         """Publish boards, and count them in `counts`; SourceError if the source breaks."""
         while not self.stop.is_set() and self._advance():
+            self._report()
             if not self._is_wanted():
                 continue
             if isinstance(self.trigger, ScannedLines) and self.source.is_live and not self._skip_buffered():
@@ -303,6 +305,7 @@ class Station:
         lines = self.trigger if isinstance(self.trigger, ScannedLines) else None
         if lines is not None and not self.source.is_live:
             while not lines.wait(_LINE_WAIT_S):
+                self._report()
                 if lines.is_over or self.stop.is_set():
                     return False
         times_lost = self.source.times_lost
@@ -312,6 +315,10 @@ class Station:
         if lines is not None and times_lost != self.source.times_lost and (dropped := lines.drop()):
             self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
         return not (lines is not None and lines.is_over)
+
+    def _report(self) -> None:
+        if isinstance(self.publisher, SpoolingPublisher):
+            self.tell_trouble(self.publisher.trouble)
 
     def _skip_buffered(self) -> bool:
         """Skip the pictures that the camera has buffered: a line's picture is taken after it."""

@@ -2,10 +2,12 @@
 
 import io
 import itertools
+import re
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,13 +50,14 @@ from tools.terminal.option_values import Commands, shift_option, since_option, t
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
-    from tools.camera.layout import BoardLayout, TrainingFolder
+    from tools.camera.layout import BoardLayout, PictureFiles, TrainingFolder
     from tools.camera.station import FrameSource, ScannedLines, Trigger
 
 #: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
 _END_S, _STOP_S = 60.0, 10.0
 #: A person at a terminal waits less long for a daemon that does not answer than a camera does.
 _PATIENCE_S = 10.0
+_NOTICE_S = 1.8
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
 #: Errors whose sentence says what a person can do.
@@ -77,8 +80,8 @@ def camera(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Images: FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif); with --layout"
-            " whole boards: SERIAL.png",
+            help="Images: FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif, .webp); with"
+            " --layout whole boards: SERIAL.png",
             show_default=False,
         ),
     ] = None,
@@ -86,6 +89,9 @@ def camera(
     move_to: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --watch: where accepted files go; else they stay.")
     ] = None,
+    upright: Annotated[
+        bool, typer.Option("--upright", help="Turn FOLDER's pictures by their EXIF mark, which is ignored else.")
+    ] = False,
     render: Annotated[int | None, typer.Option(min=1, metavar="N", help="Render N boards of the demo instead.")] = None,
     rate: Annotated[
         float | None, typer.Option(min=0.01, help="Images per second; without it, as fast as the daemon takes them.")
@@ -144,7 +150,10 @@ def camera(
     if folder is not None:
         need_folder(folder)
         board_layout = None if layout is None else _load_layout(layout)
-        _watch(options, folder, board_layout, move_to) if watch else _folder(options, folder, board_layout, rate)
+        from tools.camera.layout import PictureFiles
+
+        pictures = PictureFiles(board_layout, lot, upright, _say)
+        _watch(options, folder, pictures, move_to) if watch else _folder(options, folder, pictures, rate)
     if layout is None:
         fail("--layout FILE says where the parts lie in the picture (docs/cameras.md)", status=2)
     if [serial, serials, serials_from].count(None) != 2:
@@ -165,8 +174,8 @@ _BOARD_OPTIONS |= {"--every", "--interval", "--on-enter"}
 #: The options that each source of pictures takes.
 _OPTIONS = {
     "--render": {"--video", "--serials", "--seed", "--rate", "--save"},
-    "--watch": {"FOLDER", "--layout", "--move-to"},
-    "FOLDER": {"--layout", "--rate", "--save"},
+    "--watch": {"FOLDER", "--layout", "--move-to", "--upright"},
+    "FOLDER": {"--layout", "--rate", "--save", "--upright"},
     "--video": _BOARD_OPTIONS,
     "--device": {"--size", "--fps", *_BOARD_OPTIONS},
 }
@@ -218,37 +227,48 @@ class _LineOptions:
             fail(f"--state {folder} cannot be made: {error.strerror}", status=2)
         return folder
 
-    def publish(self, images: Iterable[CameraImage], total: int, rate: float | None) -> NoReturn:
+    def publish(
+        self, images: Iterable[CameraImage], total: int, rate: float | None, pictures: "PictureFiles | None" = None
+    ) -> NoReturn:
+        """Publish or save `images`, of which there should be `total`; leave with an account whatever happens."""
         if self.save is not None:
             from tools.camera.layout import TrainingFolder
 
             training = TrainingFolder(self.save)
-            with exit_on(*_ERRORS, status=1):
+            with _ended_early() as ends:
                 for image in images:
                     training.publish(
                         image.image_id, image.payload, board=image.board, component=image.component, **image.more
                     )
-            self.finish_saving(training)
-        endpoint = self.endpoint()
-        with (
-            exit_on(*_ERRORS, status=1),
-            Bars(console=errors) as bar,
-            Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
-        ):
+            self.finish_saving(training, "; ".join(ends), pictures)
+        endpoint, tell_trouble = self.endpoint(), _TroubleNotice()
+        with exit_on(*_ERRORS, status=1):
+            publisher = Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve())
+        with _ended_early() as ends, Bars(console=errors) as bar, publisher:
             task = bar.add_task(f"publishing {count_text(total, 'image')} to {endpoint}", total=total)
 
             def on_progress(account: PublishAccount) -> None:
                 bar.update(task, completed=account.answered)
+                tell_trouble(publisher.trouble)
 
-            account = publish_images(publisher, images, rate=rate, progress=on_progress)
-        for refusal in account.refusals:
-            _say(refusal)
-        self.finish(account.as_dict(), is_complete=account.complete)
+            publish_images(publisher, images, rate=rate, progress=on_progress)
+        account = publisher.account
+        for text in (*account.refusals, *ends):
+            _say(text)
+        if ends:
+            where = "the same command sends them again" if pictures else "nothing keeps them"
+            _say(f"{total - account.answered} of {count_text(total, 'image')} did not reach the daemon: {where}")
+        rows = account.as_dict() | ({"not sent": total - account.sent} if total > account.sent else {})
+        self.finish(rows | _left_out(pictures), is_complete=account.complete and account.sent == total)
 
-    def finish_saving(self, training: "TrainingFolder", problem: str = "") -> NoReturn:
+    def finish_saving(
+        self, training: "TrainingFolder", problem: str = "", pictures: "PictureFiles | None" = None
+    ) -> NoReturn:
         if problem:
             _say(problem)
-        self.finish({"saved": training.images}, is_complete=training.images > 0 and not problem)
+        not_sent = pictures.not_sent if pictures else 0
+        rows = {"saved": training.images} | ({"files not sent": not_sent} if not_sent else {})
+        self.finish(rows | _left_out(pictures), is_complete=training.images > 0 and not (problem or not_sent))
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
         if self.as_json:
@@ -306,40 +326,46 @@ def _render(
     raise SystemExit(0)
 
 
-def _folder(options: _LineOptions, folder: Path, layout: "BoardLayout | None", rate: float | None) -> NoReturn:
-    from tools.camera.layout import PART_FILE, PictureFiles
+def _folder(options: _LineOptions, folder: Path, pictures: "PictureFiles", rate: float | None) -> NoReturn:
+    from tools.camera.layout import PART_FILE
 
-    pictures = PictureFiles(layout, options.lot)
-    files, unfit = pictures.find(folder)
-    if not files:
-        name = PART_FILE if layout is None else "SERIAL.png (or .jpg, .bmp, .tif)"
-        fail(f"{folder} holds no image named {name}", status=2)
-    if unfit:
-        ignored = f"{count_text(len(unfit), 'image')}, the first is {unfit[0]}"
-        _say(f"ignored, not named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT: {ignored}")
-    total = len(files) * (1 if layout is None else len(layout.parts))
-    options.publish(pictures.read(folder, files), total, rate)
+    files, layout = pictures.find(folder), pictures.layout
+    total = (len(files) + pictures.not_sent) * (1 if layout is None else len(layout.parts))
+    if not total:
+        _left_out(pictures)
+        fail(f"{folder} holds no image named {PART_FILE if layout is None else 'SERIAL.png (or .jpg, …)'}", status=2)
+    options.publish(pictures.read(folder, files), total, rate, pictures)
 
 
-def _watch(options: _LineOptions, folder: Path, layout: "BoardLayout | None", move_to: Path | None) -> NoReturn:
-    from tools.camera.layout import PictureFiles
+def _watch(options: _LineOptions, folder: Path, pictures: "PictureFiles", move_to: Path | None) -> NoReturn:
     from tools.camera.watch_folder import FolderPublisher, SentFiles, WatchedFolder
 
     if move_to is not None and move_to.resolve().is_relative_to(folder.resolve()):
         fail(f"--move-to {move_to} lies in {folder}, which is watched: name a folder beside it", status=2)
-    pictures = PictureFiles(layout, options.lot)
-    endpoint, curve = options.endpoint(), options.curve()
-    stop = threading.Event()
+    endpoint, curve, stop = options.endpoint(), options.curve(), threading.Event()
+    tell_trouble = _TroubleNotice(f"Pictures wait in {folder}.")
     with exit_on(*_ERRORS, status=2):
-        watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
-        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve)
+        sent = SentFiles(options.folder() / "sent.jsonl", folder)
+        watched = WatchedFolder(folder, sent, move_to, _say, pictures.part_of)
+        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve, tell_trouble)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
         publisher.run()
-    counts = publisher.files
+    counts, pictures.left_out = publisher.files, watched.left_out
     not_sent = counts["unfit"] + watched.incomplete
     table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
-    options.finish(table | publisher.account.as_dict(), is_complete=not (counts["refused"] or not_sent))
+    table |= _left_out(pictures) | publisher.account.as_dict()
+    options.finish(table, is_complete=not (counts["refused"] or not_sent))
+
+
+def _left_out(pictures: "PictureFiles | None") -> dict[str, int]:
+    """Say which files were left out, and return their number as a row of the account."""
+    from tools.pictures import left_out_lines
+
+    left_out = pictures.left_out if pictures else Counter[str]()
+    for line in left_out_lines(left_out):
+        _say(line)
+    return {"files left out": left_out.total()} if left_out else {}
 
 
 def _station(
@@ -357,10 +383,11 @@ def _station(
     spool = options.folder() / "spool"
     with exit_on(*_ERRORS, status=2):
         saving = None if options.save is None else TrainingFolder(options.save)
+        tell_trouble = _TroubleNotice(f"Images wait in {spool}.")
         publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=options.curve())
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
-    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
+    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, tell_trouble, stop)
     problem = ""
     with _set_by_signals(stop):
         try:
@@ -370,6 +397,8 @@ def _station(
         source.close()
         if isinstance(publisher, TrainingFolder):
             options.finish_saving(publisher, problem)
+        if not publisher.wait(_NOTICE_S):
+            tell_trouble(publisher.trouble)
         try:
             account = publisher.close(_STOP_S if stop.is_set() else _END_S)
         except CoserveError as error:
@@ -430,6 +459,35 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _ended_early() -> Iterator[list[str]]:
+    """Yield a list for the error, Ctrl-C or SIGTERM that ends the block, so that an account can follow."""
+    ends: list[str] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield ends
+    except KeyboardInterrupt:
+        ends.append("ended by a signal before all images were sent")
+    except _ERRORS as error:
+        ends.append(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _TroubleNotice:
+    """Tells a person when images begin to wait, why, and when they go on. Other figures alone are no news."""
+
+    def __init__(self, waiting: str = "") -> None:
+        self._waiting = waiting
+        self._told = ""
+
+    def __call__(self, trouble: str) -> None:
+        words = re.sub(r"[\d.]+", "", trouble)
+        if words != self._told:
+            self._told = words
+            _say(f"{trouble.rstrip('.')}. {self._waiting}".rstrip() if trouble else "the daemon takes images again")
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]

@@ -19,6 +19,7 @@ from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import ClassifierStep, Routes, chain
 from tools.experts.line import ExpertsLine
 from tools.experts.measure import answers_of, images_in
+from tools.pictures import is_hidden
 from tools.terminal.console import CommandError
 
 _Floats = NDArray[np.float64]
@@ -168,7 +169,7 @@ def _pictured(spec: ExpertSpec, use: _Threshold, folder: Path, defective: float,
     if not defective:
         raise CommandError(f"no image of {spec.name} is decided to fail: 1 that fails is needed for their share")
     confidence, bad = list[float](), list[bool]()
-    for label in sorted(path for path in folder.glob("*") if path.is_dir()):
+    for label in sorted(path for path in folder.glob("*") if path.is_dir() and not is_hidden(Path(path.name))):
         answers = answers_of(spec, images_in(label, spec))
         confidence += [float(each.confidence or 0) if each.label in use.passes else -1.0 for each in answers]
         bad += [label.name not in use.passes] * len(answers)

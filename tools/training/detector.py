@@ -16,6 +16,7 @@ from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square
 from tools.experts.measure import SAMPLES, answers_of
+from tools.pictures import as_payload, read_pixels
 from tools.training import TrainingError, require_expert_id
 from tools.training.detector_loop import (
     Image,
@@ -123,7 +124,7 @@ class PhotographSampler:
         if file in self.cache:
             return self.cache[file]
         try:
-            image = decode(file.read_bytes(), "image")
+            image = read_pixels(file.read_bytes())
         except (OSError, ImageError) as error:
             raise TrainingError(f"{file}: {error}; take it out of the data set") from error
         if sum(image_in_cache.nbytes for image_in_cache in self.cache.values()) + image.nbytes <= self.cache_bytes:
@@ -168,7 +169,7 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     form, images = Form(origin=f"trained on {data.name}", store=store), None
     if store != STORES[-1]:  # minutes of training are not thrown away because rounding moved a box
         form = replace(form, tolerance=math.inf)
-        images = [decode(photograph.file.read_bytes(), "image") for photograph in photographs.held_out[:SAMPLES]]
+        images = [read_pixels(photograph.file.read_bytes()) for photograph in photographs.held_out[:SAMPLES]]
     with limited_threads(effort.threads):
         report = import_model(
             model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
@@ -192,7 +193,7 @@ def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes]) -> list[ImageBoxes]:
 def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progress, catalog: Path) -> TrainReport:
     """Add the expert to the catalog with its confidences on images held out."""
     spec = report.spec
-    payloads = [photograph.file.read_bytes() for photograph in held_out]
+    payloads = [as_payload(photograph.file.read_bytes()) for photograph in held_out]
     truths: list[np.ndarray] = []
     for photograph, payload in zip(held_out, payloads, strict=True):
         height, width = decode(payload, "image").shape[:2]

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from daemon.units import count_text
 from experts.errors import ImageError
-from experts.vision.preprocess import decode, to_square
+from experts.vision.preprocess import to_square
 from routing_rules.load import Document, read_yaml_text
 from tools.names import legal_name, read_text
-from tools.pictures import SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation
+from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
 from tools.training import TrainingError
 from tools.training.fit import Pictures, Targets
 
@@ -64,16 +64,18 @@ def read_labelled(
     squares: list[np.ndarray] = []
     sizes: list[tuple[int, int]] = []
     warnings: list[str] = []
+    turned = 0
     for number, label in enumerate(labels):
         files, left_out = find_pictures(folders[label], 1)
         warnings += [f"{folders[label]}: {line}" for line in left_out_lines(left_out)]
         if len(files) < 2:
             raise TrainingError(
                 f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
-                " tif)"
+                " tif, webp)"
             )
         for file in files:
-            pixels = _decoded(file)
+            content, pixels = _decoded(file)
+            turned += orientation(content) != 1
             digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
             first, other = first_of.setdefault(digest, (file, number))
             if other != number:
@@ -86,6 +88,8 @@ def read_labelled(
     if len(set(sizes)) > 1:
         least, most = (f"{width} x {height}" for width, height in (min(sizes), max(sizes)))
         warnings.append(f"{folder}: pictures from {least} to {most} pixels are all made {input_size} x {input_size}")
+    if turned:
+        warnings.append(f"{folder}: {count_text(turned, 'picture')} with an orientation mark: {MARK_IGNORED}")
     return LabelledPictures(
         labels=tuple(labels),
         pictures=np.stack(squares),
@@ -97,9 +101,10 @@ def read_labelled(
     ), warnings
 
 
-def _decoded(file: Path) -> Pictures:
+def _decoded(file: Path) -> tuple[bytes, Pictures]:
     try:
-        return decode(file.read_bytes(), "image", None)
+        content = file.read_bytes()
+        return content, read_pixels(content)
     except ImageError as error:
         raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
     except OSError as error:

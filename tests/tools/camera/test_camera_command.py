@@ -46,17 +46,17 @@ def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path) -> 
     def parts(header: dict[str, Any]) -> tuple[str, ...]:
         return header["board"]["type"], header["board"]["serial"], header["designator"], header["component"]
 
-    assert {image: parts(header) for image, header in daemon.headers.items()} == {
+    assert {image.rpartition("/")[0]: parts(header) for image, header in daemon.headers.items()} == {
         "S1/R1": ("main", "S1", "R1", "R0402"),
         "S1/U1": ("main", "S1", "U1", "QFP64.v2"),
         "S2/R1": ("main", "S2", "R1", "R0402"),
         "S3/C1": ("other", "S3", "C1", "C0603"),
     }
     assert {header["board"]["lot"] for header in daemon.headers.values()} == {"L7"}
-    assert daemon.payloads["S1/R1"] == a_jpeg(0), "the bytes of the file, not decoded"
-    assert f"2 images, the first is {folder / 'R9.R0402.jpg'}" in errors
+    assert next(iter(daemon.payloads.values())) == a_jpeg(0), "the bytes of the file, not decoded"
+    assert "2 files left out: not named BOARD_TYPE/SERIAL/DESIGNATOR" in errors
     without_lot, _, _ = published(folder)
-    assert without_lot.headers["S1/R1"]["board"] == {"type": "main", "serial": "S1"}
+    assert next(iter(without_lot.headers.values()))["board"] == {"type": "main", "serial": "S1"}
 
 
 def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: Path) -> None:
@@ -64,11 +64,8 @@ def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: 
     layout = tmp_path / "layout.yaml"
     layout.write_text("board: main\nsize: [80, 60]\nparts:\n  R1: {component: R0402, box: [0, 0, 20, 10]}\n")
     daemon, account, _ = published(folder, "--layout", layout)
-    assert (account["accepted"], sorted(daemon.order)) == (2, ["S1/R1", "S2/R1"])
-    (folder / "S3.jpg").write_bytes(b"no picture")
-    with ScriptedDaemon() as daemon:
-        status, _, errors = camera(daemon.endpoint, folder, "--layout", layout)
-    assert (status, f"{folder / 'S3.jpg'}: it cannot be decoded" in errors) == (1, True)
+    assert account["accepted"] == 2
+    assert [daemon.headers[image]["board"]["serial"] for image in daemon.order] == ["S1", "S2"]
 
 
 def test_images_are_saved_by_component_instead_of_published(tmp_path: Path) -> None:
