@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,11 @@ from experts.durable import replace_durably
 from experts.errors import ImageError
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import prepare
-from tools.dataset.write import file_name, read_picture
+from tools.dataset.write import read_picture
 from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.measure import answers_of
+from tools.names import file_name
 from tools.pictures import find_pictures
 from tools.query.rejudge import RejudgeRequest, rejudge_line
 from tools.query.rows import RowFilters
@@ -159,8 +161,9 @@ def _write_pictures(
         if same in written:  # the newest decision counts
             written[same] = replace(written[same], version="")
         else:
-            (folder / source.parent.name).mkdir(parents=True, exist_ok=True)
-            (folder / source.parent.name / source.name).symlink_to(source.resolve())
+            label = folder / normalize("NFC", source.parent.name)
+            label.mkdir(parents=True, exist_ok=True)
+            (label / source.name).symlink_to(source.resolve())
     for label in list(folder.glob("*")):
         if len(files := list(label.iterdir())) < _MIN_OF_LABEL:
             left_out[f"the only one that is {label.name}"] += len(files)

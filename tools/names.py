@@ -36,7 +36,7 @@ def legal_name(text: str) -> str:
     if (name := name_in_use(text.strip())) is not None:
         return name
     if any("\udc80" <= sign <= "\udcff" for sign in text):
-        raise ValueError(f"{text!a} is not UTF-8: write it anew")
+        raise ValueError(f"{text!a} is not UTF-8")
     raise ValueError(f"{text[:40]!a} is not {NAME_EXPECTED}")
 
 

@@ -204,7 +204,7 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
     layout_file, serials = write_video(video, 2, 11, "B")
     layout = load_layout(layout_file)
     trigger = every_nth(VIDEO_PICTURES)
-    station = run(tmp_path, VideoFile(video), trigger, listed_serials(serials, print), layout)
+    station = run(tmp_path, VideoFile(video), trigger, listed_serials(serials), layout)
     (serial, _, seed), _ = board_plan(2, 11, "B")
     truth = {part.designator: part for part in render_board("sensor-node", seed, DEFECT_RATE).placements}
     assert len(station.boards) == 2 * len(layout.parts) == 2 * len(truth)
