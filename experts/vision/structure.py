@@ -22,6 +22,8 @@ _PACKED_CHUNKS = frozenset({b"iCCP", b"zTXt", b"iTXt"})
 _ANIMATION_CHUNKS = frozenset({b"acTL", b"fcTL", b"fdAT"})
 #: Channels of a PNG by its colour type.
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+#: Red, green, blue: OpenCV reads no other order of 32 bits.
+_BMP_MASKS = (0xFF0000, 0xFF00, 0xFF)
 #: Compressed pixels are never much larger than the pixels; a decoder decompresses all data, needed or not.
 _SPARE_PIXEL_BYTES = 64 * 1024
 
@@ -121,6 +123,8 @@ def _walk_bmp(data: bytes, max_pixels: int) -> tuple[int, int]:
     check_size(width, height, max_pixels)
     if compression not in (0, 3, 6):
         raise ImageHeaderError("the BMP is run-length encoded or compressed: send it uncompressed or as PNG")
+    if compression and depth == 32 and struct.unpack_from("<III", data, 54) != _BMP_MASKS:
+        raise ImageHeaderError("the BMP has its colours in an unusual order: save it as 24 bits or as PNG")
     row_bytes = (width * depth + 31) // 32 * 4
     needed = row_bytes * (height - 1) + (width * depth + 7) // 8  # the last row's padding is often left out
     if depth == 0 or pixels_at < 14 or pixels_at + needed > len(data):

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -228,7 +227,7 @@ class _LineOptions:
         return folder
 
     def publish(
-        self, images: Iterable[CameraImage], total: int, rate: float | None, pictures: "PictureFiles | None" = None
+        self, images: Iterable[CameraImage], total: int, rate: float | None, pictures: "PictureFiles"
     ) -> NoReturn:
         """Publish or save `images`, of which there should be `total`; leave with an account whatever happens."""
         if self.save is not None:
@@ -253,22 +252,23 @@ class _LineOptions:
 
             publish_images(publisher, images, rate=rate, progress=on_progress)
         account = publisher.account
+        if ends:
+            missing = f"{total - account.answered} of {count_text(total, 'image')}"
+            ends.append(f"{missing} did not reach the daemon: the same command sends them again")
         for text in (*account.refusals, *ends):
             _say(text)
-        if ends:
-            where = "the same command sends them again" if pictures else "nothing keeps them"
-            _say(f"{total - account.answered} of {count_text(total, 'image')} did not reach the daemon: {where}")
         rows = account.as_dict() | ({"not sent": total - account.sent} if total > account.sent else {})
-        self.finish(rows | _left_out(pictures), is_complete=account.complete and account.sent == total)
+        self.finish(rows | _left_out(pictures.left_out), is_complete=account.complete and account.sent == total)
 
     def finish_saving(
-        self, training: "TrainingFolder", problem: str = "", pictures: "PictureFiles | None" = None
+        self, training: "TrainingFolder", problem: str, pictures: "PictureFiles | None" = None
     ) -> NoReturn:
         if problem:
             _say(problem)
-        not_sent = pictures.not_sent if pictures else 0
-        rows = {"saved": training.images} | ({"files not sent": not_sent} if not_sent else {})
-        self.finish(rows | _left_out(pictures), is_complete=training.images > 0 and not (problem or not_sent))
+        rows, not_sent = {"saved": training.images}, pictures.not_sent if pictures else 0
+        if pictures:
+            rows |= ({"files not sent": not_sent} if not_sent else {}) | _left_out(pictures.left_out)
+        self.finish(rows, is_complete=training.images > 0 and not (problem or not_sent))
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
         if self.as_json:
@@ -314,12 +314,13 @@ def _render(
     options: _LineOptions, boards: int, video: Path | None, seed: int, prefix: str | None, rate: float | None
 ) -> NoReturn:
     must_be_a_checkout()
+    from tools.camera.layout import PictureFiles
     from tools.camera.render import images as rendered
 
     prefix = prefix or rendered.new_prefix()
     if video is None:
         total = rendered.count_parts(boards)
-        options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
+        options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate, PictureFiles())
     with exit_on(*_ERRORS, status=2):
         layout, serials = rendered.write_video(video, boards, seed, prefix)
     console.print(f"{video}: {count_text(boards, 'board')}; layout {layout}, serials {serials}")
@@ -329,10 +330,11 @@ def _render(
 def _folder(options: _LineOptions, folder: Path, pictures: "PictureFiles", rate: float | None) -> NoReturn:
     from tools.camera.layout import PART_FILE
 
-    files, layout = pictures.find(folder), pictures.layout
+    with exit_on(OSError, status=2):
+        files, layout = pictures.find(folder), pictures.layout
     total = (len(files) + pictures.not_sent) * (1 if layout is None else len(layout.parts))
     if not total:
-        _left_out(pictures)
+        _left_out(pictures.left_out)
         fail(f"{folder} holds no image named {PART_FILE if layout is None else 'SERIAL.png (or .jpg, …)'}", status=2)
     options.publish(pictures.read(folder, files), total, rate, pictures)
 
@@ -351,21 +353,20 @@ def _watch(options: _LineOptions, folder: Path, pictures: "PictureFiles", move_t
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
         publisher.run()
-    counts, pictures.left_out = publisher.files, watched.left_out
+    counts = publisher.files
     not_sent = counts["unfit"] + watched.incomplete
     table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
-    table |= _left_out(pictures) | publisher.account.as_dict()
+    table |= _left_out(watched.left_out) | publisher.account.as_dict()
     options.finish(table, is_complete=not (counts["refused"] or not_sent))
 
 
-def _left_out(pictures: "PictureFiles | None") -> dict[str, int]:
+def _left_out(left_out: Mapping[str, int]) -> dict[str, int]:
     """Say which files were left out, and return their number as a row of the account."""
     from tools.pictures import left_out_lines
 
-    left_out = pictures.left_out if pictures else Counter[str]()
     for line in left_out_lines(left_out):
         _say(line)
-    return {"files left out": left_out.total()} if left_out else {}
+    return {"files left out": sum(left_out.values())} if left_out else {}
 
 
 def _station(

@@ -193,11 +193,8 @@ class Publisher:
         if self._busy_reason and self.silent_s < self._silence_s:
             is_new = time.monotonic() - self._busy_since_s < _NOTICE_S
             return "" if is_new else f"the daemon takes no images now: {self._busy_reason}"
-        return self.silence_text(self.silent_s) if self.silent_s > _NOTICE_S else ""
-
-    def silence_text(self, silent_s: float) -> str:
-        """Return a sentence on the daemon's silence, with what a person can check."""
-        return silence_text(self._endpoint, silent_s, self._curve)
+        silent_s = self.silent_s
+        return silence_text(self._endpoint, silent_s, self._curve) if silent_s > _NOTICE_S else ""
 
     def send(self, image_id: str, payload: bytes, *, board: Mapping[str, Any], component: str, **more: Any) -> None:
         """Send one image; `more` are the optional fields of `inspect`. Blocks while the credit is used up."""
@@ -244,7 +241,7 @@ class Publisher:
         if now_s - self._quiet_since_s > self._patience_s:
             self._take_answers()  # this process itself may have been suspended
         if now_s - self._quiet_since_s > self._patience_s:
-            raise PublishError(self.silence_text(self._patience_s))
+            raise PublishError(silence_text(self._endpoint, self._patience_s, self._curve))
         if now_s - max(self._quiet_since_s, self._connected_at_s) > 2 * self._silence_s and self._awaits_answers():
             self._reconnect()
         due_at_s = min((message.due_at_s for message in self._unanswered.values()), default=_NEVER_S)
