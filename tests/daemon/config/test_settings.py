@@ -84,6 +84,8 @@ def test_environment_variables_override_single_values(tmp_path: Path) -> None:
     ("name", "value", "text"),
     [
         ("COSERVE_LIMITS_MAX_WAIT", "5", "expected a duration such as 500ms, 20s, 2m, 12h or 30d, found `5`"),
+        ("COSERVE_LIMITS_MAX_WAIT", "1:30", "found `1:30`"),
+        ("COSERVE_LIMITS_MAX_WAIT", "[", "not YAML"),
         ("COSERVE_LIMITS_CREDIT", "0", "found `0`"),
         ("COSERVE_ENDPOINTS_CONTROL", "tcp://127.0.0.1:1", "control is reached over ipc only"),
     ],

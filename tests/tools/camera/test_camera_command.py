@@ -1,7 +1,7 @@
 """Images that `coserve camera` publishes, seen by a socket in the daemon's place; test_cli runs it at a line."""
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import cv2
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tests.lines import a_jpeg
 from tests.ports import free_port
 from tests.tools.client.scripted_daemon import ScriptedDaemon
+from tools.camera.layout import PictureFiles
 from tools.cli import camera as camera_command
 from tools.cli.main import app
 
@@ -59,6 +60,49 @@ def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path) -> 
     assert next(iter(without_lot.headers.values()))["board"] == {"type": "main", "serial": "S1"}
 
 
+@pytest.mark.promise(
+    "Cameras",
+    "File names are no reason to lose pictures: all that can be sent are, each other one is named, with the account",
+)
+def test_names_that_the_wire_takes_are_sent_and_each_other_one_is_named(tmp_path: Path) -> None:
+    good = (
+        "psu/A 1/R1.R0603.png",
+        "psu/板-1/R1 - Copy.R0603.png",
+        "psu/Pru\u0308f/R1.电阻.png",
+        "psu/Z1 /R1.R0603.png",
+    )
+    bad = {
+        "psu/L1/R2.Geh\udce4use.png": r"the name 'Geh\udce4use' is not UTF-8: rename it",
+        "psu/\udc8a\udcee1/R1.R0603.png": r"the name '\udc8a\udcee1' is not UTF-8: rename it",
+        "psu/S\u200b1/R1.R0603.png": r"the name 'S\u200b1' is not a string of 1 to 128 characters",
+        f"psu/S2/{'x' * 129}.R0603.png": "is not a string of 1 to 128 characters",
+    }
+    folder = a_picture_folder(tmp_path / "pictures", *good, *bad)
+    with ScriptedDaemon() as daemon:
+        status, account, errors = camera(daemon.endpoint, folder, "--json")
+    sent = {(each["board"]["serial"], each["designator"], each["component"]) for each in daemon.headers.values()}
+    assert sent == {
+        ("A 1", "R1", "R0603"),
+        ("板-1", "R1 - Copy", "R0603"),
+        ("Prüf", "R1", "电阻"),
+        ("Z1", "R1", "R0603"),
+    }
+    assert (status, json.loads(account)["accepted"], json.loads(account)["files not sent"]) == (1, 4, 4)
+    assert all(message in errors for message in bad.values()), errors
+
+
+def test_serials_that_an_id_cannot_hold_give_no_two_images_one_id() -> None:
+    files = PictureFiles()
+    paths = [PurePosixPath(f"psu/{serial}/R1.R.jpg") for serial in ("板", "基", "-")]
+    assert len({files.images(path, a_jpeg())[0].image_id for path in paths}) == 3
+
+
+def test_component_types_are_saved_in_folders_of_their_own_names(tmp_path: Path) -> None:
+    folder = a_picture_folder(tmp_path / "in", "psu/S1/R1.电阻.jpg", "psu/S1/C1.电容.jpg", "psu/S1/D1.a b.jpg")
+    assert camera("nowhere.yaml", folder, "--save", tmp_path / "out")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a b", "电容", "电阻"]
+
+
 def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: Path) -> None:
     folder = a_picture_folder(tmp_path / "pictures", "S1.jpg", "late/S2.jpg")
     layout = tmp_path / "layout.yaml"
@@ -80,7 +124,7 @@ def test_images_are_saved_by_component_instead_of_published(tmp_path: Path) -> N
         status, account, errors = camera("nowhere.yaml", folder, "--layout", layout, "--save", out, "--json")
         assert (status, json.loads(account)) == (0, {"saved": 4}), errors
         assert len([path for path in out.rglob("*") if path.is_file()]) == count, "nothing is overwritten"
-    assert {path.parent.name for path in out.rglob("*.png")} == {"R0402", "..-QFP"}
+    assert {path.parent.name[:6] for path in out.rglob("*.png")} == {"R0402", "_QFP-8"}
     crop = cv2.imread(str(out / "R0402" / "S1.R1.png"))
     assert crop is not None
     assert crop.shape == (10, 20, 3)
@@ -103,6 +147,7 @@ def test_wrong_use_is_status_2_with_what_to_do(tmp_path: Path) -> None:
         (at, "--video", "v.avi"): "--layout FILE says where the parts lie",
         (at, "--video", "v.avi", "--layout", "l.yaml", "--every", 1): "name one of --serial SERIAL",
         (at, "--video", "v.avi", "--layout", "l.yaml", "--serial", "S"): "name one trigger",
+        (at, "--video", "v", "--layout", "l", "--serial", "S", "--every", 1, "--encoding", "x"): "--encoding goes with",
         (at, tmp_path / "nowhere"): f"no folder {tmp_path / 'nowhere'}",
         (at, wrong): f"{wrong} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png",
         (at, pictures, "--server-key", "k"): "--server-key and --client-key belong together",

@@ -17,6 +17,7 @@ from typing import Any, cast
 import cv2
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from coserve_client import SpoolingPublisher
 from daemon.errors import ConfigError
@@ -37,6 +38,7 @@ from tools.camera.station import (
     every_nth,
     listed_serials,
 )
+from tools.cli.main import app
 
 LAYOUT = BoardLayout(board="b", size=(64, 48), parts={"R1": LayoutPart(component="R0402", box=(8, 8, 40, 40))})
 
@@ -104,6 +106,17 @@ def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp
     assert "control characters" in station.messages[0]
     entered = run(tmp_path, VideoFile(video), ScannedLines(io.StringIO("\n\n"), print), repeat("S1"))
     assert entered.boards == [("S1", 10), ("S1", 20)]
+
+
+def test_a_scan_that_is_no_text_does_not_end_the_station(tmp_path: Path) -> None:
+    a_video(tmp_path / "v.avi", [10, 20, 30])
+    (tmp_path / "l.yaml").write_text(SIZE + "  R1: {component: R, box: [0, 0, 9, 9]}\n")
+    with ScriptedDaemon() as daemon:
+        words = ["camera", daemon.endpoint, "--video", tmp_path / "v.avi", "--layout", tmp_path / "l.yaml"]
+        words += ["--serials-from", "-", "--state", tmp_path / "state"]
+        done = CliRunner().invoke(app, list(map(str, words)), input=b"\xef\xbb\xbfA1\nB\xe42\nA3\n")
+    assert [daemon.headers[image]["board"]["serial"] for image in daemon.order] == ["A1", "A3"], done.output
+    assert r"no serial: 'B\udce42' is not UTF-8; nothing was sent for it" in done.stderr
 
 
 def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) -> None:
