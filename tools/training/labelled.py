@@ -27,6 +27,8 @@ DIGEST_BYTES = 8
 _AT_LEAST = {1: "one at least", 2: "two at least"}
 #: The last EXIF mark that leaves a picture's width and height in their places.
 _HALF_TURN = 4
+#: Programs write the mark before the pixels.
+_HEAD_BYTES = 256 * 1024
 #: Files beside labels that hold names of classes.
 _OTHER_TEXTS = ("classes.txt", "predefined_classes.txt")
 _SHOWN = 5
@@ -380,7 +382,8 @@ def refuse_turned(file: Path, size: tuple[int, int] | None = None, stated: tuple
 
     We read pixels as stored, most programs that draw boxes do not. Raises TrainingError.
     """
-    mark = orientation(file.read_bytes())
+    with file.open("rb") as opened:  # whole data sets are checked before training: a TIFF's marks may be at its end
+        mark = orientation(opened.read(-1 if file.suffix.lower() in (".tif", ".tiff") else _HEAD_BYTES))
     turned = "store it as it is shown (`mogrify -auto-orient FILE`)"
     if stated is not None and stated != size and size is not None:
         raise TrainingError(
