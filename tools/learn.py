@@ -26,11 +26,11 @@ from tools.dataset.write import read_picture
 from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.measure import answers_of
-from tools.names import file_name
 from tools.pictures import find_pictures
 from tools.query.rejudge import RejudgeRequest, rejudge_line
 from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
+from tools.terminal.names import file_name
 from tools.training.classifier import ClassifierReport, TrainingPlan, train_classifier
 from tools.training.held_out import HeldOutAnswers, beats
 from tools.training.report import cells, draw_report, figures

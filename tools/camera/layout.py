@@ -31,8 +31,9 @@ from experts.errors import ImageError
 from experts.vision.preprocess import MAX_PIXELS
 from experts.vision.structure import check_structure
 from routing_rules.load import read_yaml, validate
-from tools.names import file_name, legal_name
 from tools.pictures import MARK_IGNORED, as_payload, find_pictures, orientation, read_pixels
+from tools.terminal.console import CommandError
+from tools.terminal.names import file_name, legal_name
 
 _SUFFIX_OF = {b"\xff\xd8": ".jpg", b"BM": ".bmp", b"II*": ".tif", b"MM": ".tif"}
 PART_FILE = "BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif, .webp)"
@@ -198,10 +199,10 @@ class PictureFiles:
         if part is None:
             raise PictureError(f"expected {PART_FILE}")
         try:
-            part = tuple(map(legal_name, part))
-            component = legal_name(path.stem.split(".", 1)[1]) if self.layout is None else ""
-        except ValueError as error:
-            raise PictureError(f"the name {error}: rename it") from None
+            part = tuple(legal_name(name, "its name") for name in part)
+            component = legal_name(path.stem.split(".", 1)[1], "its name") if self.layout is None else ""
+        except CommandError as error:
+            raise PictureError(str(error)) from None
         if not (self.upright or self._has_said_mark) and orientation(content) != 1:
             self._has_said_mark = True
             self.say(f"{path} has an orientation mark: {MARK_IGNORED}")
@@ -225,12 +226,9 @@ class PictureFiles:
 
     def part_of(self, path: PurePath) -> tuple[str, ...] | None:
         """Return the board type, serial and designator that `path` names, with a layout the serial; None for none."""
-        named = (path.stem,)
-        if self.layout is None:
-            if len(path.parts) != 3 or "." not in path.stem:
-                return None
-            named = (*path.parts[:2], path.stem.split(".", 1)[0])
-        return tuple(normalize("NFC", each).strip() for each in named)
+        is_named = self.layout is not None or (len(path.parts) == 3 and "." in path.stem)
+        names = (path.stem,) if self.layout else (*path.parts[:2], path.stem.split(".", 1)[0])
+        return tuple(normalize("NFC", name).strip() for name in names) if is_named else None
 
 
 def _image_id(board_type: str, serial: str, designator: str, payload: bytes) -> str:

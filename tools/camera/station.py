@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from coserve_client import NoRoomError, SpoolingPublisher
 from experts.durable import replace_durably
 from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board_fields, cut, key
-from tools.names import legal_name, read_text
+from tools.terminal.console import CommandError
+from tools.terminal.names import legal_name, read_text
 
 _MAX_PAUSE_S = 5.0
 #: A camera that delivers nothing for this many reads in a row is gone.
@@ -179,21 +180,10 @@ def counted_serials(prefix: str, file: Path) -> Iterator[str]:
 def listed_serials(file: Path, encoding: str | None = None) -> Iterator[str]:
     """Return the lines of a text file, without empty ones, one for each picture taken.
 
-    ValueError names the line of a wrong one: without it the next board would have the serial of another.
+    CommandError names the line of a wrong one: without it the next board would have the serial of another.
     """
-    try:
-        lines = re.split(r"\r\n?|\n", read_text(file, encoding or "utf-8"))
-    except LookupError:
-        raise ValueError(f"no encoding {encoding} is known: name one such as windows-1252 or shift_jis") from None
-    except ValueError as error:
-        raise ValueError(f"{error}, or name what it is with --encoding, such as windows-1252") from None
-    serials: list[str] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            serials += [legal_name(line)] if line.strip() else []
-        except ValueError as error:
-            raise ValueError(f"{file}:{number}: the serial {error}") from None
-    return iter(serials)
+    lines = enumerate(re.split(r"\r\n?|\n", read_text(file, encoding or "utf-8")), 1)
+    return iter([legal_name(line, f"{file}:{number}") for number, line in lines if line.strip()])
 
 
 def every_nth(count: int) -> Trigger:
@@ -291,14 +281,11 @@ class Station:
             serial = next(self.serials, None)
             if serial is None:
                 return
-            if not serial.strip():
-                continue
             try:
-                serial = legal_name(serial)
-            except ValueError as error:
-                self.say(f"no serial: {error}; nothing was sent for it")
-            else:
-                self._publish(serial)
+                if serial.strip():
+                    self._publish(legal_name(serial, "no serial"))
+            except CommandError as error:
+                self.say(str(error))
 
     def _advance(self) -> bool:
         """Take the next picture. A recording waits for a line first, so that each line takes one picture."""

@@ -289,7 +289,7 @@ def _choose(
 ) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
     """Return the trigger and the serials; OSError or ValueError for wrong ones, or a file that cannot be read."""
     from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
-    from tools.names import legal_name
+    from tools.terminal.names import legal_name
 
     lines = None
     if every is not None:
@@ -301,9 +301,9 @@ def _choose(
             sys.stdin.reconfigure(encoding=encoding or "utf-8-sig", errors="surrogateescape")
         trigger = lines = ScannedLines(sys.stdin, _say)
     if serial is not None:
-        return trigger, itertools.repeat(legal_name(serial))
+        return trigger, itertools.repeat(legal_name(serial, "--serial"))
     if prefix is not None:
-        legal_name(f"{prefix}-000001")
+        legal_name(f"{prefix}-000001", "--serials")
         return trigger, counted_serials(prefix, options.folder() / "serials.json")
     if lines is not None and serials_from == "-":
         return trigger, lines.serials()

@@ -1,4 +1,4 @@
-"""Reads data sets of other programs. Every problem is a DatasetError that names the file and the picture's number."""
+"""Reads data sets of other programs. Every problem is a CommandError that names the file and the picture's number."""
 
 import json
 import os
@@ -6,23 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 from unicodedata import normalize
 
 from daemon.units import count_text
 from experts.errors import ImageError
 from tools.dataset import Format
 from tools.dataset.write import DatasetError, LabelledBox, Picture, read_picture
-from tools.names import file_name, legal_name
 from tools.pictures import find_pictures, left_out_lines
-from tools.training.labelled import (
-    UNSORTED,
-    board_of,
-    find_brought,
-    read_yolo_data,
-    refuse_turned,
-    some,
-)
+from tools.terminal.names import file_name, legal_name
+from tools.training.labelled import UNSORTED, board_of, find_brought, read_yolo_data, refuse_turned, some
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
 _ROUNDING = 1.0
@@ -33,15 +26,8 @@ _OWN_FORMATS = "is a file of CVAT, Label Studio or another program in its own fo
 _UPLOADED = "^[0-9a-f]{8}-"
 #: Folder names that are no component type.
 _SIDES = ("images", "train", "val", "valid", "test", UNSORTED)
-
-
-class _Named(NamedTuple):
-    """A picture's name and label; its boxes, None if nobody looked for any, and the width and height they are for."""
-
-    name: str
-    label: str | None
-    boxes: list[LabelledBox] | None
-    stated: tuple[int, int] | None = None
+#: A picture's name and label; its boxes, None if nobody looked for any, and the width and height that they are for.
+_Named = tuple[str, str | None, list[LabelledBox] | None, tuple[int, int] | None]
 
 
 def read_dataset(
@@ -80,7 +66,7 @@ def _picture(folder: Path, named: _Named) -> Picture:
     stem = re.sub(rf"{_UPLOADED}(?=\d+-)", "", file.stem)  # or no board would have two pictures
     board = board_of(file.with_stem(stem))
     folders = [part for part in PurePosixPath(name).parts[:-1] if part not in (*_SIDES, label)]
-    return Picture(file, file_name(stem), legal_name(folders[-1]) if folders else "", board, label, boxes)
+    return Picture(file, file_name(stem), legal_name(folders[-1], file) if folders else "", board, label, boxes)
 
 
 def _folders(_: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Named]:
@@ -92,8 +78,8 @@ def _folders(_: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
         first, *rest = file.relative_to(folder).parts
         if not rest:
             raise ValueError(f"{first} lies in no folder named after its label: move it to LABEL/{first}")
-        label = None if first == UNSORTED else legal_name(file.parent.name)
-        yield _Named(file.relative_to(folder).as_posix(), label, None)
+        label = None if first == UNSORTED else legal_name(file.parent.name, file)
+        yield file.relative_to(folder).as_posix(), label, None, None
 
 
 def _yolo(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Named]:
@@ -103,10 +89,11 @@ def _yolo(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
     for picture in {each.file: each for each in (*data.train, *data.held_out)}.values():
         _, _, width, height = read_picture(picture.file)
         boxes = picture.boxes * (width, height, width, height, 1)
-        yield _Named(
+        yield (
             Path(os.path.relpath(picture.file, folder)).as_posix(),
             None,
             [LabelledBox(data.classes[int(kind)], x1, y1, x2, y2) for x1, y1, x2, y2, kind in boxes.tolist()],
+            None,
         )
 
 
@@ -115,7 +102,7 @@ def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
     data = None if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<") else json.loads(content)
     if not isinstance(data, dict) or "annotations" not in data:
         raise DatasetError(f"{file}: {_OWN_FORMATS} (menus: docs/experts.md)")
-    names = {each["id"]: legal_name(str(each["name"])) for each in data["categories"]}
+    names = {each["id"]: legal_name(str(each["name"]), file) for each in data["categories"]}
     _refuse_twice("category", (each["id"] for each in data["categories"]))
     _refuse_twice("category", names.values())
     _refuse_twice("image", (each["id"] for each in data["images"]))
@@ -127,42 +114,35 @@ def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
             raise ValueError(f"of annotation {each.get('id')} the category or the image is not in the file")
         where = f"annotation {each.get('id')} of {files[each['image_id']]}"
         boxes[each["image_id"]].append(LabelledBox(names[each["category_id"]], *_corners(each, where)))
-    found = {key: name if ".." in name else _relative(folder, name) for key, name in files.items()}
-    missing = [files[key] for key, name in found.items() if name is None]
-    _refuse_twice("picture", (normalize("NFC", name) for name in found.values() if name is not None))
+    # Label Studio writes folders before a name, other programs the path on another PC.
+    found = {
+        key: folder / name if ".." in name else find_brought(folder, f"./{name}", least=1)
+        for key, name in files.items()
+    }
+    missing = [files[key] for key, place in found.items() if place is None]
+    _refuse_twice("picture", (normalize("NFC", str(place)) for place in found.values() if place is not None))
     if missing:
         text = f"{len(missing)} of {len(files)} pictures are not in {folder}{some(missing)}"
         if len(missing) * 2 >= len(files):
             raise ValueError(f"{text}: name the folder of all pictures with --images")
         say(f"{file}: left out: {text}")
-    others = {each.relative_to(folder).as_posix() for each in find_pictures(folder).files} - {*found.values()}
-    if others:
-        say(f"{file}: {count_text(len(others), 'picture')} of {folder} not in it, left out{some(sorted(others))}")
+    if others := {*find_pictures(folder).files} - {*found.values()}:
+        shown = some(sorted(each.relative_to(folder).as_posix() for each in others))
+        say(f"{file}: {count_text(len(others), 'picture')} of {folder} not in it, left out{shown}")
     for each in data["images"]:
-        if (name := found[each["id"]]) is not None:
+        if (place := found[each["id"]]) is not None:
             is_stated = each.get("width") and each.get("height")
             stated = (int(each["width"]), int(each["height"])) if is_stated else None
-            yield _Named(name, None, boxes[each["id"]], stated)
+            yield place.relative_to(folder).as_posix(), None, boxes[each["id"]], stated
 
 
 def _corners(annotation: Mapping[str, Any], where: str) -> tuple[float, float, float, float]:
-    """Return x1, y1, x2, y2 of an upright box, or of the one around an outline. Raises ValueError."""
     if (annotation.get("attributes") or {}).get("rotation"):
         raise ValueError(f"{where} is a rotated box: only upright boxes are read, draw it so")
-    box, outlines = annotation.get("bbox"), annotation.get("segmentation")
-    if not box and outlines and isinstance(outlines, list):
-        xs, ys = ([float(at) for outline in outlines for at in outline[axis::2]] for axis in (0, 1))
-        return min(xs), min(ys), max(xs), max(ys)
-    if not box or len(box) != 4:
+    if len(box := annotation.get("bbox") or ()) != 4:
         raise ValueError(f"{where}: expected a bbox of x, y, width, height, found {box}")
     x, y, width, height = map(float, box)
     return x, y, x + width, y + height
-
-
-def _relative(folder: Path, name: str) -> str | None:
-    """Return where a picture lies in `folder`; Label Studio writes folders before its name, Windows other slashes."""
-    place = find_brought(folder, name, least=1)
-    return place.relative_to(folder).as_posix() if place is not None and place.is_relative_to(folder) else None
 
 
 def _refuse_twice(what: str, values: Iterable[Hashable]) -> None:

@@ -15,9 +15,9 @@ from experts.durable import sync
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
 from tools.dataset import Format
-from tools.names import file_name
 from tools.pictures import as_payload, orientation
 from tools.terminal.console import CommandError
+from tools.terminal.names import file_name
 from tools.terminal.new_files import unfinished_folder
 from tools.training.labelled import UNSORTED
 

@@ -98,8 +98,8 @@ def parse_folder(text: str) -> Path:
 
 def boards_in(folder: Path) -> dict[str, Components]:
     """Return the board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with designators."""
-    from tools.names import legal_name
     from tools.pictures import find_pictures  # OpenCV comes with it
+    from tools.terminal.names import legal_name
 
     if not folder.is_dir():
         raise AnswerError(f"no folder {folder}")
@@ -107,10 +107,8 @@ def boards_in(folder: Path) -> dict[str, Components]:
     for path in find_pictures(folder, depth=3).files:
         designator, dot, component = path.stem.partition(".")
         if dot:
-            try:
-                board, component, designator = map(legal_name, (path.parent.parent.name, component, designator))
-            except ValueError as error:
-                raise AnswerError(f"{path}: the name {error}: rename it") from None
+            names = (path.parent.parent.name, component, designator)
+            board, component, designator = (legal_name(name, path) for name in names)
             boards.setdefault(board, {}).setdefault(component, set()).add(designator)
     if not boards:
         raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png; or use --board")

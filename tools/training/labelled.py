@@ -16,8 +16,8 @@ from daemon.units import count_text
 from experts.errors import ImageError
 from experts.vision.preprocess import to_square
 from routing_rules.load import Document, read_yaml_text
-from tools.names import legal_name, read_text
 from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
+from tools.terminal.names import legal_name, read_text
 from tools.training import TrainingError
 from tools.training.fit import Pictures, Targets
 
@@ -118,7 +118,7 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, 
     labels: dict[str, Path] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_dir() and not is_hidden(Path(path.name)):
-            label = _legal(path)
+            label = legal_name(path.name, path)
             if other := labels.get(label):
                 raise TrainingError(f"{other} and {path} are one label to us: make one folder of them")
             labels[label] = path
@@ -139,14 +139,6 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, 
     if good is not None and good not in labels:
         raise TrainingError(f"{folder}: has no label {good} (--good); it has {', '.join(labels)}")
     return labels, good or next(iter(passing), None)
-
-
-def _legal(folder: Path) -> str:
-    """Return the label that a folder is named after."""
-    try:
-        return legal_name(folder.name)
-    except ValueError as error:
-        raise TrainingError(f"{folder}: the label {error}: rename the folder") from None
 
 
 def held_back(data: LabelledPictures, share: float) -> np.ndarray:
@@ -217,7 +209,7 @@ def read_yolo_data(file: Path) -> YoloData:
     Labels lie where ultralytics looks for them: `labels` in place of the last `images` in a path, suffix `.txt`.
     An image without a label file has nothing on it. Of outlines and rotated boxes the upright box around them counts.
     """
-    document = read_yaml_text(_text(file), str(file), as_written=True)
+    document = read_yaml_text(read_text(file), str(file), as_written=True)
     if document.problems:
         raise TrainingError("\n".join(map(str, document.problems)))
     if missing := {"train", "val", "names"} - set(document.keys(())):
@@ -243,18 +235,13 @@ def _classes(document: Document) -> tuple[str, ...]:
     names, classes = document.data["names"], list[str]()
     if isinstance(names, list):
         names = {str(number): name for number, name in enumerate(names)}
-    if not isinstance(names, dict) or not names:
-        raise _wrong(document, "expected a list of class names", "names")
-    for key in map(str, range(len(names))):
-        if key not in names:
-            wrong = f"expected the class numbers 0 to {len(names) - 1} as keys, and {key} is missing"
-            raise _wrong(document, wrong, "names")
-        try:
-            classes.append(legal_name(names[key] if isinstance(names[key], str) else ""))
-        except ValueError as error:
-            raise _wrong(document, str(error), "names", key) from None
+    if not isinstance(names, dict) or {*names} != {str(number) for number in range(len(names) or 1)}:
+        raise _wrong(document, "expected a list of class names, or their numbers from 0 without gaps as keys", "names")
+    for key in sorted(names, key=int):
+        where = f"{document.name}:{document.where(('names', key))[0]}"
+        classes.append(legal_name(names[key] if isinstance(names[key], str) else "", where))
         if classes[-1] in classes[:-1]:
-            raise _wrong(document, f"`{classes[-1]}` is there twice: give one class another name", "names", key)
+            raise TrainingError(f"{where}: the class {classes[-1]} is there twice: give one of them another name")
     if document.data.get("nc") not in (None, str(len(names))):
         raise _wrong(document, f"there are {len(names)} names, not {document.data['nc']}: correct one of them", "nc")
     return tuple(classes)
@@ -286,17 +273,8 @@ def _photographs(document: Document, side: str, root: Path, classes: int, notes:
     return tuple(Photograph(image, _read_boxes(labels[image], image, classes)) for image in files)
 
 
-def _text(file: Path) -> str:
-    try:
-        return read_text(file)
-    except OSError as error:
-        raise TrainingError(f"{file}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise TrainingError(str(error)) from error
-
-
 def _listed(file: Path, root: Path) -> Iterator[Path]:
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file).splitlines(), 1):
         if name := line.strip():
             found = find_brought(file.parent, name) or find_brought(root, name)
             if found is None:
@@ -353,7 +331,7 @@ def _label_file(image: Path, where: str) -> Path:
 def _read_boxes(file: Path | None, image: Path, classes: int) -> NDArray[np.float32]:
     """Return the boxes of lines `class x y width height`, or of outlines `class x1 y1 x2 y2 …`, in fractions."""
     rows: list[tuple[float, ...]] = []
-    for number, line in enumerate(_text(file).splitlines() if file else (), 1):
+    for number, line in enumerate(read_text(file).splitlines() if file else (), 1):
         if not line.strip():
             continue
         try:
@@ -384,17 +362,15 @@ def refuse_turned(file: Path, size: tuple[int, int] | None = None, stated: tuple
     """
     with file.open("rb") as opened:  # whole data sets are checked before training: a TIFF's marks may be at its end
         mark = orientation(opened.read(-1 if file.suffix.lower() in (".tif", ".tiff") else _HEAD_BYTES))
-    turned = "store it as it is shown (`mogrify -auto-orient FILE`)"
-    if stated is not None and stated != size and size is not None:
-        raise TrainingError(
-            f"{file}: has {size[0]} x {size[1]} pixels, its boxes are for {stated[0]} x {stated[1]}: bring the picture"
-            f" that they were drawn on{f', or {turned}' if mark > 1 else ''}"
-        )
+    is_other = stated is not None and size is not None and stated != size
     is_told = stated is not None and stated != stated[::-1] and mark > _HALF_TURN
-    if mark > 1 and not is_told:
+    if is_other or (mark > 1 and not is_told):
+        why = f"its EXIF mark {mark} turns or mirrors it in other programs, so its boxes may lie elsewhere"
+        if is_other and stated and size:
+            why = f"has {size[0]} x {size[1]} pixels, its boxes are for {stated[0]} x {stated[1]}"
         raise TrainingError(
-            f"{file}: its EXIF mark {mark} turns or mirrors it in other programs, so its boxes may lie elsewhere:"
-            f" {turned}, or take the mark away if they fit the stored pixels (`exiftool -Orientation= FILE`)"
+            f"{file}: {why}: bring the picture as it was drawn on (`mogrify -auto-orient FILE` stores it as others show"
+            " it; `exiftool -Orientation= FILE` lets them show it as it is stored)"
         )
 
 

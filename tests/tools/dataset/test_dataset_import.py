@@ -174,12 +174,6 @@ def test_pictures_are_found_whatever_program_wrote_their_paths_and_the_others_ar
     ]
 
 
-def test_an_outline_without_a_box_becomes_the_box_around_it(tmp_path: Path) -> None:
-    content = json.dumps(COCO).replace('"bbox": [8, 6, 32, 30]', '"segmentation": [[8, 6, 40, 10], [20, 36, 12, 9]]')
-    pictures = read_dataset(a_dataset(tmp_path / "in", content), "coco")
-    assert [box[1:5] for box in pictures[0].boxes or ()] == [(8, 6, 40, 36)]
-
-
 def test_a_turned_picture_is_stored_without_its_mark_where_the_boxes_fit_its_pixels(tmp_path: Path) -> None:
     file = a_dataset(tmp_path / "in", COCO)
     picture, exif = tmp_path / "in/images/R0402/1-S1.png", Image.Exif()

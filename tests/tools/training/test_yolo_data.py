@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tools.training import TrainingError
+from tools.terminal.console import CommandError
 from tools.training.labelled import YoloData, read_yolo_data
 
 BOX = "0 0.5 0.5 0.2 0.2\n"
@@ -31,7 +31,7 @@ def a_data_set(
 
 
 def refusal(file: Path) -> str:
-    with pytest.raises(TrainingError) as error:
+    with pytest.raises(CommandError) as error:
         read_yolo_data(file)
     return str(error.value)
 
@@ -55,13 +55,13 @@ def test_class_names_are_text_as_written_in_the_order_of_their_numbers(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("names: {0: a, 2: b}", "data.yaml:3:1: names: expected the class numbers 0 to 1 as keys, and 1 is missing"),
-        ("names: {bridge: 0, void: 1}", "expected the class numbers 0 to 1 as keys, and 0 is missing"),
+        ("names: {0: a, 2: b}", "data.yaml:3:1: names: expected a list of class names, or their numbers from 0"),
+        ("names: {bridge: 0, void: 1}", "or their numbers from 0 without gaps as keys"),
         ("names: {0: a, '0': b}", "data.yaml:3:15: duplicate key `0`"),
-        ("names: [a, a]", "names: `a` is there twice"),
-        ("names: ['é', 'e\u0301']", "names: `é` is there twice"),
+        ("names: [a, a]", "data.yaml:3: the class a is there twice"),
+        ("names: ['é', 'e\u0301']", "data.yaml:3: the class é is there twice"),
         ("names: bridge", "names: expected a list of class names"),
-        ("names: [a, ~]", "names: '' is not a string of 1 to 128 characters"),
+        ("names: [a, ~]", "data.yaml:3: '' is not a string of 1 to 128 characters"),
         ("names: ['a\u200b']", "'a\\u200b' is not a string"),
         ("names: [a, b]\nnc: 3", "data.yaml:4:1: nc: there are 2 names, not 3"),
         ("names: [a]\nkpt_shape: [4, 3]", "data.yaml:4:1: kpt_shape: poses are not read: export boxes"),
