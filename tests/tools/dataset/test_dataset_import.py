@@ -91,11 +91,8 @@ def test_uploaded_pictures_of_one_board_stay_on_one_side(tmp_path: Path) -> None
             '"annotations": [{"id": 1, "image_id": 2, "category_id": 5, "bbox": [1, 1, 2, 2]}, ',
             "annotation 1 is there",
         ),
-        (
-            "[8, 6, 32, 30]",
-            "[8, 6, 32, 30, 45]",
-            "1-S1.png: expected a bbox of x, y, width, height",
-        ),
+        ("[8, 6, 32, 30]", "[8, 6, 32, 30, 45]", "1-S1.png: expected a bbox of x, y, width, height"),
+        ('"bbox": [8, 6, 32, 30]', '"segmentation": [[8, 6, 9, 9, 8, 9]]', "1-S1.png: expected a bbox of x, y"),
         ('"iscrowd": 0', '"attributes": {"rotation": 30.0}', "1-S1.png is a rotated box"),
         ("R0402/1-S1", "broken", "at picture 1: "),
         ("[8, 6, 32, 30]", "[8, 6, 320, 30]", "the box bridge (8.0, 6.0, 328.0, 36.0) is not in"),
