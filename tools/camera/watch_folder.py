@@ -118,15 +118,19 @@ class WatchedFolder:
             return
         for name in self._files.keys() - {name for name, _, _ in files}:
             del self._files[name]
-        parts = Counter((path.parent, self._part_of(PurePosixPath(name))) for name, path, _ in files)
+        parts = Counter(self._place_of(name) for name, _, _ in files)
         for name, path, stamp in sorted(files, key=lambda file: (file[2][1], file[0])):
             file = self._files.get(name)
             if file is None or file.stamp != stamp:
                 self._files[name] = DroppedFile(path, name, stamp, now_s, is_done=self._sent.has(name, stamp))
             elif not file.is_done and now_s >= file.next_look_s and self._read(file):
                 file.is_done = True
-                file.has_twin = parts[path.parent, self._part_of(PurePosixPath(name))] > 1
+                file.has_twin = parts[self._place_of(name)] > 1
                 yield file
+
+    def _place_of(self, name: str) -> object:
+        path = PurePosixPath(name)
+        return path.parent, self._part_of(path) or path
 
     def mark_accepted(self, dropped: DroppedFile) -> None:
         if self._move_to is not None and self._move(dropped, self._move_to):

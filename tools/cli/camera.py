@@ -254,7 +254,7 @@ class _LineOptions:
         account = publisher.account
         if ends:
             missing = f"{total - account.answered} of {count_text(total, 'image')}"
-            ends.append(f"{missing} did not reach the daemon: the same command sends them again")
+            ends.append(f"{missing} have no answer of the daemon: the same command sends them again")
         for text in (*account.refusals, *ends):
             _say(text)
         rows = account.as_dict() | ({"not sent": total - account.sent} if total > account.sent else {})
