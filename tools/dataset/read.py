@@ -55,7 +55,7 @@ def _picture(folder: Path, named: _Named) -> Picture:
     name, label, boxes, stated = named
     file = folder / name
     if ".." in Path(name).parts or not file.resolve().is_relative_to(folder.resolve()):
-        raise PermissionError(f"{name!r} leads out of {folder}")
+        raise PermissionError(f"{name!r} leads out of {folder}, where its pictures are read: move them there")
     _, _, width, height = read_picture(file)
     if boxes:
         refuse_turned(file, (width, height), stated)

@@ -17,10 +17,11 @@ def read_text(file: Path, encoding: str = "utf-8") -> str:
     """Return the text of a file. Its byte-order mark says more than `encoding`. Raises CommandError with the line."""
     try:
         content = file.read_bytes()
-        encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), encoding)
-        return content.decode(encoding)
     except OSError as error:
         raise CommandError(f"{file}: cannot be read ({error.strerror})") from error
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), encoding)
+    try:
+        return content.decode(encoding)
     except LookupError:
         raise CommandError(f"{encoding}: no encoding of that name is known; utf-8, windows-1252 … are") from None
     except UnicodeDecodeError as error:

@@ -221,10 +221,10 @@ def read_yolo_data(file: Path) -> YoloData:
     root = find_brought(file.parent, base, least=sys.maxsize)
     if root is None:
         root, _ = file.parent, notes.append(f"{file}: path: {base} is not on this PC: read from {file.parent}")
-    sides = [_photographs(document, side, root, len(classes), notes) for side in ("train", "val")]
-    if not any(len(photograph.boxes) for photograph in sides[0]):
+    train, held_out = (_photographs(document, side, root, len(classes), notes) for side in ("train", "val"))
+    if not any(len(photograph.boxes) for photograph in train):
         raise TrainingError(f"{file}: no image of train has a label; expected .txt files in a folder named labels")
-    return YoloData(classes, *sides, tuple(notes))
+    return YoloData(classes, train, held_out, tuple(notes))
 
 
 def _wrong(document: Document, message: str, *path: str | int) -> TrainingError:
