@@ -202,6 +202,7 @@ class App:
             expert_version=self._expert_version,
             tell=tell,
             record=EpochRecord(config.journal),
+            guards=config.guards,
         )
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
@@ -512,6 +513,7 @@ class App:
 
     def accepted(self, images: list[Image]) -> None:
         self._metrics.accepted(images)
+        self._alarms.accepted(images)
         self._drive.accept(images)
 
     def published(self, messages: list[Message]) -> None:

@@ -1,8 +1,11 @@
-"""Alarms of the rules (docs/rules.md), counted from the results stream by a thread that no verdict waits for."""
+"""Alarms of the rules (docs/rules.md), counted from the results stream by a thread that no verdict waits for.
+
+Beside them two of the line itself, about pictures that a camera sends again.
+"""
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import structlog
 
 from daemon.line.serving import Serving
-from daemon.records import Message
+from daemon.records import Image, Message
 from daemon.storage.database.reader import ResultsReader
 from daemon.units import count_text, utc_text, wall_seconds
 from daemon.wire.messages import encode
@@ -26,6 +29,10 @@ _MAX_ACTIVE, _SHOWN = 50, 10
 _EVERY_S, _SELDOM_S = 0.5, 10.0
 #: Messages: at most waiting; counted again at a start or for a new rule; read and judged at a time.
 _WAITING, _HISTORY, _PAGE = 20_000, 10_000, 100
+#: Repeated pictures of one source within this time, or boards in a row with a late copy, that are an alarm.
+_REPEATS, _REPEATS_S = 3, 600.0
+#: Sources, stations and boards that are remembered.
+_MAX_KEPT = 1000
 
 
 class AlarmWatch:
@@ -113,6 +120,64 @@ class AlarmWatch:
             del self._places[where]
 
 
+class CameraWatch:
+    """Cameras that send the same picture for several places, and those that send a closed board once more."""
+
+    def __init__(self) -> None:
+        self.active: dict[tuple[Any, ...], dict[str, Any]] = {}
+        #: By source, the newest repeated pictures.
+        self._repeated: OrderedDict[str, deque[Body]] = OrderedDict()
+        #: By board, its newest late copy; by type and station, the boards that closed last.
+        self._copies: OrderedDict[tuple[str, str, int], Body] = OrderedDict()
+        self._closed: OrderedDict[tuple[str, str | None], deque[tuple[str, str, int]]] = OrderedDict()
+
+    def accepted(self, image: Image, at_s: float) -> None:
+        board = {"type": image.board.type, "serial": image.board.serial, "attempt": image.attempt}
+        seen: Body = {name: getattr(image, name, None) for name in _REMEMBERED} | {"at": utc_text(at_s), "board": board}
+        if image.guard is not None:
+            self._repeated.setdefault(image.source, deque(maxlen=_MAX_ACTIVE)).append(seen)
+            self._repeated.move_to_end(image.source)
+        if image.repeats:
+            self._copies[image.board.type, image.board.serial, image.attempt] = {**seen, "source": image.source}
+        for kept in (self._repeated, self._copies):
+            while len(kept) > _MAX_KEPT:
+                kept.popitem(last=False)
+
+    def closed(self, board: Body) -> None:
+        station = board["type"], board.get("station")
+        # One more than a row: the newest board may still get its copy.
+        boards = self._closed.setdefault(station, deque(maxlen=_REPEATS + 1))
+        boards.append((board["type"], board["serial"], board["attempt"]))
+        self._closed.move_to_end(station)
+        while len(self._closed) > _MAX_KEPT:
+            self._closed.popitem(last=False)
+
+    def judge(self, now_s: float) -> None:
+        before, self.active = self.active, {}
+        since = utc_text(now_s - _REPEATS_S)
+        for source, seen in self._repeated.items():
+            images = [image for image in seen if image["at"] >= since]
+            if len(images) >= _REPEATS:
+                text = f"{source} sent the same picture for several positions or boards"
+                remedy = "Is its camera frozen? Passes wait in Review; `guards.may_repeat` names sources that may."
+                self._raise("repeated-picture", source, text, remedy, images, before)
+        for station, boards in self._closed.items():
+            copies = [self._copies.get(board) for board in boards]
+            row = copies[:_REPEATS] if copies[-1] is None else copies[-_REPEATS:]
+            images = [image for image in row if image is not None]
+            if len(images) == _REPEATS:
+                text = f"{images[-1]['source']} sent pictures of {_REPEATS} boards in a row that were closed already"
+                remedy = "They count as late. Does it trigger twice? Retests name their attempt (docs/cameras.md)."
+                self._raise("boards-sent-twice", station, text, remedy, images, before)
+
+    def _raise(
+        self, alarm: str, of: object, text: str, remedy: str, images: list[Body], before: Mapping[Any, Body]
+    ) -> None:
+        since = before.get((alarm, of), {}).get("since", images[_REPEATS - 1]["at"])
+        row = {"alarm": alarm, "since": since, "text": text, "count": len(images), "remedy": remedy}
+        self.active[alarm, of] = row | {"images": images[-_SHOWN:]}
+
+
 class Alarms:
     """The thread. `rows` are the active alarms and `counts` how many of each rule, replaced as a whole."""
 
@@ -127,6 +192,8 @@ class Alarms:
         self._seq, self._written = 0, b""
         self._watches: dict[AlarmRule, AlarmWatch] = {}
         self._messages: deque[Message] = deque(maxlen=_WAITING)
+        self._accepted: deque[tuple[Image, float]] = deque(maxlen=_WAITING)
+        self._cameras = CameraWatch()
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
         self._thread = threading.Thread(target=self._run, name="alarms")
@@ -147,6 +214,12 @@ class Alarms:
     def published(self, messages: Sequence[Message]) -> None:
         """Take durable messages, in the order of `seq`. Any thread."""
         self._messages.extend(messages)
+
+    def accepted(self, images: Sequence[Image]) -> None:
+        """Take images that are durable. Any thread."""
+        for image in images:
+            if image.guard is not None or image.repeats:
+                self._accepted.append((image, time.time()))
 
     def _run(self) -> None:
         has_failed = False
@@ -179,7 +252,17 @@ class Alarms:
         for watch in watches.values():
             watch.judge(time.time())
         self._watches = watches
-        self._report({(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()})
+        self._judge_cameras(waiting)
+        of_rules = {(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()}
+        self._report(of_rules | self._cameras.active)
+
+    def _judge_cameras(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message.topic.startswith("board/"):
+                self._cameras.closed(message.body["board"])
+        for _ in range(len(self._accepted)):
+            self._cameras.accepted(*self._accepted.popleft())
+        self._cameras.judge(time.time())
 
     def _report(self, active: dict[tuple[Any, ...], dict[str, Any]]) -> None:
         for event, rows, others in (("alarm_began", active, self._active), ("alarm_ended", self._active, active)):
@@ -187,6 +270,7 @@ class Alarms:
                 self._log.warning(event, alarm=row["alarm"], text=row["text"], since=row["since"])
         self._active, self.rows = active, sorted(active.values(), key=lambda row: row["since"])
         self.counts = {rule.name: len(watch.active) for rule, watch in self._watches.items()}
+        self.counts |= Counter(row["alarm"] for row in self._cameras.active.values())
         written = encode({"alarms": self.rows})
         if self._file is not None and written != self._written and (self.counts or self._file.exists()):
             self._file.parent.mkdir(exist_ok=True)

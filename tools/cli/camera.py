@@ -42,7 +42,7 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.open_line import opened, settings_of
+from tools.terminal.open_line import opened, reading, settings_of
 from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
@@ -153,7 +153,8 @@ def camera(
     with exit_on(*_ERRORS, status=2):
         trigger, names = _choose(options, serial, serials, serials_from, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
-    _station(options, endpoint, frames, board_layout, trigger, names, stop)
+        next_attempt = None if serial is None or save else _count_attempts(options, board_layout.board, serial)
+    _station(options, endpoint, frames, board_layout, trigger, names, stop, next_attempt)
 
 
 _BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from"}
@@ -281,6 +282,20 @@ def _choose(
     return trigger, listed_serials(Path(serials_from or ""), _say)
 
 
+def _count_attempts(options: _LineOptions, board_type: str, serial: str) -> Callable[[], int]:
+    """Count on from the line's last attempt, or that of an earlier run: each picture is a test of its own."""
+    from tools.camera.station import counter
+    from tools.query.reading import last_attempt
+
+    count, newest = counter(options.folder() / "attempts.json"), 0
+    if not options.is_endpoint:
+        settings = settings_of(Path(options.config))
+        if Path(settings.database.removeprefix("sqlite:///")).exists():
+            with reading(settings) as engine, engine.connect() as connection:
+                newest = last_attempt(connection, board_type, serial)
+    return lambda: count(f"{board_type}/{serial}", newest)
+
+
 def _render(
     options: _LineOptions, boards: int, video: Path | None, seed: int, prefix: str | None, rate: float | None
 ) -> NoReturn:
@@ -341,6 +356,7 @@ def _station(
     trigger: "Trigger | ScannedLines",
     serials: Iterator[str],
     stop: threading.Event,
+    next_attempt: Callable[[], int] | None,
 ) -> NoReturn:
     from tools.camera.layout import TrainingFolder
     from tools.camera.station import Station
@@ -351,7 +367,7 @@ def _station(
         publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=options.curve())
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
-    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
+    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, next_attempt, stop)
     problem = ""
     with _set_by_signals(stop):
         try:

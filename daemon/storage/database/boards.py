@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, bindparam, func, select
+from sqlalchemy import ColumnElement, bindparam, func, or_, select
 
+from daemon.config.settings import Guards
+from daemon.records import Image
 from daemon.storage.database.connections import Prepared
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
+from daemon.units import wall_seconds
 from routing_rules.routes import Position, Recipe, VerdictName, worst
 
 BoardKey = tuple[str, str]
@@ -46,6 +49,26 @@ _THAT_MATTER = Prepared(
     )
     .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
+)
+#: Of an attempt, the newest image that changed nothing: since the closing these are pictures that came again.
+_LAST_REPEAT = Prepared(
+    select(inspections.c.late, inspections.c.accepted_at)
+    .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus == 1)
+    .order_by(inspections.c.inspection_id.desc())
+    .limit(1)
+)
+#: A picture of a position or of a component, with a payload or any. It looks at 10,000 images of an attempt at most:
+#: more are of a scanner that reads nothing, and each image would wait for the search.
+_PICTURES = select(inspections.c.component, inspections.c.designator, inspections.c.image_sha256)
+_PICTURES = _PICTURES.where(inspections.c.board_id == bindparam("board_id")).limit(10_000).subquery()
+_HAS_PICTURE = Prepared(
+    select(_PICTURES.c.component)
+    .where(
+        _PICTURES.c.component == bindparam("component"),
+        or_(bindparam("designator").is_(None), _PICTURES.c.designator == bindparam("designator")),
+        or_(bindparam("sha256").is_(None), _PICTURES.c.image_sha256 == bindparam("sha256")),
+    )
+    .limit(1)
 )
 #: The lists of a closed attempt, the worst first: a position is in one of them.
 _LISTS: tuple[VerdictName, ...] = ("fail", "unknown", "review")
@@ -105,6 +128,8 @@ class Attempt:
     worst: VerdictName = "pass"
     surplus: int = 0
     has_ignored_attributes: bool = False
+    #: When it closed, or took the last picture of a position that it had already (UTC text).
+    settled_at: str | None = None
     findings: dict[tuple[str, str], tuple[int, int, str | None, str | None]] = field(
         default_factory=dict[tuple[str, str], tuple[int, int, str | None, str | None]]
     )
@@ -184,25 +209,44 @@ class Attempt:
         ]
 
 
-def choose_attempt(
-    attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
-) -> tuple[int, bool]:
-    """Return the number of an image's attempt, and True if the image is late: it was missing when the attempt closed.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The attempt of an image. `is_late`: it had closed. `repeats`: it had a picture of that position then.
 
-    The attempt is the newest, `named` by the publisher, or a new one; `free` is a number to use beyond MAX_ATTEMPT.
+    With `is_closed` the publisher named it, and it takes the image no more.
     """
-    if named is not None:
-        attempt = attempts.get(named)
-        if attempt is None:
-            return named, False
-        if choice := _joins(attempt, component, designator):
-            return choice
+
+    number: int
+    is_late: bool = False
+    repeats: bool = False
+    is_closed: bool = False
+
+
+def choose_attempt(
+    attempts: Mapping[int, Attempt],
+    named: int | None,
+    component: str,
+    designator: str,
+    free: int = 1,
+    repeats: Callable[[Attempt], bool] = lambda _: False,
+) -> Place:
+    """Choose the newest attempt, the one `named` by the publisher, or a new one (PROTOCOL.md, Boards).
+
+    `repeats(attempt)` tells if a closed attempt takes a picture of a position that it has; `free` is a number to use
+    beyond MAX_ATTEMPT.
+    """
     newest = max(attempts, default=0)
-    if newest and (choice := _joins(attempts[newest], component, designator)):
-        return choice
-    if newest < MAX_ATTEMPT:
-        return newest + 1, False
-    return free, False  # a publisher named the largest number
+    attempt = attempts.get(named or newest)
+    if attempt is not None:
+        if not attempt.closed:
+            return Place(attempt.number)
+        if attempt.seen.has_room(component, designator):
+            return Place(attempt.number, is_late=True)
+        if repeats(attempt):
+            return Place(attempt.number, is_late=True, repeats=True)
+    if named is not None:
+        return Place(named, is_closed=attempt is not None)
+    return Place(newest + 1 if newest < MAX_ATTEMPT else free)  # a publisher named the largest number
 
 
 def free_number(is_taken: Callable[[int], bool]) -> int:
@@ -216,12 +260,6 @@ def free_number(is_taken: Callable[[int], bool]) -> int:
         step //= 2
         last += step if is_taken(last + step) else 0
     return last + 1
-
-
-def _joins(attempt: Attempt, component: str, designator: str) -> tuple[int, bool] | None:
-    if not attempt.closed:
-        return attempt.number, False
-    return (attempt.number, True) if attempt.seen.has_room(component, designator) else None
 
 
 class BoardAttempts:
@@ -238,13 +276,17 @@ class BoardAttempts:
             self._read(sql, _NUMBERED(sql, **self._board, number=number))
         return self._attempts.get(number)
 
-    def choose(self, sql: sqlite3.Connection, named: int | None, component: str, designator: str) -> tuple[int, bool]:
+    def choose(self, sql: sqlite3.Connection, image: Image, guards: Guards, now_wall_s: float) -> Place:
+        def repeats(attempt: Attempt) -> bool:
+            return _repeats(sql, attempt, image, guards, now_wall_s)
+
+        named = image.board.attempt
         found = [self.get(sql, number) for number in (named or self.newest, self.newest)]
         attempts = {one[0].number: one[0] for one in found if one}
         free = 1
-        if self.newest == MAX_ATTEMPT:
+        if self.newest == MAX_ATTEMPT and named is None:
             free = free_number(lambda number: self.get(sql, number) is not None)
-        return choose_attempt(attempts, named, component, designator, free)
+        return choose_attempt(attempts, named, image.component, image.designator, free, repeats)
 
     def add(self, row: Row, recipe: Recipe) -> Attempt:
         attempt = Attempt(row["board_id"], row["attempt"], recipe, closed=row["verdict"] is not None)
@@ -268,6 +310,28 @@ class BoardAttempts:
             attempt.take(component, designator)
             if verdict is not None:
                 attempt.judge(inspection_id, component, designator, verdict, defect, reason)
+        if attempt.closed:
+            is_late, accepted_at = _LAST_REPEAT(sql, board_id=attempt.board_id).fetchone() or (0, None)
+            attempt.settled_at = accepted_at if is_late else row["completed_at"]
+
+
+def _repeats(sql: sqlite3.Connection, attempt: Attempt, image: Image, guards: Guards, now_wall_s: float) -> bool:
+    """Return True if a picture of a position that a closed attempt has belongs to it: too soon for a retest, or sent
+    twice. (A clock that was set back far makes nothing too soon.)
+    """
+    place = attempt.recipe.positions.get(image.component)
+    is_counted = place is not None and not place.designators
+    is_extra = place is None or (bool(place.designators) and image.designator not in place.designators)
+
+    def has_picture(sha256: str | None) -> bool:
+        designator = None if is_counted else image.designator
+        names = {"component": image.component, "designator": designator, "sha256": sha256}
+        return _HAS_PICTURE(sql, board_id=attempt.board_id, **names).fetchone() is not None
+
+    settled_s = wall_seconds(attempt.settled_at) if attempt.settled_at else 0.0
+    if abs(now_wall_s - settled_s) < guards.retest_after:
+        return not is_extra or has_picture(None)
+    return not guards.may_send_again(image.source) and has_picture(image.sha256)
 
 
 class BoardCache:

@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from daemon.config.settings import Guards
 from daemon.line.serving import Serving
 from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
@@ -32,6 +33,7 @@ from daemon.storage.database.transaction import (
     set_numbers,
 )
 from daemon.storage.decisions import Decision
+from daemon.storage.repeated_pictures import OFF, RepeatedPictures
 from daemon.units import monotonic_of, utc_text
 from experts.durable import replace_durably
 from experts.people import current_user
@@ -125,6 +127,7 @@ class Store:
         busy_timeout_ms: int = 2000,
         tell: Callable[[str], None] = lambda _: None,
         record: EpochRecord | None = None,
+        guards: Guards = OFF,
     ) -> None:
         """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
 
@@ -138,6 +141,7 @@ class Store:
         self._clock = clock or Clock()
         self._boards = BoardCache()
         self._memory = WriterMemory()
+        self._pictures = RepeatedPictures(guards)
         self._in_force = ""
         self._record = record
         self._run_id: int | None = None
@@ -220,7 +224,7 @@ class Store:
     def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
-            answers = inspections.accept_images(tx, group, serving)
+            answers = inspections.accept_images(tx, group, serving, self._pictures)
         self._memory.waiting.update({answer.inspection_id for answer in answers if isinstance(answer, Image)})
         return answers
 
