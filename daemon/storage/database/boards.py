@@ -25,6 +25,9 @@ from routing_rules.routes import Position, Recipe, VerdictName, worst
 
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
+#: What becomes of an image at its attempt. `late`: the attempt had closed without its position. `repeats`: with it.
+#: `refused`: its publisher named an attempt that had closed, and that takes it no more.
+Fate = Literal["in time", "late", "repeats", "refused"]
 
 #: The largest number that a message and a row can hold.
 MAX_ATTEMPT = 2**63 - 1
@@ -50,6 +53,10 @@ _THAT_MATTER = Prepared(
     .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
 )
+#: No guard of acceptance, as in a program that takes no pictures.
+OFF = Guards(repeated_picture=0, retest_after=0, may_repeat=["*"])
+#: Pictures of all sources; beyond it the source goes that was silent for longest.
+_MAX_PICTURES = 200_000
 #: Of an attempt, the newest image that changed nothing: since the closing these are pictures that came again.
 _LAST_REPEAT = Prepared(
     select(inspections.c.late, inspections.c.accepted_at)
@@ -209,19 +216,6 @@ class Attempt:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The attempt of an image. `is_late`: it had closed. `repeats`: it had a picture of that position then.
-
-    With `is_closed` the publisher named it, and it takes the image no more.
-    """
-
-    number: int
-    is_late: bool = False
-    repeats: bool = False
-    is_closed: bool = False
-
-
 def choose_attempt(
     attempts: Mapping[int, Attempt],
     named: int | None,
@@ -229,7 +223,7 @@ def choose_attempt(
     designator: str,
     free: int = 1,
     repeats: Callable[[Attempt], bool] = lambda _: False,
-) -> Place:
+) -> tuple[int, Fate]:
     """Choose the newest attempt, the one `named` by the publisher, or a new one (PROTOCOL.md, Boards).
 
     `repeats(attempt)` tells if a closed attempt takes a picture of a position that it has; `free` is a number to use
@@ -239,14 +233,14 @@ def choose_attempt(
     attempt = attempts.get(named or newest)
     if attempt is not None:
         if not attempt.closed:
-            return Place(attempt.number)
+            return attempt.number, "in time"
         if attempt.seen.has_room(component, designator):
-            return Place(attempt.number, is_late=True)
+            return attempt.number, "late"
         if repeats(attempt):
-            return Place(attempt.number, is_late=True, repeats=True)
+            return attempt.number, "repeats"
     if named is not None:
-        return Place(named, is_closed=attempt is not None)
-    return Place(newest + 1 if newest < MAX_ATTEMPT else free)  # a publisher named the largest number
+        return named, "in time" if attempt is None else "refused"
+    return newest + 1 if newest < MAX_ATTEMPT else free, "in time"  # a publisher named the largest number
 
 
 def free_number(is_taken: Callable[[int], bool]) -> int:
@@ -276,7 +270,7 @@ class BoardAttempts:
             self._read(sql, _NUMBERED(sql, **self._board, number=number))
         return self._attempts.get(number)
 
-    def choose(self, sql: sqlite3.Connection, image: Image, guards: Guards, now_wall_s: float) -> Place:
+    def choose(self, sql: sqlite3.Connection, image: Image, guards: Guards, now_wall_s: float) -> tuple[int, Fate]:
         def repeats(attempt: Attempt) -> bool:
             return _repeats(sql, attempt, image, guards, now_wall_s)
 
@@ -357,6 +351,49 @@ class BoardCache:
         self.forget([key for key in touched if key in self._boards and self._boards[key].are_many])
         while len(self._boards) > _CACHED_BOARDS:
             self._boards.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Source:
+    """`pictures` has by payload its last place, the number of the image there, and of the last one elsewhere."""
+
+    accepted: int = 0
+    pictures: OrderedDict[int, tuple[int, int, int]] = field(default_factory=OrderedDict[int, tuple[int, int, int]])
+
+
+class RepeatedPictures:
+    """Knows the pictures since the daemon's start, for the writer's thread.
+
+    An image whose transaction fails stays known. It comes again for the same place, and so is no repetition.
+    """
+
+    def __init__(self, guards: Guards) -> None:
+        self.guards = guards
+        self._window = int(guards.repeated_picture)
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._count = 0
+
+    def note(self, image: Image) -> bool:
+        """Note an image that is accepted; True if its picture came before, for another position or board."""
+        if not self._window or self.guards.may_send_again(image.source):
+            return False
+        source = self._sources.setdefault(image.source, _Source())
+        self._sources.move_to_end(image.source)
+        source.accepted += 1
+        number, pictures = source.accepted, source.pictures
+        payload = hash((image.sha256, image.pixels.shape))
+        place = hash((image.board.type, image.board.serial, image.component, image.designator))
+        before, last, elsewhere = pictures.pop(payload, (place, 0, 0))
+        self._count += not last
+        if last and before != place:
+            elsewhere = last
+        pictures[payload] = place, number, elsewhere
+        while next(iter(pictures.values()))[1] <= number - self._window:
+            pictures.popitem(last=False)
+            self._count -= 1
+        while self._count > _MAX_PICTURES and len(self._sources) > 1:
+            self._count -= len(self._sources.popitem(last=False)[1].pictures)
+        return elsewhere > 0 and number - elsewhere <= self._window
 
 
 # Serials are found over the index on lower(serial). Only the case of A to Z is folded, here and in the database:

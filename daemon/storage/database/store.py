@@ -16,9 +16,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from daemon.config.settings import Guards
 from daemon.line.serving import Serving
-from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict
+from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict, WriteFailed
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
-from daemon.storage.database.boards import BoardCache
+from daemon.storage.database.boards import OFF, BoardCache, RepeatedPictures
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
 from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
@@ -33,7 +33,6 @@ from daemon.storage.database.transaction import (
     set_numbers,
 )
 from daemon.storage.decisions import Decision
-from daemon.storage.repeated_pictures import OFF, RepeatedPictures
 from daemon.units import monotonic_of, utc_text
 from experts.durable import replace_durably
 from experts.people import current_user
@@ -221,7 +220,9 @@ class Store:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [(self._pending_image(row), row["completed_at"]) for row in waiting]
 
-    def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
+    def accept(
+        self, group: Sequence[tuple[Image, JournalKey]], serving: Serving
+    ) -> list[Image | Refused | WriteFailed]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
             answers = inspections.accept_images(tx, group, serving, self._pictures)

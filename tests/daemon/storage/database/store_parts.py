@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.line.serving import Serving
-from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Refused, Stage, Verdict
+from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Refused, Stage, Verdict, WriteFailed
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
@@ -142,7 +142,7 @@ class Line:
     images: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
-    def ask(self, *images: Image) -> list[Image | Refused]:
+    def ask(self, *images: Image) -> list[Image | Refused | WriteFailed]:
         pairs = [(image, JournalKey(1, 16 + n, len(PAYLOAD))) for n, image in enumerate(images)]
         return self.store.accept(pairs, self.serving)
 

@@ -7,8 +7,8 @@ import pytest
 
 from daemon.config.settings import Guards
 from daemon.records import Image, Pixels, Refused
-from daemon.storage import repeated_pictures
-from daemon.storage.repeated_pictures import RepeatedPictures
+from daemon.storage.database import boards
+from daemon.storage.database.boards import RepeatedPictures
 from tests.daemon.storage.database.store_parts import Line, a_line, an_image
 
 
@@ -160,7 +160,7 @@ def test_sources_that_may_repeat_and_a_guard_that_is_off_repeat_nothing():
 
 
 def test_pictures_of_many_sources_stay_within_bounds(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(repeated_pictures, "_MAX_PICTURES", 20)
+    monkeypatch.setattr(boards, "_MAX_PICTURES", 20)
     pictures = RepeatedPictures(Guards())
     for source in ("cam1", "cam2", "cam3"):
         for number in range(9):
