@@ -405,8 +405,10 @@ def pending_images(task: str) -> Select[Any]:
             *(boards.c.board_type, boards.c.serial, boards.c.attempt),
             *(column for column in pending.c if column.name != "inspection_id"),
         )
-        .join(boards, boards.c.board_id == inspections.c.board_id)
-        .join(pending, pending.c.inspection_id == inspections.c.inspection_id)
+        # Outer joins hold the planner to this order: of an empty table its statistics know nothing, and it would read
+        # every image that was ever stored instead.
+        .outerjoin_from(pending, inspections, pending.c.inspection_id == inspections.c.inspection_id)
+        .outerjoin(boards, boards.c.board_id == inspections.c.board_id)
         .where(pending.c.task == task)
         .order_by(pending.c.inspection_id)
     )
