@@ -513,7 +513,6 @@ class App:
 
     def accepted(self, images: list[Image]) -> None:
         self._metrics.accepted(images)
-        self._alarms.accepted(images)
         self._drive.accept(images)
 
     def published(self, messages: list[Message]) -> None:

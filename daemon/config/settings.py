@@ -17,7 +17,7 @@ from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, co
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds, between, parse_seconds, size_text
-from daemon.wire.messages import KEY, KEY_EXPECTED, shown
+from daemon.wire.messages import KEY, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
@@ -184,12 +184,6 @@ def _switch(value: object) -> object:
     return False if value == 0 else value
 
 
-def _source(name: str) -> str:
-    if name != "*" and not KEY.fullmatch(name):
-        raise ValueError(f"expected the name of a source, {KEY_EXPECTED}, or * for all, got {shown(name)}")
-    return name
-
-
 def _seconds_or_off(value: object) -> float:
     return 0.0 if _switch(value) is False else parse_seconds(value)
 
@@ -206,7 +200,7 @@ class Guards(_ConfigSection):
     retest_after: Annotated[float, BeforeValidator(_seconds_or_off)] = 2.0
     picture_quality: Switch = True
     unlike_training: Switch = True
-    may_repeat: list[Annotated[str, AfterValidator(_source)]] = []
+    may_repeat: list[Annotated[str, Field(pattern=rf"^(\*|{KEY.pattern})$")]] = []
 
     @property
     def switched_on(self) -> list[str]:

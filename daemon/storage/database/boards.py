@@ -57,13 +57,6 @@ _THAT_MATTER = Prepared(
 OFF = Guards(repeated_picture=0, retest_after=0, may_repeat=["*"])
 #: Pictures of all sources; beyond it the source goes that was silent for longest.
 _MAX_PICTURES = 200_000
-#: Of an attempt, the newest image that changed nothing: since the closing these are pictures that came again.
-_LAST_REPEAT = Prepared(
-    select(inspections.c.late, inspections.c.accepted_at)
-    .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus == 1)
-    .order_by(inspections.c.inspection_id.desc())
-    .limit(1)
-)
 #: A picture of a position or of a component, with a payload or any. It looks at 10,000 images of an attempt at most:
 #: more are of a scanner that reads nothing, and each image would wait for the search.
 _PICTURES = select(inspections.c.component, inspections.c.designator, inspections.c.image_sha256)
@@ -304,28 +297,27 @@ class BoardAttempts:
             attempt.take(component, designator)
             if verdict is not None:
                 attempt.judge(inspection_id, component, designator, verdict, defect, reason)
-        if attempt.closed:
-            is_late, accepted_at = _LAST_REPEAT(sql, board_id=attempt.board_id).fetchone() or (0, None)
-            attempt.settled_at = accepted_at if is_late else row["completed_at"]
+        attempt.settled_at = row["completed_at"]
 
 
 def _repeats(sql: sqlite3.Connection, attempt: Attempt, image: Image, guards: Guards, now_wall_s: float) -> bool:
-    """Return True if a picture of a position that a closed attempt has belongs to it: too soon for a retest, or sent
-    twice. (A clock that was set back far makes nothing too soon.)
+    """Return True if a closed attempt takes a picture of a position that it has: too soon for a retest, or sent twice.
+
+    A clock that was set back far makes nothing too soon.
     """
-    place = attempt.recipe.positions.get(image.component)
-    is_counted = place is not None and not place.designators
-    is_extra = place is None or (bool(place.designators) and image.designator not in place.designators)
-
-    def has_picture(sha256: str | None) -> bool:
-        designator = None if is_counted else image.designator
-        names = {"component": image.component, "designator": designator, "sha256": sha256}
-        return _HAS_PICTURE(sql, board_id=attempt.board_id, **names).fetchone() is not None
-
     settled_s = wall_seconds(attempt.settled_at) if attempt.settled_at else 0.0
-    if abs(now_wall_s - settled_s) < guards.retest_after:
-        return not is_extra or has_picture(None)
-    return not guards.may_send_again(image.source) and has_picture(image.sha256)
+    is_too_soon = abs(now_wall_s - settled_s) < guards.retest_after
+    if not is_too_soon and guards.may_send_again(image.source):
+        return False
+    place = attempt.recipe.positions.get(image.component)
+    found = _HAS_PICTURE(
+        sql,
+        board_id=attempt.board_id,
+        component=image.component,
+        designator=None if place is not None and not place.designators else image.designator,
+        sha256=None if is_too_soon else image.sha256,
+    )
+    return found.fetchone() is not None
 
 
 class BoardCache:
@@ -353,46 +345,33 @@ class BoardCache:
             self._boards.popitem(last=False)
 
 
-@dataclass(slots=True)
-class _Source:
-    """`pictures` has by payload its last place, the number of the image there, and of the last one elsewhere."""
-
-    accepted: int = 0
-    pictures: OrderedDict[int, tuple[int, int, int]] = field(default_factory=OrderedDict[int, tuple[int, int, int]])
-
-
 class RepeatedPictures:
-    """Knows the pictures since the daemon's start, for the writer's thread.
+    """Knows the pictures of each source since the daemon's start, for the writer's thread.
 
     An image whose transaction fails stays known. It comes again for the same place, and so is no repetition.
     """
 
     def __init__(self, guards: Guards) -> None:
-        self.guards = guards
-        self._window = int(guards.repeated_picture)
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
-        self._count = 0
+        self.guards, self._window = guards, int(guards.repeated_picture)
+        #: By source and payload the last place, the number of the image there, and that of the last one elsewhere.
+        self._sources: OrderedDict[str, OrderedDict[int, tuple[int, int, int]]] = OrderedDict()
 
     def note(self, image: Image) -> bool:
         """Note an image that is accepted; True if its picture came before, for another position or board."""
         if not self._window or self.guards.may_send_again(image.source):
             return False
-        source = self._sources.setdefault(image.source, _Source())
+        pictures = self._sources.setdefault(image.source, OrderedDict())
         self._sources.move_to_end(image.source)
-        source.accepted += 1
-        number, pictures = source.accepted, source.pictures
+        if len(self._sources) > max(1, _MAX_PICTURES // self._window):
+            self._sources.popitem(last=False)
+        number = next(reversed(pictures.values()), (0, 0, 0))[1] + 1
         payload = hash((image.sha256, image.pixels.shape))
         place = hash((image.board.type, image.board.serial, image.component, image.designator))
         before, last, elsewhere = pictures.pop(payload, (place, 0, 0))
-        self._count += not last
-        if last and before != place:
-            elsewhere = last
+        elsewhere = elsewhere if before == place else last
         pictures[payload] = place, number, elsewhere
         while next(iter(pictures.values()))[1] <= number - self._window:
             pictures.popitem(last=False)
-            self._count -= 1
-        while self._count > _MAX_PICTURES and len(self._sources) > 1:
-            self._count -= len(self._sources.popitem(last=False)[1].pictures)
         return elsewhere > 0 and number - elsewhere <= self._window
 
 

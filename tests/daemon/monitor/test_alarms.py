@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.monitor import alarms as module
-from daemon.monitor.alarms import AlarmWatch, CameraWatch
-from daemon.records import BoardRef, Image
+from daemon.monitor.alarms import REPEATED, AlarmWatch, SentTwice
 from daemon.units import utc_text, wall_seconds
 from routing_rules.compile import compile_rules
 from routing_rules.routes import AlarmRule
@@ -191,76 +190,36 @@ def test_memory_and_the_number_of_alarms_are_bounded(monkeypatch: pytest.MonkeyP
     assert (watch.active, watch._units, len(watch._places)) == ({}, 0, 0)
 
 
-class Cameras:
-    """What intake and the stream tell of cameras; one second passes with each."""
-
-    def __init__(self) -> None:
-        self.watch, self.now_s = CameraWatch(), START_S
-
-    def repeated(self, source: str = "cam") -> None:
-        self.now_s += 1
-        image = Image(source, "i", BoardRef("a", "S1"), "R", "R1", attempt=1, guard="repeated_picture")
-        self.watch.accepted(image, self.now_s)
-
-    def board(self, serial: str, *, copy: bool, station: str | None = None) -> None:
-        self.now_s += 1
-        self.watch.closed({"type": "a", "serial": serial, "attempt": 1} | ({"station": station} if station else {}))
-        if copy:
-            image = Image("cam", "i", BoardRef("a", serial), "R", "R1", attempt=1, late=True, repeats=True)
-            self.watch.accepted(image, self.now_s)
-
-    def texts(self, later_s: float = 0.0) -> list[str]:
-        self.watch.judge(self.now_s + later_s)
-        return [row["text"] for row in self.watch.active.values()]
-
-
 @pytest.mark.promise("Containment", "A source that repeats three pictures within ten minutes is an alarm")
 def test_three_repeated_pictures_of_one_source_within_ten_minutes_are_an_alarm():
-    cameras = Cameras()
+    stream, repeated = Stream(), {"verdict": "review", "reason": "repeated_picture"}
     for _ in range(2):
-        cameras.repeated()
-        cameras.repeated("cam2")
-    assert cameras.texts() == []
-    cameras.repeated()
-    assert cameras.texts() == ["cam sent the same picture for several positions or boards"]
-    (row,) = cameras.watch.active.values()
-    assert (row["alarm"], row["count"], row["since"]) == ("repeated-picture", 3, utc_text(cameras.now_s))
-    assert [image["board"]["serial"] for image in row["images"]] == ["S1"] * 3
-    cameras.repeated()
-    assert cameras.texts(later_s=598.0) == []
-    assert cameras.texts(later_s=590.0) != []
-    assert next(iter(cameras.watch.active.values()))["since"] != row["since"]  # it had ended meanwhile
+        stream.image("S1", source="cam", **repeated)
+        stream.image("S1", source="cam2", **repeated)
+        stream.image("S1", source="cam", verdict="review", reason=None)
+    assert stream.texts(REPEATED) == []
+    last = stream.image("S2", source="cam", **repeated)
+    text = "cam sent the same picture for other positions or boards, 3 times in the last 10m"
+    assert stream.texts(REPEATED) == [text]
+    stream.review(last, "pass")
+    assert stream.texts(REPEATED, later_s=590.0) == [text]
+    assert stream.texts(REPEATED, later_s=598.0) == []
 
 
-def test_three_boards_in_a_row_with_late_copies_are_an_alarm_until_one_has_none():
-    cameras = Cameras()
-    for serial in ("S1", "S2"):
-        cameras.board(serial, copy=True)
-    cameras.board("S3", copy=False)
-    for serial in ("S4", "S5"):
-        cameras.board(serial, copy=True)
-    assert cameras.texts() == []
-    cameras.board("S6", copy=True)
-    assert cameras.texts() == ["cam sent pictures of 3 boards in a row that were closed already"]
-    cameras.board("S7", copy=False)  # its copy may still come
-    assert len(cameras.texts()) == 1
-    cameras.board("S8", copy=False)
-    assert cameras.texts() == []
+def test_three_boards_in_a_row_that_come_once_more_are_an_alarm_until_one_does_not():
+    watch, images = SentTwice(), Stream()
 
+    def board(serial: str, *, again: bool, missing: tuple[str, ...] = (), component: str = "R") -> list[str]:
+        named = {"type": "a", "serial": serial, "attempt": 1}
+        watch.see("board/a/", {"board": named, "missing": [{"component": name, "count": 1} for name in missing]})
+        if again:
+            watch.see("inspection/a/", images.image(serial, source="cam", late=True, component=component))
+        return [row["text"] for row in watch.active.values()]
 
-def test_boards_of_other_stations_do_not_break_the_row():
-    cameras = Cameras()
-    for serial in ("S1", "S2", "S3"):
-        cameras.board(serial, copy=True, station="one")
-        cameras.board(f"{serial}-2", copy=False, station="two")
-    assert len(cameras.texts()) == 1
-
-
-def test_what_is_remembered_of_cameras_stays_within_bounds(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_MAX_KEPT", 5)
-    cameras = Cameras()
-    for number in range(20):
-        cameras.repeated(f"cam{number}")
-        cameras.board(f"S{number}", copy=True, station=f"station{number}")
-    kept = (cameras.watch._repeated, cameras.watch._copies, cameras.watch._closed)
-    assert [len(each) for each in kept] == [5, 5, 5]
+    assert [board(f"S{number}", again=number != 2) for number in range(5)] == [[]] * 5
+    assert board("S5", again=True) == ["cam sent pictures of 3 boards in a row that had closed"]
+    assert len(board("S6", again=False)) == 1  # it may yet come
+    assert board("S7", again=False) == []
+    for number in range(8, 12):  # what fills a gap was not sent twice
+        assert board(f"S{number}", again=True, missing=("R",)) == []
+    assert len(watch._closed) == 4
