@@ -193,10 +193,10 @@ def test_memory_and_the_number_of_alarms_are_bounded(monkeypatch: pytest.MonkeyP
 @pytest.mark.promise("Containment", "A source that repeats three pictures within ten minutes is an alarm")
 def test_three_repeated_pictures_of_one_source_within_ten_minutes_are_an_alarm():
     stream, repeated = Stream(), {"verdict": "review", "reason": "repeated_picture"}
-    for _ in range(2):
-        stream.image("S1", source="cam", **repeated)
-        stream.image("S1", source="cam2", **repeated)
-        stream.image("S1", source="cam", verdict="review", reason=None)
+    for designator in ("U1", "U2"):
+        stream.image("S1", designator, source="cam", **repeated)
+        stream.image("S1", designator, source="cam2", **repeated)
+        stream.image("S1", designator, source="cam", verdict="review", reason=None)
     assert stream.texts(REPEATED) == []
     last = stream.image("S2", source="cam", **repeated)
     text = "cam sent the same picture for other positions or boards, 3 times in the last 10m"
