@@ -137,12 +137,15 @@ class SentTwice:
         self._closed: OrderedDict[tuple[Any, ...], tuple[set[str], Body | None]] = OrderedDict()
 
     def see(self, topic: str, body: Body) -> None:
-        key = tuple(body["board"][name] for name in ("type", "serial", "attempt")) if "board" in body else ()
-        if topic.startswith("board/"):
+        is_late = topic.startswith("inspection/") and body["late"]
+        if not (is_late or topic.startswith("board/")):
+            return
+        key = tuple(body["board"][name] for name in ("type", "serial", "attempt"))
+        if not is_late:
             self._closed[key] = {each["component"] for each in body["missing"]}, None
             while len(self._closed) > _TWICE + 1:
                 self._closed.popitem(last=False)
-        elif topic.startswith("inspection/") and body["late"] and key in self._closed:
+        elif key in self._closed:
             missing, _ = self._closed[key]
             if body["component"] not in missing:
                 self._closed[key] = missing, {name: body[name] for name in (*_REMEMBERED, "source")}
