@@ -17,11 +17,10 @@ from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, co
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds, between, parse_seconds, size_text
-from daemon.wire.messages import KEY, shown
+from daemon.wire.messages import KEY, NAME, NAME_EXPECTED, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
-from routing_rules.names import NAME_EXPECTED, name_in_use
 from routing_rules.routes import GUARDS
 
 #: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
@@ -256,10 +255,9 @@ _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.ke
 
 
 def _line_name(name: str) -> str:
-    used = name_in_use(name)
-    if used is None or not used.strip():
+    if not NAME.fullmatch(name) or not name.strip():
         raise ValueError(f"expected {NAME_EXPECTED}, got {shown(name)}")
-    return used
+    return name
 
 
 class Config(_ConfigSection):

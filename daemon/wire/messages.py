@@ -174,6 +174,8 @@ def _legal_key(value: object) -> str | None:
 VERSION = 1
 DAY_MS = 86_400_000
 
+#: Texts of people: who decided, and notes. Names on the wire follow a stricter rule (routing_rules/names.py).
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 _MAX_ATTRIBUTE = 256
 _ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control characters and others that nobody sees"
 #: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
