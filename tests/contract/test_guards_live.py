@@ -1,13 +1,9 @@
-"""Guards of acceptance on a running line, from the wire to `status`: once, end to end."""
+"""Guards of acceptance from the wire to `status`, once, end to end: it starts a daemon, with simulated devices."""
 
 from pathlib import Path
 
-import pytest
-
 from tests.contract.client import ANY, Line
 from tests.lines import a_jpeg
-
-pytestmark = pytest.mark.not_fast("starts a daemon, with simulated devices")
 
 RULES = f"""\
 boards:
