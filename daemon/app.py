@@ -202,6 +202,7 @@ class App:
             expert_version=self._expert_version,
             tell=tell,
             record=EpochRecord(config.journal),
+            guards=config.guards,
         )
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)

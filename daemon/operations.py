@@ -41,13 +41,12 @@ from daemon.units import MAX_BYTES, MAX_COUNT, utc_text
 from daemon.wire.control import ControlError, Handler
 from daemon.wire.endpoints import Access
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
-from daemon.wire.messages import shown
+from daemon.wire.messages import NAME, NAME_EXPECTED, shown
 from experts.catalog import Catalog
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.editions.history import experts_of, past
 from experts.people import current_user
-from routing_rules.names import NAME_EXPECTED, name_in_use
 
 #: A thread that has held the probe for this long hangs (pipeline_probe.py).
 STUCK_AFTER_S = 10.0
@@ -570,7 +569,7 @@ def _author(fields: dict[str, Any]) -> tuple[str, str | None]:
     """Take `who` and `note` out of a request; clients before 1.1 name neither."""
     who, note = (fields.pop(name, None) for name in ("who", "note"))
     for name, value in (("who", who), ("note", note)):
-        if value is not None and name_in_use(value) is None:
+        if value is not None and not (isinstance(value, str) and NAME.fullmatch(value)):
             raise ControlError("bad_field", f"{name}: expected {NAME_EXPECTED}, got {shown(value)}")
     return who or "unknown", note
 

@@ -81,6 +81,8 @@ class Image:
     attempt: int = 0
     edition: int = 0
     late: bool = False
+    #: True if it is late, and its attempt had a picture of its position before: sent twice, or too soon for a retest.
+    repeats: bool = False
     #: Found when it was accepted: a pass will be `review`, for this reason.
     guard: Guard | None = None
     key: JournalKey = _NOWHERE
@@ -90,9 +92,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An image that the edition of its board cannot route: decided with its row, after all other checks."""
+    """An image that the edition of its board cannot route, or of a closed attempt that has no place for it.
 
-    code: Literal["unknown_board", "unknown_component"]
+    It is decided with its row, after all other checks.
+    """
+
+    code: Literal["unknown_board", "unknown_component", "attempt_closed"]
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""One rule of what a serial or a name may hold: on the wire, in files, and in the client's tools."""
+"""One rule of what a serial or a name of a board, component or position may hold: wire, files, cameras' tools."""
 
 import unicodedata
 
@@ -16,6 +16,6 @@ def text_in_use(text: str) -> str | None:
 
 
 def name_in_use(value: object) -> str | None:
-    """Return the name of a board, component, position, defect or person as it is used; None if it cannot be one."""
+    """Return the name as it is used; None if it cannot be one."""
     name = text_in_use(value) if isinstance(value, str) else None
     return name if name is not None and 1 <= len(name) <= MAX_NAME else None

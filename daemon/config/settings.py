@@ -16,11 +16,10 @@ from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, co
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
 from daemon.units import Bytes, Count, Seconds, between, parse_seconds, size_text
-from daemon.wire.messages import KEY, KEY_EXPECTED, shown
+from daemon.wire.messages import KEY, NAME, NAME_EXPECTED, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
 from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, read_yaml_text, salvage
-from routing_rules.names import NAME_EXPECTED, name_in_use
 from routing_rules.routes import GUARDS
 
 #: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
@@ -183,12 +182,6 @@ def _switch(value: object) -> object:
     return False if value == 0 else value
 
 
-def _source(name: str) -> str:
-    if name != "*" and not KEY.fullmatch(name):
-        raise ValueError(f"expected the name of a source, {KEY_EXPECTED}, or * for all, got {shown(name)}")
-    return name
-
-
 def _seconds_or_off(value: object) -> float:
     return 0.0 if _switch(value) is False else parse_seconds(value)
 
@@ -205,7 +198,7 @@ class Guards(_ConfigSection):
     retest_after: Annotated[float, BeforeValidator(_seconds_or_off)] = 2.0
     picture_quality: Switch = True
     unlike_training: Switch = True
-    may_repeat: list[Annotated[str, AfterValidator(_source)]] = []
+    may_repeat: list[Annotated[str, Field(pattern=rf"^(\*|{KEY.pattern})$")]] = []
 
     @property
     def switched_on(self) -> list[str]:
@@ -261,10 +254,9 @@ _NAMED = {"devices": Device.model_fields.keys(), "models": Model.model_fields.ke
 
 
 def _line_name(name: str) -> str:
-    used = name_in_use(name)
-    if used is None or not used.strip():
+    if not NAME.fullmatch(name) or not name.strip():
         raise ValueError(f"expected {NAME_EXPECTED}, got {shown(name)}")
-    return used
+    return name
 
 
 class Config(_ConfigSection):

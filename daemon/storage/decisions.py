@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from daemon.wire.control import ControlError
-from daemon.wire.messages import MAX_INTEGER, shown
-from routing_rules.names import NAME_EXPECTED, name_in_use
+from daemon.wire.messages import MAX_INTEGER, NAME, NAME_EXPECTED, shown
 
 #: The reviewer of the line's own verdicts, as in the view `final_verdicts`.
 DAEMON = "daemon"
@@ -119,7 +118,7 @@ def _boxes(fields: Mapping[str, Any]) -> tuple[DrawnBox, ...]:
 
 def _box(name: str, value: Any) -> DrawnBox:
     match value:
-        case {"label": str(label), "box": [x1, y1, x2, y2]} if len(value) == 2 and name_in_use(label):
+        case {"label": str(label), "box": [x1, y1, x2, y2]} if len(value) == 2 and NAME.fullmatch(label):
             is_number = all(type(corner) in (int, float) for corner in (x1, y1, x2, y2))
             if is_number and 0 <= x1 < x2 <= MAX_INTEGER and 0 <= y1 < y2 <= MAX_INTEGER:
                 return label, float(x1), float(y1), float(x2), float(y2)
@@ -129,6 +128,6 @@ def _box(name: str, value: Any) -> DrawnBox:
 
 def _name(fields: Mapping[str, Any], name: str) -> str | None:
     value = fields.get(name)
-    if value is None or (used := name_in_use(value)) is not None:
-        return None if value is None else used
+    if value is None or (isinstance(value, str) and NAME.fullmatch(value)):
+        return value
     raise _wrong(name, f"expected {NAME_EXPECTED}, got {shown(value)}")

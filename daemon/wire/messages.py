@@ -174,13 +174,15 @@ def _legal_key(value: object) -> str | None:
 VERSION = 1
 DAY_MS = 86_400_000
 
+#: Texts of people: who decided, and notes. Names on the wire follow a stricter rule (routing_rules/names.py).
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 _MAX_ATTRIBUTE = 256
 _ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control characters and others that nobody sees"
 #: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
 _WHITE_SPACE = "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TEXT = re.compile(r"[^\ud800-\udfff]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
+_KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
 _RFC3339 = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,60}))?"
     r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
@@ -249,7 +251,7 @@ class _Fields:
         return _keys_sent(self._fields)
 
     def key(self, name: str) -> str:
-        return self.needed(name, KEY, KEY_EXPECTED)
+        return self.needed(name, KEY, _KEY_EXPECTED)
 
     def name(self, name: str) -> str:
         used = self.name_or_none(name)

@@ -3,6 +3,7 @@
 A trigger chooses the pictures, a source of serials names their boards. Lines on standard input can be both.
 """
 
+import itertools
 import json
 import queue
 import re
@@ -161,20 +162,28 @@ _BUFFERED_PICTURES = 4
 Trigger = Callable[[int, float], bool]
 
 
-def counted_serials(prefix: str, file: Path) -> Iterator[str]:
-    """Count `PREFIX-000001` and on, each stored before use: none is used twice. OSError for a bad numbers file."""
+def counter(file: Path) -> Callable[[str, int], int]:
+    """Return a function that counts up by name, from beyond a number: each is stored before use, and none comes twice.
+
+    OSError for a bad file.
+    """
     try:
         numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (ValueError, OSError) as error:
-        raise OSError(f"{file} cannot be read ({error}): restore it from a copy, or take another prefix") from None
+        raise OSError(f"{file} cannot be read ({error}): restore it from a copy, or take another name") from None
 
-    def count() -> Iterator[str]:
-        while True:
-            numbers[prefix] = numbers.get(prefix, 0) + 1
-            replace_durably(file, json.dumps(numbers))
-            yield f"{prefix}-{numbers[prefix]:06d}"
+    def count(name: str, beyond: int) -> int:
+        numbers[name] = max(numbers.get(name, 0), beyond) + 1
+        replace_durably(file, json.dumps(numbers))
+        return numbers[name]
 
-    return count()
+    return count
+
+
+def counted_serials(prefix: str, file: Path) -> Iterator[str]:
+    """Count `PREFIX-000001` and on. OSError for a bad numbers file."""
+    count = counter(file)
+    return (f"{prefix}-{count(prefix, 0):06d}" for _ in itertools.repeat(None))
 
 
 def listed_serials(file: Path, encoding: str | None = None) -> Iterator[str]:
@@ -267,6 +276,8 @@ class Station:
     say: Callable[[str], None]
     lot: str | None = None
     tell_trouble: Callable[[str], None] = lambda _: None
+    #: Counts the attempts at the board, where each picture is one; else the daemon does.
+    next_attempt: Callable[[], int] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     counts: StationCounts = field(default_factory=StationCounts)
 
@@ -330,6 +341,7 @@ class Station:
         except PictureError as error:
             raise SourceError(str(error)) from None
         board = board_fields(self.layout.board, serial, self.lot)
+        board |= {"attempt": self.next_attempt()} if self.next_attempt else {}
         more = {"captured_at": datetime.now(UTC).isoformat(timespec="milliseconds")} if self.source.is_live else {}
         shot = f"{key(serial)[:60]}/{uuid.uuid4().hex[:12]}"  # no clock, no counter: another picture, another id
         try:

@@ -1,5 +1,6 @@
 """Pictures in and out: `coserve camera` publishes them to the daemon, `coserve dataset` exports and imports them."""
 
+import codecs
 import io
 import itertools
 import re
@@ -33,6 +34,7 @@ from tools.dataset import Format
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
+    CommandError,
     ConfigOption,
     console,
     errors,
@@ -44,7 +46,8 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.open_line import opened, settings_of
+from tools.terminal.names import legal_name
+from tools.terminal.open_line import opened, reading, settings_of
 from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
@@ -162,10 +165,14 @@ def camera(
     if encoding is not None and serials_from is None:
         fail("--encoding goes with --serials-from", status=2)
     endpoint, board_layout, stop = options.endpoint(), _load_layout(layout), threading.Event()
-    with exit_on(*_ERRORS, status=2):
+    with exit_on(*_ERRORS, CommandError, LookupError, status=2):
+        codecs.lookup(encoding or "utf-8")
+        serial = None if serial is None else legal_name(serial, "--serial")
+        serials = None if serials is None else legal_name(serials, "--serials")
         trigger, names = _choose(options, serial, serials, serials_from, encoding, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
-    _station(options, endpoint, frames, board_layout, trigger, names, stop)
+        next_attempt = None if serial is None or save else _count_attempts(options, board_layout.board, serial)
+    _station(options, endpoint, frames, board_layout, trigger, names, stop, next_attempt)
 
 
 _BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from", "--encoding"}
@@ -287,9 +294,8 @@ def _choose(
     every: int | None,
     interval: float | None,
 ) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
-    """Return the trigger and the serials; OSError or ValueError for wrong ones, or a file that cannot be read."""
+    """Return the trigger and the serials; OSError or CommandError for wrong ones, or a file that cannot be read."""
     from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
-    from tools.terminal.names import legal_name
 
     lines = None
     if every is not None:
@@ -301,13 +307,26 @@ def _choose(
             sys.stdin.reconfigure(encoding=encoding or "utf-8-sig", errors="surrogateescape")
         trigger = lines = ScannedLines(sys.stdin, _say)
     if serial is not None:
-        return trigger, itertools.repeat(legal_name(serial, "--serial"))
+        return trigger, itertools.repeat(serial)
     if prefix is not None:
-        legal_name(f"{prefix}-000001", "--serials")
         return trigger, counted_serials(prefix, options.folder() / "serials.json")
     if lines is not None and serials_from == "-":
         return trigger, lines.serials()
     return trigger, listed_serials(Path(serials_from or ""), encoding)
+
+
+def _count_attempts(options: _LineOptions, board_type: str, serial: str) -> Callable[[], int]:
+    """Count on from the line's last attempt, or that of an earlier run: each picture is a test of its own."""
+    from tools.camera.station import counter
+    from tools.query.reading import last_attempt
+
+    count, newest = counter(options.folder() / "attempts.json"), 0
+    if not options.is_endpoint:
+        settings = settings_of(Path(options.config))
+        if Path(settings.database.removeprefix("sqlite:///")).exists():
+            with reading(settings) as engine, engine.connect() as connection:
+                newest = last_attempt(connection, board_type, serial)
+    return lambda: count(f"{board_type}/{serial}", newest)
 
 
 def _render(
@@ -377,6 +396,7 @@ def _station(
     trigger: "Trigger | ScannedLines",
     serials: Iterator[str],
     stop: threading.Event,
+    next_attempt: Callable[[], int] | None,
 ) -> NoReturn:
     from tools.camera.layout import TrainingFolder
     from tools.camera.station import Station
@@ -388,7 +408,9 @@ def _station(
         publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=options.curve())
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
-    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, tell_trouble, stop)
+    at_station = Station(
+        source, layout, trigger, serials, publisher, _say, options.lot, tell_trouble, next_attempt, stop
+    )
     problem = ""
     with _set_by_signals(stop):
         try:

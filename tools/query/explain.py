@@ -41,17 +41,9 @@ _REASONS = {
         "its board began in an edition of rules and experts that was replaced, and that does not serve any more. Send"
         " the board again as a new attempt"
     ),
-    "repeated_picture": (
-        "its source had just sent the same picture for another place or board. Look at the camera: it may be frozen."
-        " A source that does so on purpose is named in `guards.may_repeat`"
-    ),
-    "picture_quality": (
-        "nothing can be judged on its picture: exposure, stripes or sharpness. Look at camera, light and lens"
-    ),
-    "unlike_training": (
-        "its picture is unlike all that the expert learned from. Look at it: another part, turned, or a new look of the"
-        " part, of which pictures should be learned"
-    ),
+    "repeated_picture": "its source had just sent the same picture for another place or board. Is its camera frozen?",
+    "picture_quality": "nothing can be judged on its picture. Look at camera, light and lens",
+    "unlike_training": "its picture is unlike all that the expert learned from. Look at it; learn it if it is right",
 }
 _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}
 

@@ -472,6 +472,11 @@ def newest_attempt(connection: Connection, serial: str, board_type: str | None =
     return _attempts(connection, serial, board_type)[-1]["board_id"]
 
 
+def last_attempt(connection: Connection, board_type: str, serial: str) -> int:
+    query = select(func.max(boards.c.attempt)).where(boards.c.board_type == board_type, boards.c.serial == serial)
+    return connection.execute(query).scalar() or 0
+
+
 # Boards with all of their rows: `coserve export`
 
 

@@ -118,8 +118,7 @@ def _compared(record: JudgedImage, judged: Sequence[JudgedAnswer], *, is_size_kn
         defect, unfinished = judgement.defect, judgement.next
         verdict, guard = guarded(judgement.verdict, (inspection["reason"] or "",))
         if guard != inspection["reason"]:
-            why = f"the reason {inspection['reason']} is stored, which is for a pass"
-            return RetracedVerdict(contradiction=f"{why}; the rules give {shown(verdict, defect)}")
+            return RetracedVerdict(contradiction=f"{inspection['reason']} is for a pass, not {shown(verdict, defect)}")
     if (verdict, defect) == stored and unfinished is None:
         return RetracedVerdict(verdict, defect)
     result = f"the rules give {shown(verdict, defect)}" + (f", and go on to `{unfinished.name}`" if unfinished else "")

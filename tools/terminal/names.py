@@ -22,8 +22,6 @@ def read_text(file: Path, encoding: str = "utf-8") -> str:
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), encoding)
     try:
         return content.decode(encoding)
-    except LookupError:
-        raise CommandError(f"{encoding}: no encoding of that name is known; utf-8, windows-1252 … are") from None
     except UnicodeDecodeError as error:
         line, remedy = content[: error.start].count(b"\n") + 1, "save it as UTF-8 (serials: or name their --encoding)"
         raise CommandError(f"{file}:{line}: is not {encoding.upper()} text: {remedy}") from None

@@ -20,9 +20,9 @@ from daemon.policy.presets import UnknownPolicyError, preset
 from daemon.units import parse_bytes, utc_text
 from daemon.wire.control import ControlError
 from daemon.wire.keys import KeyFileError
+from daemon.wire.messages import NAME, NAME_EXPECTED
 from experts.moe.errors import ModelError
 from experts.vision.architectures import ARCHITECTURES
-from routing_rules.names import NAME_EXPECTED, name_in_use
 from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
 from tools.terminal.open_line import settings_of
 
@@ -39,7 +39,7 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def _checked_note(text: str | None) -> str | None:
-    if text is None or name_in_use(text) is not None:
+    if text is None or NAME.fullmatch(text):
         return text
     raise typer.BadParameter(f"expected {NAME_EXPECTED}, not {text!r}")
 

@@ -38,8 +38,7 @@ from daemon.storage.database.reviews import (
 from daemon.storage.database.schema import boards, detections, inspections, pending, reviews, stages
 from daemon.storage.decisions import Decision
 from daemon.wire.control import ControlError
-from daemon.wire.messages import MAX_INTEGER
-from routing_rules.names import NAME_EXPECTED, name_in_use
+from daemon.wire.messages import MAX_INTEGER, NAME
 
 #: Waiting images beyond this are shown as "1000 or more".
 _MAX_COUNTED = 1000
@@ -116,10 +115,11 @@ def set_name(
     reviewer: Annotated[str, Form(max_length=512)],
     next: Annotated[str, Form(max_length=2048)] = "/review",  # noqa: A002
 ) -> Response:
-    if (name := name_in_use(reviewer.strip())) is None:
-        raise HTTPException(422, f"your name: expected {NAME_EXPECTED}")
+    reviewer = reviewer.strip()
+    if not NAME.fullmatch(reviewer):
+        raise HTTPException(422, "your name: 1 to 128 characters without control characters")
     answer = RedirectResponse(safe_path(next), 303)
-    answer.set_cookie(_NAME_COOKIE, quote(name), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
+    answer.set_cookie(_NAME_COOKIE, quote(reviewer), _NAME_COOKIE_S, path="/", httponly=True, samesite="strict")
     return answer
 
 
@@ -128,7 +128,7 @@ def name_of(cookie: str) -> str:
         name = unquote(cookie, errors="strict")
     except UnicodeDecodeError:
         return ""
-    return name_in_use(name) or "" if name.strip() else ""
+    return name if NAME.fullmatch(name) and name.strip() else ""
 
 
 class _ReviewPage:

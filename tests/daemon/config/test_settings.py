@@ -127,7 +127,7 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         ("guards: {repeated_picture: on}", "coserve.yaml:5:28: expected"),
         ("guards: {retest_after: 2}", "expected a duration such as"),
         ("guards: {picture_quality: maybe}", "coserve.yaml:5:27: expected"),
-        ('guards: {may_repeat: ["a b"]}', "expected the name of a source"),
+        ('guards: {may_repeat: ["a b"]}', "should match pattern"),
         ('consumers: {"a\\u202eb": {}}', r"coserve.yaml:5:13: expected text without \u202e,"),
     ],
 )

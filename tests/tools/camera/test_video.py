@@ -35,6 +35,7 @@ from tools.camera.station import (
     StationCounts,
     VideoFile,
     counted_serials,
+    counter,
     every_nth,
     listed_serials,
 )
@@ -96,6 +97,21 @@ def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a
     counter.write_text("{")
     with pytest.raises(OSError, match=r"serials\.json cannot be read"):
         counted_serials("A", counter)
+
+
+@pytest.mark.promise("Cameras", "With `camera --serial` each picture is an attempt of its own, which the camera names")
+def test_each_picture_of_one_serial_is_an_attempt_of_its_own_after_a_restart_too(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30])
+
+    def attempts(newest: int) -> list[int]:
+        count = counter(tmp_path / "attempts.json")
+        source = VideoFile(video)
+        station = run(tmp_path, source, every_nth(1), repeat("S1"), next_attempt=lambda: count("b/S1", newest))
+        return [station.daemon.headers[image]["board"]["attempt"] for image in station.daemon.seen]
+
+    assert attempts(0) == [1, 2, 3]
+    assert attempts(0) == [4, 5, 6]
+    assert attempts(10) == [11, 12, 13]  # another camera tested it meanwhile
 
 
 def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp_path: Path) -> None:
