@@ -132,6 +132,12 @@ class WatchedFolder:
         path = PurePosixPath(name)
         return path.parent, self._part_of(path) or path
 
+    @property
+    def waiting(self) -> int:
+        """The number of files that were not sent or not answered yet, without those reported as incomplete."""
+        files = self._files.values()
+        return sum(file.unanswered > 0 or not (file.is_done or file.is_reported) for file in files)
+
     def mark_accepted(self, dropped: DroppedFile) -> None:
         if self._move_to is not None and self._move(dropped, self._move_to):
             return

@@ -375,8 +375,8 @@ def _watch(options: _LineOptions, folder: Path, pictures: "PictureFiles", move_t
     counts = publisher.files
     not_sent = counts["unfit"] + watched.incomplete
     table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
-    table |= _left_out(watched.left_out) | publisher.account.as_dict()
-    options.finish(table, is_complete=not (counts["refused"] or not_sent))
+    table |= {"files waiting": watched.waiting} | _left_out(watched.left_out) | publisher.account.as_dict()
+    options.finish(table, is_complete=not (counts["refused"] or not_sent or watched.waiting))
 
 
 def _left_out(left_out: Mapping[str, int]) -> dict[str, int]:
