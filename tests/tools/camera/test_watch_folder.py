@@ -221,10 +221,13 @@ def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_
         until(lambda: publisher.files["accepted"] == 30)
         watched.put("overview.jpg", a_jpeg(99))
         until(lambda: publisher.files["unfit"])
+        watched.put("b/L\udce4/R1.R0402.jpg", a_jpeg(98))
+        until(lambda: publisher.files["unfit"] == 2)
     assert len(daemon.order) == 30 == len(set(daemon.order))
     assert len(list(watched.done.rglob("*.jpg"))) == 30
-    assert watched.names() == ["overview.jpg"]
-    assert "expected BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png" in watched.messages[-1]
+    assert watched.names() == ["R1.R0402.jpg", "overview.jpg"]
+    assert "expected BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png" in watched.messages[-2]
+    assert r"its name: 'L\udce4' is not UTF-8" in watched.messages[-1]
 
 
 def test_a_refused_file_stays_is_said_and_not_sent_again_in_this_run(tmp_path: Path) -> None:
