@@ -33,7 +33,7 @@ def legal_name(text: str, where: object) -> str:
         return name
     is_utf8 = not any("\udc80" <= sign <= "\udcff" for sign in text)
     expected = NAME_EXPECTED if is_utf8 else "UTF-8"
-    raise CommandError(f"{where}: {text[:40]!a} is not {expected}: write it anew")
+    raise CommandError(f"{where}: {text[:40]!a} is not {expected}: correct it")
 
 
 def file_name(name: str) -> str:

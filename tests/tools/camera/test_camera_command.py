@@ -78,8 +78,8 @@ def test_names_that_the_wire_takes_are_sent_and_each_other_one_is_named(tmp_path
         "psu/Z1 /R1.R0603.png",
     )
     bad = {
-        "psu/L1/R2.Geh\udce4use.png": r"its name: 'Geh\udce4use' is not UTF-8: write it anew",
-        "psu/\udc8a\udcee1/R1.R0603.png": r"its name: '\udc8a\udcee1' is not UTF-8: write it anew",
+        "psu/L1/R2.Geh\udce4use.png": r"its name: 'Geh\udce4use' is not UTF-8: correct it",
+        "psu/\udc8a\udcee1/R1.R0603.png": r"its name: '\udc8a\udcee1' is not UTF-8: correct it",
         "psu/S\u200b1/R1.R0603.png": r"its name: 'S\u200b1' is not a string of 1 to 128 characters",
         f"psu/S2/{'x' * 129}.R0603.png": "is not a string of 1 to 128 characters",
     }

@@ -132,7 +132,7 @@ def test_a_scan_that_is_no_text_does_not_end_the_station(tmp_path: Path) -> None
         words += ["--serials-from", "-", "--state", tmp_path / "state"]
         done = CliRunner().invoke(app, list(map(str, words)), input=b"\xef\xbb\xbfA1\nB\xe42\nA3\n")
     assert [daemon.headers[image]["board"]["serial"] for image in daemon.order] == ["A1", "A3"], done.output
-    assert r"no serial: 'B\udce42' is not UTF-8: write it anew" in done.stderr
+    assert r"no serial: 'B\udce42' is not UTF-8: correct it" in done.stderr
 
 
 def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) -> None:
