@@ -11,6 +11,7 @@ from typing import Any
 from experts.durable import replace_durably
 from experts.weights import file_sha256
 from tools.pictures import find_pictures, is_hidden
+from tools.terminal.console import CommandError
 from tools.training import TrainingError
 from tools.training.backbone import load_backbone, read_entries
 from tools.training.classifier import TrainingPlan, train_classifier
@@ -51,7 +52,7 @@ def train_each(
     for folder in folders:
         try:
             report = _train_one(folder, out, plan)
-        except TrainingError as error:
+        except CommandError as error:
             report = TypeReport(folder.name, error=str(error))
         reports.append(report)
         on_type(report)
