@@ -202,6 +202,7 @@ class App:
             expert_version=self._expert_version,
             tell=tell,
             record=EpochRecord(config.journal),
+            guards=config.guards,
         )
         self._identity = {"line": config.line, "epoch": self._store.epoch}
         self._reader = ResultsReader(config.database)
@@ -299,6 +300,7 @@ class App:
             record=config.record,
             last_batch_id=self._recovery.last_batch_id,
             hang_after_s=config.limits.hang_after,
+            guards=config.guards.switched_on,
         )
 
     def _make_sockets(self, config: Config) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experts.spec import Detection
-from routing_rules.routes import VerdictName
+from routing_rules.routes import Guard, VerdictName
 
 #: The most attributes of an attempt, and their bytes as UTF-8 JSON without spaces.
 MAX_ATTRIBUTES = 32
@@ -81,6 +81,10 @@ class Image:
     attempt: int = 0
     edition: int = 0
     late: bool = False
+    #: True if it is late, and its attempt had a picture of its position before: sent twice, or too soon for a retest.
+    repeats: bool = False
+    #: Found when it was accepted: a pass will be `review`, for this reason.
+    guard: Guard | None = None
     key: JournalKey = _NOWHERE
     #: Monotonic seconds; after a restart derived from the wall clock.
     accepted_s: float = field(default=0.0, compare=False)
@@ -88,9 +92,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An image that the edition of its board cannot route: decided with its row, after all other checks."""
+    """An image that the edition of its board cannot route, or of a closed attempt that has no place for it.
 
-    code: Literal["unknown_board", "unknown_component"]
+    It is decided with its row, after all other checks.
+    """
+
+    code: Literal["unknown_board", "unknown_component", "attempt_closed"]
     reason: str
 
 
@@ -130,7 +137,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of one image, written once and published from this alone. `reason` is None for a judged image."""
+    """The end of one image, written once and published from this alone.
+
+    `reason` says why it is `unknown`, or which guard turned a pass into `review`; None otherwise.
+    """
 
     image: Image
     verdict: VerdictName

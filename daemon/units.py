@@ -112,6 +112,9 @@ def spreadsheet_cell(value: Any) -> Any:
     return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
-def printable(text: str) -> str:
-    """Return `text` without characters that steer a terminal or turn its writing: names come from outside."""
-    return "".join(sign if sign.isprintable() else "�" for sign in text)
+def printable(text: str, kept: str = "") -> str:
+    """Return `text` with escapes for characters that steer a terminal or turn its writing: names come from outside."""
+    if text.isprintable():
+        return text
+    shown = (sign if sign.isprintable() or sign in kept else ascii(sign)[1:-1] for sign in text)
+    return "".join(shown)

@@ -39,12 +39,14 @@ class Answer:
     """An expert's answer for one image.
 
     A classifier gives its best label and that label's probability. A detector gives its boxes, most
-    confident first; `label` and `confidence` repeat the first box, or are None if nothing was found.
+    confident first; `label` and `confidence` repeat the first box, or are None if nothing was found. `guards`
+    are those of routing_rules.routes that would not let the image pass.
     """
 
     label: str | None
     confidence: float | None
     detections: tuple[Detection, ...] = ()
+    guards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """YAML text to plain data of which every key and every value still knows its line and column.
 
 Beyond PyYAML's own loaders: YAML 1.2 scalars (NO, ON and yes stay text), keys always the text as written (`0402:` is
-not octal), duplicate keys as mistakes, and bounds on depth and on what aliases expand to.
+not octal), text in NFC, duplicate keys as mistakes, and bounds on depth and on what aliases expand to.
 """
 
 import math
@@ -139,11 +139,14 @@ def read_yaml(path: Path) -> Document:
         return _unreadable(name, "", line, column, "not UTF-8 text: save the file as UTF-8")
 
 
-def read_yaml_text(text: str, name: str, *, refuse_hidden: bool = False) -> Document:
-    """Parse `text`; YAML's own mistakes are in `problems`, with `name` as the file."""
+def read_yaml_text(text: str, name: str, *, refuse_hidden: bool = False, as_written: bool = False) -> Document:
+    """Parse `text`; YAML's own mistakes are in `problems`, with `name` as the file.
+
+    With `as_written` every value that is not null is text: 0402 is a name, not a number.
+    """
     if len(text) > MAX_TEXT_BYTES:
         return _unreadable(name, text, 1, 1, f"the text is larger than {MAX_TEXT_BYTES // 2**20} MiB")
-    builder = _Builder(name, refuse_hidden)
+    builder = _Builder(name, refuse_hidden, as_written)
     try:
         node = builder.build(text)
     except _UnreadableError as error:
@@ -203,8 +206,9 @@ class _Node:
 class _Builder:
     """Builds data and places from parser events, which are not recursive: depth is ours to bound."""
 
-    def __init__(self, name: str, refuse_hidden: bool) -> None:
+    def __init__(self, name: str, refuse_hidden: bool, as_written: bool) -> None:
         self._refuse_hidden = refuse_hidden
+        self._as_written = as_written
         self.problems: list[Problem] = []
         self._name = name
         self._values = 0
@@ -288,16 +292,16 @@ class _Builder:
     def _key(self, event: yaml.Event, node: _Node) -> str | None:
         """Return the key as written, also where YAML would read another value than text."""
         if isinstance(event, yaml.ScalarEvent):
-            return str(event.value)
+            return unicodedata.normalize("NFC", event.value)
         return node.data if isinstance(node.data, str) else None
 
     def _scalar(self, event: yaml.ScalarEvent) -> str | int | float | bool | None:
-        text = str(event.value)
+        text = unicodedata.normalize("NFC", event.value)
         self._refuse_tag(event)
         # In files only: rules that were kept before must stay readable.
         if self._refuse_hidden and (sign := hidden(text)):
             raise self._stop(event, f"expected text without {sign}, a character that is not seen: write it anew")
-        if event.style or event.tag is not None:
+        if event.style or event.tag is not None or (self._as_written and _CONSTANTS.get(text, True) is not None):
             return text
         if text in _CONSTANTS:
             return _CONSTANTS[text]

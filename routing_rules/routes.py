@@ -6,10 +6,10 @@ how an answer is judged.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 Task = Literal["classify", "detect"]
 
@@ -171,6 +171,16 @@ SEVERITY: tuple[VerdictName, ...] = ("fail", "unknown", "review", "pass")
 def worst(verdicts: Sequence[VerdictName]) -> VerdictName:
     """Return the verdict that wins among `verdicts` (not empty): fail, then unknown, then review, then pass."""
     return min(verdicts, key=SEVERITY.index)
+
+
+Guard = Literal["repeated_picture", "picture_quality", "unlike_training"]
+GUARDS: tuple[Guard, ...] = get_args(Guard)
+
+
+def guarded(verdict: VerdictName, found: Collection[str]) -> tuple[VerdictName, Guard | None]:
+    """Return verdict and reason with what guards found: they turn only a pass into review, and the first gives why."""
+    reason = next((guard for guard in GUARDS if guard in found), None) if verdict == "pass" else None
+    return ("review", reason) if reason else (verdict, None)
 
 
 class Seen(Protocol):

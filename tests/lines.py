@@ -78,6 +78,8 @@ def a_line(folder: Path, experts: Path, *, memory: str = "150MB", **settings: An
         "rules": "rules.yaml",
         "catalog": "experts/catalog.yaml",
         "devices": {"cpu": {"expert_memory": memory, "executors": 1}},
+        # Most tests send any picture for any part, and retest at once.
+        "guards": {"may_repeat": ["*"], "retest_after": "off"},
         **settings,
     }
     path = folder / "coserve.yaml"

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +22,17 @@ from experts.durable import replace_durably
 from experts.errors import ImageError
 from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import prepare
-from tools.dataset.write import file_name, read_picture
+from tools.dataset.write import read_picture
 from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.measure import answers_of
+from tools.pictures import find_pictures
 from tools.query.rejudge import RejudgeRequest, rejudge_line
 from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
+from tools.terminal.names import file_name
 from tools.training.classifier import ClassifierReport, TrainingPlan, train_classifier
 from tools.training.held_out import HeldOutAnswers, beats
-from tools.training.labelled import SUFFIXES
 from tools.training.report import cells, draw_report, figures
 
 #: Pictures that a label needs so that one of them can be held out.
@@ -159,8 +161,9 @@ def _write_pictures(
         if same in written:  # the newest decision counts
             written[same] = replace(written[same], version="")
         else:
-            (folder / source.parent.name).mkdir(parents=True, exist_ok=True)
-            (folder / source.parent.name / source.name).symlink_to(source.resolve())
+            label = folder / normalize("NFC", source.parent.name)
+            label.mkdir(parents=True, exist_ok=True)
+            (label / source.name).symlink_to(source.resolve())
     for label in list(folder.glob("*")):
         if len(files := list(label.iterdir())) < _MIN_OF_LABEL:
             left_out[f"the only one that is {label.name}"] += len(files)
@@ -169,7 +172,7 @@ def _write_pictures(
 
 
 def _pictures_in(training: Path) -> list[Path]:
-    if found := [path for path in sorted(training.glob("*/*")) if path.suffix.lower() in SUFFIXES]:
+    if training.is_dir() and (found := find_pictures(training, depth=2).files):
         return found
     raise CommandError(f"{training}: expected pictures as LABEL/*.png, found none (--with)")
 

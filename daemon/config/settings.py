@@ -9,18 +9,18 @@ from datetime import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from daemon.config.plant_time import PlantTime, clock_time, shift_name, timezone_name
 from daemon.consumers.kinds import CONSUMER_KEYS, CONSUMER_NAME, AnyConsumer, consumer_mistakes
 from daemon.consumers.protocol import placed
 from daemon.errors import ConfigError
-from daemon.units import Bytes, Count, Seconds, between, size_text
-from daemon.wire.messages import NAME, NAME_EXPECTED, shown
+from daemon.units import Bytes, Count, Seconds, between, parse_seconds, size_text
+from daemon.wire.messages import KEY, NAME, NAME_EXPECTED, shown
 from daemon.wire.sockets import ipc_problem
 from experts.moe.modes import MODES
-from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, salvage
+from routing_rules.load import Document, KeyPath, Problem, nearest, read_yaml, read_yaml_text, salvage
+from routing_rules.routes import GUARDS
 
 #: Placeholder in `security` for the folder where systemd puts the secrets of `LoadCredential=`.
 CREDENTIALS = "$CREDENTIALS_DIRECTORY"
@@ -139,7 +139,6 @@ class Model(_ConfigSection):
     rows: Count = 8
     max_new_tokens: Count = 256
     tasks: list[str] = []
-    slo: Seconds | None = None
 
     @property
     def least_bytes(self) -> int:
@@ -174,6 +173,39 @@ class Retention(_ConfigSection):
     images_bytes: Bytes | None = None
     free: Bytes | None = None
     results_for: Seconds | None = None
+
+
+def _switch(value: object) -> object:
+    """Read `on` and `off`, which YAML 1.2 leaves as text; `0`, `off` and `false` are one."""
+    if isinstance(value, str):
+        return {"on": True, "off": False}.get(value.lower(), value)
+    return False if value == 0 else value
+
+
+def _seconds_or_off(value: object) -> float:
+    return 0.0 if _switch(value) is False else parse_seconds(value)
+
+
+Switch = Annotated[Literal[True, False], BeforeValidator(_switch)]
+
+
+class Guards(_ConfigSection):
+    """What turns a `pass` into `review`, and when a picture of a closed board is another attempt (PROTOCOL.md, 1.2)."""
+
+    repeated_picture: Annotated[
+        Literal[False] | Annotated[int, Field(strict=True, ge=1, le=100_000)], BeforeValidator(_switch)
+    ] = 1000
+    retest_after: Annotated[float, BeforeValidator(_seconds_or_off)] = 2.0
+    picture_quality: Switch = True
+    unlike_training: Switch = True
+    may_repeat: list[Annotated[str, Field(pattern=rf"^(\*|{KEY.pattern})$")]] = []
+
+    @property
+    def switched_on(self) -> list[str]:
+        return [guard for guard in GUARDS if getattr(self, guard)]
+
+    def may_send_again(self, source: str) -> bool:
+        return source in self.may_repeat or "*" in self.may_repeat
 
 
 class PlantClock(_ConfigSection):
@@ -243,6 +275,7 @@ class Config(_ConfigSection):
     policy: str = "coserve-plus"
     limits: Limits = Limits()
     retention: Retention = Retention()
+    guards: Guards = Guards()
     plant: Plant = Plant()
     stop: StopSettings = StopSettings()
     models: dict[Annotated[str, Field(pattern=_MODEL_NAME)], Model] = {}
@@ -475,15 +508,14 @@ def _override(document: Document, environ: Mapping[str, str]) -> list[Problem]:
             hint = f"; did you mean {close}?" if close else ""
             problems.append(Problem(f"environment variable {name}", 1, 1, f"names no setting of coserve.yaml{hint}"))
             continue
-        try:
-            value = yaml.safe_load(environ[name])
-        except yaml.YAMLError:
-            problems.append(Problem(f"environment variable {name}", 1, 1, "its text is not a YAML value"))
+        value = read_yaml_text(environ[name], f"environment variable {name}")
+        if value.problems:
+            problems += value.problems
             continue
         parent = document.data
         for key in path[:-1]:
             parent = parent.setdefault(key, {}) if isinstance(parent, dict) else {}
-        parent[path[-1]] = value
+        parent[path[-1]] = value.data
         document.outside[path] = f"environment variable {name}"
     return problems
 

@@ -1,7 +1,7 @@
 """Images on their way through their chains of experts, each to exactly one end. Drive thread only."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from daemon.policy.request import Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from daemon.records import Image, Stage, Verdict
 from experts.spec import Answer, ExpertId, ExpertSpec, name_of, resident_in
-from routing_rules.routes import Judgement, Step, judge
+from routing_rules.routes import GUARDS, Judgement, Step, guarded, judge
 
 #: Pause before bytes that could not be read are read again.
 _READ_AGAIN_S = 5.0
@@ -42,6 +42,8 @@ class Chain:
     head: ExpertSpec | None = None
     stages: list[Stage] = field(default_factory=list[Stage])
     judgement: Judgement | None = None
+    #: Guards that would not let it pass, of the image itself and of each answer.
+    guards: list[str] = field(default_factory=list[str])
     #: How often a device failed with a batch of this step.
     failures: int = 0
     #: When this step first had to wait outside the queues, and until when it may; see `Chains.park`.
@@ -65,8 +67,11 @@ class Chains:
         *,
         hang_after_s: float,
         clock: Callable[[], float],
+        guards: Collection[str] = GUARDS,
     ) -> None:
+        """`guards` are those that are on."""
         self._scheduler, self._serving = scheduler, serving
+        self._guards = frozenset(guards)
         #: What the drive reports once a turn, and empties.
         self.judged: list[Judged] = []
         self.bad_images: list[tuple[Image, str]] = []
@@ -153,6 +158,7 @@ class Chains:
         chain, now = self._chains.pop(request.request_id), self._clock()
         before = chain.judgement
         chain.stages.append(stage)
+        chain.guards += answer.guards
         if self._serves_no_more(chain):
             self._end(chain, "edition_gone")
             return
@@ -167,7 +173,9 @@ class Chains:
             chain.step, chain.failures = judged.next, 0
             self._ask(chain)
         else:
-            self._finish(Verdict(chain.image, judged.verdict, judged.defect, stages=tuple(chain.stages)))
+            found = self._guards.intersection((chain.image.guard, *chain.guards))
+            verdict, reason = guarded(judged.verdict, found)
+            self._finish(Verdict(chain.image, verdict, judged.defect, reason, tuple(chain.stages)))
 
     def unanswered(self, request: Request, fault: Fault, *, is_device_error: bool, is_lost: bool) -> None:
         """End the image, or retry it if its device failed or its bytes could not be read this time."""

@@ -6,7 +6,7 @@ All events arrive in one queue. After each turn loads go to the loaders, batches
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from daemon.policy.request import ExpertFacts, PoolId, device_of
 from daemon.records import BatchDone, ExpertSwitch, Image, QueueSample, Stage, Verdict
 from daemon.wire.control import ControlError
 from experts.spec import Answer, ExpertId, name_of, resident_in
+from routing_rules.routes import GUARDS
 
 #: Pause after a turn that failed through a defect of ours, so that the thread cannot busy-loop.
 _AFTER_DEFECT_S = 0.5
@@ -99,8 +100,9 @@ class Drive:
     `makeup` describes the scheduler; its pools and executors are divided as the policy needs them (`partition`).
     `serving` are the editions, `usage` the usage probabilities of their experts as counted in a profile. `record` is
     the file for a trace (trace.py). A batch or load that takes longer than `hang_after_s`, and far longer than
-    predicted, counts as hung: nothing else waits for it. Batch numbers start above `last_batch_id`, since the
-    database's views tell batches apart by number. `clock` is monotonic seconds, `wall` seconds since the epoch.
+    predicted, counts as hung: nothing else waits for it. `guards` are those that are on. Batch numbers start above
+    `last_batch_id`, since the database's views tell batches apart by number. `clock` is monotonic seconds, `wall`
+    seconds since the epoch.
     """
 
     _reports: DriveReports
@@ -115,6 +117,7 @@ class Drive:
         record: Path | None = None,
         last_batch_id: int = 0,
         hang_after_s: float = 30.0,
+        guards: Collection[str] = GUARDS,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -139,6 +142,7 @@ class Drive:
             serving,
             hang_after_s=hang_after_s,
             clock=clock,
+            guards=guards,
         )
         self._health = ExecutorHealth(makeup.executors, self._scheduler)
         self._control = SchedulerControl(self._scheduler, self._chains, self._health)

@@ -92,7 +92,7 @@ class ServedModel:
                 max_new_tokens=new_tokens,
                 task=text.task,
                 arrived_s=arrived_s,
-                slo_s=settings.slo if text.slo_ms is None else text.slo_ms / 1000,
+                slo_s=None if text.slo_ms is None else text.slo_ms / 1000,
                 deadline_s=None if text.deadline_ms is None else arrived_s + text.deadline_ms / 1000,
             )
         )

@@ -1,8 +1,11 @@
-"""Alarms of the rules (docs/rules.md), counted from the results stream by a thread that no verdict waits for."""
+"""Alarms of the rules (docs/rules.md), counted from the results stream by a thread that no verdict waits for.
+
+Two more are the line's own: of a camera that repeats pictures, and of one that sends each board twice.
+"""
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,12 @@ _MAX_ACTIVE, _SHOWN = 50, 10
 _EVERY_S, _SELDOM_S = 0.5, 10.0
 #: Messages: at most waiting; counted again at a start or for a new rule; read and judged at a time.
 _WAITING, _HISTORY, _PAGE = 20_000, 10_000, 100
+#: Counts images that the guard `repeated_picture` sent to review.
+REPEATED = AlarmRule("repeated-picture", "review", 3, ("source",), None, (600.0, "seconds", "10m"))
+_FROZEN = "Is its camera frozen? Passes wait in Review; `guards.may_repeat` names sources that may."
+#: Boards in a row that came once more after they had closed.
+_TWICE = 3
+_TRIGGERS_TWICE = "That counts as late. Does a camera trigger twice? Retests name their attempt (docs/cameras.md)."
 
 
 class AlarmWatch:
@@ -46,6 +55,8 @@ class AlarmWatch:
     def see(self, body: Body) -> None:
         """Count a finished image, or a review in place of the line's verdict; in the order of `seq`."""
         image_id, board, (size, kind, _) = body["inspection_id"], body["board"], self.rule.within
+        if self.rule is REPEATED and body.get("reason") != "repeated_picture":
+            return
         if image_id is None or not self._glob.matches(body["component"]):
             return
         where = tuple(board["type"] if name == "board_type" else body[name] for name in self._same)
@@ -89,12 +100,15 @@ class AlarmWatch:
                     since = before.get((where, defect), {}).get("since", reached)
                     text = self._text(where, defect, len(images), len(place))
                     row = {"alarm": self.rule.name, "since": since, "text": text, "count": len(images)}
+                    row |= {"remedy": _FROZEN} if self.rule is REPEATED else {}
                     self.active[where, defect] = row | {"images": list(images.values())[-_SHOWN:]}
         self._changed.clear()
 
     def _text(self, where: tuple[str, ...], defect: str | None, count: int, units: int) -> str:
         _, kind, window = self.rule.within
         named = {"component": self.rule.component, **dict(zip(self._same, where, strict=True))}
+        if self.rule is REPEATED:
+            return f"{where[0]} sent the same picture for other positions or boards, {count} times in the last {window}"
         text = f"{named['board_type']}: " if "board_type" in named else ""
         text += defect or self.rule.verdict
         text += f" of {named['component']}" if named["component"] else ""
@@ -113,6 +127,38 @@ class AlarmWatch:
             del self._places[where]
 
 
+class SentTwice:
+    """The alarm of boards in a row that were sent once more after they had closed: `active`."""
+
+    def __init__(self) -> None:
+        self.active: dict[tuple[Any, ...], dict[str, Any]] = {}
+        #: The boards that closed last: the components that each lacked, and its newest image that filled no gap. One
+        #: more than a row, as the newest may yet get its own.
+        self._closed: OrderedDict[tuple[Any, ...], tuple[set[str], Body | None]] = OrderedDict()
+
+    def see(self, topic: str, body: Body) -> None:
+        is_late = topic.startswith("inspection/") and body["late"]
+        if not (is_late or topic.startswith("board/")):
+            return
+        key = tuple(body["board"][name] for name in ("type", "serial", "attempt"))
+        if not is_late:
+            self._closed[key] = {each["component"] for each in body["missing"]}, None
+            while len(self._closed) > _TWICE + 1:
+                self._closed.popitem(last=False)
+        elif key in self._closed:
+            missing, _ = self._closed[key]
+            if body["component"] not in missing:
+                self._closed[key] = missing, {name: body[name] for name in (*_REMEMBERED, "source")}
+        copies = [image for _, image in self._closed.values()]
+        row = [image for image in (copies[:-1] if copies[-1:] == [None] else copies)[-_TWICE:] if image]
+        before, self.active = self.active, {}
+        if len(row) == _TWICE:
+            since = before.get(("boards-sent-twice",), row[-1])
+            text = f"{row[-1]['source']} sent pictures of {_TWICE} boards in a row that had closed"
+            alarm = {"alarm": "boards-sent-twice", "since": since.get("since", row[-1]["at"]), "text": text}
+            self.active["boards-sent-twice",] = alarm | {"count": _TWICE, "remedy": _TRIGGERS_TWICE, "images": row}
+
+
 class Alarms:
     """The thread. `rows` are the active alarms and `counts` how many of each rule, replaced as a whole."""
 
@@ -125,8 +171,9 @@ class Alarms:
         self._file = file
         self._every_10_s, self._called_s = every_10_s, time.monotonic()
         self._seq, self._written = 0, b""
-        self._watches: dict[AlarmRule, AlarmWatch] = {}
+        self._watches = {REPEATED: AlarmWatch(REPEATED)}
         self._messages: deque[Message] = deque(maxlen=_WAITING)
+        self._sent_twice = SentTwice()
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
         self._thread = threading.Thread(target=self._run, name="alarms")
@@ -164,7 +211,8 @@ class Alarms:
             self._every_10_s()
             self._called_s = time.monotonic()
         before, self._watches = self._watches, {}  # after a poll that fails, the next one counts everything again
-        watches = {rule: before.get(rule) or AlarmWatch(rule) for rule in self._serving.current.routes.alarms}
+        rules = (*self._serving.current.routes.alarms, REPEATED)
+        watches = {rule: before.get(rule) or AlarmWatch(rule) for rule in rules}
         new, after = [watch for rule, watch in watches.items() if rule not in before], self._seq - _HISTORY
         while new and after < self._seq and not self._stopping.is_set():
             items = self._reader.results_since(max(0, after), _PAGE)["items"]
@@ -176,17 +224,21 @@ class Alarms:
         waiting = [self._messages.popleft() for _ in range(len(self._messages))]
         self._seq = waiting[-1].seq if waiting else self._seq
         _see(list(watches.values()), ((message.topic, message.body) for message in waiting))
+        for message in waiting:
+            self._sent_twice.see(message.topic, message.body)
         for watch in watches.values():
             watch.judge(time.time())
         self._watches = watches
-        self._report({(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()})
+        of_rules = {(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()}
+        self._report(of_rules | self._sent_twice.active)
 
     def _report(self, active: dict[tuple[Any, ...], dict[str, Any]]) -> None:
         for event, rows, others in (("alarm_began", active, self._active), ("alarm_ended", self._active, active)):
             for row in (row for key, row in rows.items() if key not in others):
                 self._log.warning(event, alarm=row["alarm"], text=row["text"], since=row["since"])
         self._active, self.rows = active, sorted(active.values(), key=lambda row: row["since"])
-        self.counts = {rule.name: len(watch.active) for rule, watch in self._watches.items()}
+        self.counts = {rule.name: len(each.active) for rule, each in self._watches.items() if rule is not REPEATED}
+        self.counts |= Counter(row["alarm"] for row in self.rows)
         written = encode({"alarms": self.rows})
         if self._file is not None and written != self._written and (self.counts or self._file.exists()):
             self._file.parent.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from daemon.records import BatchDone, ExpertSwitch, Generation, Image, Message
 from daemon.wire.messages import Answer, Code
-from routing_rules.routes import VerdictName
+from routing_rules.routes import GUARDS, VerdictName
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -78,6 +78,8 @@ class Metrics:
             self._verdicts.labels(verdict, "")
         for reason in _REASONS:
             self._verdicts.labels("unknown", reason)
+        for guard in GUARDS:
+            self._verdicts.labels("review", guard)
         for verdict in get_args(VerdictName):
             self._boards.labels(verdict, "complete")
             self._boards.labels(verdict, "time_limit")

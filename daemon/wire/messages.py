@@ -23,6 +23,7 @@ from daemon.records import (
     attributes_fit,
     attributes_text,
 )
+from routing_rules.names import NAME_EXPECTED, name_in_use, text_in_use
 
 __all__ = [
     "KEY", "MAGIC", "MAX_HEADER_BYTES", "MAX_INTEGER", "Code", "MessageError", "encode", "read_header",
@@ -44,6 +45,7 @@ Code = Literal[
     "unknown_model",
     "bad_image",
     "too_large",
+    "attempt_closed",
 ]
 
 
@@ -172,16 +174,15 @@ def _legal_key(value: object) -> str | None:
 VERSION = 1
 DAY_MS = 86_400_000
 
-#: Allowed names of boards, components, defects and people.
+#: Texts of people: who decided, and notes. Names on the wire follow a stricter rule (routing_rules/names.py).
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
-_ATTRIBUTE = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{0,256}")
-_ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control characters"
+_MAX_ATTRIBUTE = 256
+_ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control characters and others that nobody sees"
 #: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
 _WHITE_SPACE = "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TEXT = re.compile(r"[^\ud800-\udfff]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
-NAME_EXPECTED = "a string of 1 to 128 characters without control characters"
 _RFC3339 = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,60}))?"
     r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))"
@@ -253,10 +254,17 @@ class _Fields:
         return self.needed(name, KEY, _KEY_EXPECTED)
 
     def name(self, name: str) -> str:
-        return self.needed(name, NAME, NAME_EXPECTED)
+        used = self.name_or_none(name)
+        if used is None:
+            raise self._wrong(name, NAME_EXPECTED, None)
+        return used
 
     def name_or_none(self, name: str) -> str | None:
-        return self.string(name, NAME, NAME_EXPECTED)
+        value = self._fields.get(name)
+        used = name_in_use(value)
+        if used is None and value is not None:
+            raise self._wrong(name, NAME_EXPECTED, value)
+        return used
 
     def integer(self, name: str, least: int, most: int = MAX_INTEGER) -> int | None:
         value = self._fields.get(name)
@@ -294,7 +302,7 @@ class _Fields:
     def serial(self) -> str:
         """Return `serial` without white space at its ends: a scanner's line end is no part of it."""
         value = self._fields.get("serial")
-        if isinstance(value, str) and NAME.fullmatch(serial := value.strip(_WHITE_SPACE)):
+        if isinstance(value, str) and (serial := name_in_use(value.strip(_WHITE_SPACE))) is not None:
             return serial
         raise self._wrong("serial", NAME_EXPECTED, value)
 
@@ -304,12 +312,16 @@ class _Fields:
             return ()
         if not isinstance(value, dict):
             raise self._wrong("attributes", f"an object of at most {MAX_ATTRIBUTES} texts", value)
-        texts = {name: text for name, text in value.items() if text is not None}
-        for name, text in texts.items():
-            if not NAME.fullmatch(name):
+        texts: dict[str, str] = {}
+        for name, text in value.items():
+            if text is None:
+                continue
+            if (used_name := name_in_use(name)) is None:
                 raise _FieldError(f"{self._path}attributes", f"names that are {NAME_EXPECTED}", name)
-            if not (isinstance(text, str) and _ATTRIBUTE.fullmatch(text)):
+            used = text_in_use(text) if isinstance(text, str) else None
+            if used is None or len(used) > _MAX_ATTRIBUTE:
                 raise _FieldError(f"{self._path}attributes.{shown(name)}", _ATTRIBUTE_EXPECTED, text)
+            texts[used_name] = used
         if not attributes_fit(texts):
             size = f"{len(texts)} with {len(attributes_text(texts).encode())} bytes"
             most = f"at most {MAX_ATTRIBUTES} texts and {MAX_ATTRIBUTES_BYTES} bytes of JSON"

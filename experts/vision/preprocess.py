@@ -55,7 +55,7 @@ def decode(
     check_structure(payload, max_pixels, to_end=False)
     if payload.startswith(jpeg.SIGNATURE):
         return _decode_jpeg(payload, max_pixels)
-    return _decode_opencv(payload)
+    return decode_opencv(payload)
 
 
 def _decode_raw(payload: bytes, shape: tuple[int, int, int] | None) -> Image:
@@ -75,7 +75,8 @@ def _decode_jpeg(payload: bytes, max_pixels: int) -> Image:
         raise ImageError(f"the JPEG is damaged or incomplete ({error})") from error
 
 
-def _decode_opencv(payload: bytes) -> Image:
+def decode_opencv(payload: bytes) -> Image:
+    """Decode what has no decoder of its own here. The caller has checked the structure, or needs none."""
     try:
         image = cv2.imdecode(np.frombuffer(payload, dtype=np.uint8), _READ)
     except cv2.error as error:
@@ -102,7 +103,7 @@ def _decode_tiff(payload: bytes, max_pixels: int) -> Image:
         raise ImageError("this kind of TIFF is not read: send 8 or 16 bits, grey, RGB, palette or CMYK") from error
     except Exception as error:  # Pillow lets any error through that a damaged file causes.
         raise ImageError(f"the TIFF is damaged or incomplete ({error})") from error
-    if pixels.dtype == np.uint16:  # grey
+    if pixels.ndim == 2:  # 16 bits of grey, in the file's byte order
         return np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return pixels
 

@@ -10,6 +10,9 @@ import struct
 from experts.errors import ImageHeaderError, LongWalkError
 from experts.vision import jpeg, tiff
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: Signatures of files whose last bytes tell that they are whole.
+END_MARKED = (jpeg.SIGNATURE, _PNG)
 #: Segments of a JPEG and chunks of a PNG that are walked; real files have tens, a 64 MB PNG some thousands.
 MAX_STEPS = 50_000
 #: Compressed chunks of a PNG beside its pixels. Each may expand to 8 MB: 1000 of them took 23 s.
@@ -19,6 +22,8 @@ _PACKED_CHUNKS = frozenset({b"iCCP", b"zTXt", b"iTXt"})
 _ANIMATION_CHUNKS = frozenset({b"acTL", b"fcTL", b"fdAT"})
 #: Channels of a PNG by its colour type.
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+#: Red, green, blue: OpenCV reads no other order of 32 bits.
+_BMP_MASKS = (0xFF0000, 0xFF00, 0xFF)
 #: Compressed pixels are never much larger than the pixels; a decoder decompresses all data, needed or not.
 _SPARE_PIXEL_BYTES = 64 * 1024
 
@@ -49,7 +54,7 @@ def check_structure(
             frame = jpeg.read_frame(payload, max_steps, to_end=to_end)
             check_size(frame.width, frame.height, max_pixels)
             return frame.width, frame.height
-        if payload.startswith(b"\x89PNG\r\n\x1a\n"):
+        if payload.startswith(_PNG):
             return _walk_png(payload, max_pixels, max_steps)
         if payload.startswith(b"BM"):
             return _walk_bmp(payload, max_pixels)
@@ -118,6 +123,8 @@ def _walk_bmp(data: bytes, max_pixels: int) -> tuple[int, int]:
     check_size(width, height, max_pixels)
     if compression not in (0, 3, 6):
         raise ImageHeaderError("the BMP is run-length encoded or compressed: send it uncompressed or as PNG")
+    if compression and depth == 32 and struct.unpack_from("<III", data, 54) != _BMP_MASKS:
+        raise ImageHeaderError("the BMP has its colours in an unusual order: save it as 24 bits or as PNG")
     row_bytes = (width * depth + 31) // 32 * 4
     needed = row_bytes * (height - 1) + (width * depth + 7) // 8  # the last row's padding is often left out
     if depth == 0 or pixels_at < 14 or pixels_at + needed > len(data):

@@ -66,7 +66,8 @@ class Page:
 def first_page(data: bytes, max_values: int = _MAX_VALUES) -> Page:
     """Return the first page. Raises ImageHeaderError, or LongWalkError if a tag has more than `max_values` values."""
     if data.startswith(b"MM\x00\x2b"):
-        raise ImageHeaderError("this kind of TIFF is not read: BigTIFF with the most significant byte first")
+        kind = "BigTIFF with the most significant byte first"
+        raise ImageHeaderError(f"this kind of TIFF is not read: {kind}; save it as TIFF or PNG")
     order = "<" if data[:1] == b"I" else ">"
     try:
         places = _places(data, order)
@@ -123,6 +124,8 @@ def _check_kind(page: Page) -> None:
     is_known = compression in _COMPRESSIONS and len(bits) == 1 and bits <= depths and formats == {1}
     if compression == _JPEG or photometric == _YCBCR:  # decoders fill missing rows of YCbCr in other compressions
         is_known = is_known and compression == _JPEG and bits == {8}
+    if bits == {16} and compression == _UNCOMPRESSED and page.first(_PLANES, 1) == _SEPARATE_PLANES:
+        raise ImageHeaderError("this kind of TIFF is not read: 16 bits in separate planes; save them interleaved")
     has_alpha = samples - needed == 1 and (bits == {8} or photometric == _RGB)
     if not is_known or not (samples == needed or has_alpha):
         raise ImageHeaderError(

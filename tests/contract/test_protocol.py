@@ -510,7 +510,10 @@ def test_attempts_follow_each_other_and_may_be_named(line: Line) -> None:
     assert send("P1", attempt=5) == 5  # newer than all: it opens, although attempt 2 is not closed
     assert send("P2", attempt=2) == 2
     assert send("F1", "F", attempt=2) == 2
-    assert send("P2", attempt=2) == 5  # closed, and nothing is missing there: the newest takes it
+    with line.peer() as peer:
+        header = line.inspect(board={"type": "named", "serial": "attempts", "attempt": 2}, designator="P2")
+        refused = peer.ask(header, a_jpeg(1))
+    assert (refused["type"], refused["code"]) == ("rejected", "attempt_closed")  # nothing is missing there
     assert [m["board"]["attempt"] for m in line.boards("attempts", 2)] == [1, 2]
 
 

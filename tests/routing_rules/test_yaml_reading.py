@@ -34,6 +34,17 @@ def test_scalars_are_those_of_yaml_1_2_and_keys_the_text_as_written(text: str, d
     assert a_document(text).data == data
 
 
+def test_values_are_the_text_as_written_where_they_are_names() -> None:
+    text = "names: [0402, NO, true, 1e3, ~, 'x']\nnc: 0x6\n"
+    read = read_yaml_text(text, "a.yaml", as_written=True).data
+    assert read == {"names": ["0402", "NO", "true", "1e3", None, "x"], "nc": "0x6"}
+
+
+def test_text_is_read_in_nfc() -> None:
+    assert a_document("e\u0301: e\u0301\n").data == {"\xe9": "\xe9"}
+    assert "duplicate key" in str(a_document("e\u0301: 1\n\xe9: 2\n").problems[0])
+
+
 def test_every_key_and_value_knows_its_line_and_column() -> None:
     document = a_document("boards:\n  a:\n    components: {R: 1, Ü: [U1, U2]}\n")
     assert document.where(("boards",), key=True) == (1, 1)

@@ -12,11 +12,13 @@ is turned before it is sent, so that all parts of one type lie alike.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
+from unicodedata import normalize
 
 import cv2
 import numpy as np
@@ -25,11 +27,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coserve_client import CameraImage
 from daemon.errors import ConfigError
+from experts.errors import ImageError
+from experts.vision.preprocess import MAX_PIXELS
+from experts.vision.structure import check_structure
 from routing_rules.load import read_yaml, validate
+from tools.pictures import MARK_IGNORED, as_payload, find_pictures, orientation, read_pixels
+from tools.terminal.console import CommandError
+from tools.terminal.names import file_name, legal_name
 
 _SUFFIX_OF = {b"\xff\xd8": ".jpg", b"BM": ".bmp", b"II*": ".tif", b"MM": ".tif"}
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
-PART_FILE = "BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif)"
+PART_FILE = "BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif, .webp)"
 _ILLEGAL_IN_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
 
 
@@ -123,9 +130,9 @@ class TrainingFolder:
     ) -> None:
         """Write one image; a name that is taken gets a number. Raises OSError."""
         del image_id
-        name = f"{key(board['serial'])}.{key(str(fields.get('designator') or component))}"
+        name = f"{file_name(board['serial'])}.{file_name(str(fields.get('designator') or component))}"
         suffix = next((end for start, end in _SUFFIX_OF.items() if payload.startswith(start)), ".png")
-        folder = self.folder / key(component)
+        folder = self.folder / file_name(component)
         folder.mkdir(parents=True, exist_ok=True)
         for number in count():
             try:
@@ -137,56 +144,94 @@ class TrainingFolder:
         self.images += 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PictureFiles:
-    """Makes images of files: whole boards named by the serial, or without a layout one part each."""
+    """Makes images of files: whole boards named by the serial, or without a layout one part each.
+
+    `not_sent` counts the files that gave no image, each of which `say` named, and `left_out` others by reason.
+    """
 
     layout: BoardLayout | None = None
     lot: str | None = None
+    upright: bool = False
+    say: Callable[[str], None] = print
+    not_sent: int = 0
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    _has_said_mark: bool = False
 
-    def find(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """Return the images below `folder` that fit, and those whose path names no part; both sorted."""
-        files = sorted(path for path in folder.rglob("*.*") if path.suffix.lower() in SUFFIXES)
-        unfit = [path for path in files if self.layout is None and not _names_part(path.relative_to(folder))]
-        return [path for path in files if path not in set(unfit)], unfit
+    def find(self, folder: Path) -> list[Path]:
+        """Return the pictures below `folder` that name a part or a board; say which name none, or one that is taken."""
+        found = find_pictures(folder)
+        self.left_out = found.left_out
+        named = defaultdict[tuple[str, ...], list[Path]](list)
+        unnamed: list[Path] = []
+        for path in found.files:
+            part = self.part_of(path.relative_to(folder))
+            (unnamed if part is None else named[part]).append(path)
+        if unnamed:
+            self.left_out[f"not named {PART_FILE}, the first is {unnamed[0]}"] = len(unnamed)
+        for part, files in named.items():
+            if len(files) > 1:
+                what = " ".join(part) if self.layout is None else f"board {part[0]}"
+                self.refuse(", ".join(map(str, files)), f"more than one picture of {what}: leave one", len(files))
+        return [files[0] for files in named.values() if len(files) == 1]
 
     def read(self, folder: Path, files: Iterable[Path]) -> Iterator[CameraImage]:
-        """Yield the images of `files` below `folder`; PictureError with the path of a file that gives none."""
+        """Yield the images of `files` below `folder`, and name each file that gives none."""
         for path in files:
             try:
                 yield from self.images(path.relative_to(folder), path.read_bytes())
             except PictureError as error:
-                raise PictureError(f"{path}: {error}") from None
+                self.refuse(path, str(error))
+            except OSError as error:
+                self.refuse(path, f"cannot be read: {error.strerror}")
 
-    def images(self, path: PurePath, content: bytes, *, is_by_content: bool = False) -> list[CameraImage]:
+    def refuse(self, path: object, why: str, files: int = 1) -> None:
+        self.not_sent += files
+        self.say(f"not sent: {path}: {why}")
+
+    def images(self, path: PurePath, content: bytes) -> list[CameraImage]:
         """Return the images of one file; `path` is relative to the folder. PictureError if none can be made of it.
 
-        With `is_by_content` ids are the same only for the same bytes at the same place.
+        Ids are the same only for the same bytes at the same place.
         """
-        if self.layout is None:
-            if not _names_part(path):
-                raise PictureError(f"expected {PART_FILE}")
-            board_type, serial = path.parts[:2]
-            designator, component = path.stem.split(".", 1)
+        part = self.part_of(path)
+        if part is None:
+            raise PictureError(f"expected {PART_FILE}")
+        try:
+            part = tuple(legal_name(name, "its name") for name in part)
+            component = legal_name(path.stem.split(".", 1)[1], "its name") if self.layout is None else ""
+        except CommandError as error:
+            raise PictureError(str(error)) from None
+        if not (self.upright or self._has_said_mark) and orientation(content) != 1:
+            self._has_said_mark = True
+            self.say(f"{path} has an orientation mark: {MARK_IGNORED}")
+        try:
+            content = as_payload(content, upright=self.upright)
+            check_structure(content, MAX_PIXELS)
+            pixels = None if self.layout is None else read_pixels(content)
+        except ImageError as error:
+            raise PictureError(error.reason) from None
+        if self.layout is None or pixels is None:
+            board_type, serial, designator = part
             parts = [PartImage(designator, component, content)]
         else:
-            board_type, serial = self.layout.board, path.stem
-            picture = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
-            if picture is None:
-                raise PictureError("it cannot be decoded")
-            parts = cut(picture, self.layout)
-        board = board_fields(board_type, serial, self.lot)
-        ids = [f"{serial}/{designator}" for designator, _, _ in parts]
-        if is_by_content:
-            digest, own = hashlib.sha256(content).hexdigest()[:16], key(serial)
-            ids = [f"{own[:100]}/{digest}/{number}" for number in range(len(parts))]
-            if self.layout is None:
-                ids = [f"{own}/{key(parts[0].designator)}"[:100] + f"/{digest}"]
+            board_type, serial = self.layout.board, part[0]
+            parts = cut(pixels[:, :, ::-1], self.layout)
+        board, place = board_fields(board_type, serial, self.lot), (board_type, serial)
         return [
-            CameraImage(image_id, png, board, component, {"designator": designator})
-            for image_id, (designator, component, png) in zip(ids, parts, strict=True)
+            CameraImage(_image_id(*place, name, payload), payload, board, component, {"designator": name})
+            for name, component, payload in parts
         ]
 
+    def part_of(self, path: PurePath) -> tuple[str, ...] | None:
+        """Return the board type, serial and designator that `path` names, with a layout the serial; None for none."""
+        is_named = self.layout is not None or (len(path.parts) == 3 and "." in path.stem)
+        names = (path.stem,) if self.layout else (*path.parts[:2], path.stem.split(".", 1)[0])
+        return tuple(normalize("NFC", name).strip() for name in names) if is_named else None
 
-def _names_part(path: PurePath) -> bool:
-    return len(path.parts) == 3 and "." in path.stem
+
+def _image_id(board_type: str, serial: str, designator: str, payload: bytes) -> str:
+    digest = hashlib.sha256("\0".join((board_type, serial, designator, "")).encode(errors="surrogateescape"))
+    digest.update(payload)
+    return f"{key(serial)[:60]}/{key(designator)[:40]}/{digest.hexdigest()[:16]}"

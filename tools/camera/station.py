@@ -3,6 +3,7 @@
 A trigger chooses the pictures, a source of serials names their boards. Lines on standard input can be both.
 """
 
+import itertools
 import json
 import queue
 import re
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from coserve_client import NoRoomError, SpoolingPublisher
 from experts.durable import replace_durably
 from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board_fields, cut, key
+from tools.terminal.console import CommandError
+from tools.terminal.names import legal_name, read_text
 
 _MAX_PAUSE_S = 5.0
 #: A camera that delivers nothing for this many reads in a row is gone.
@@ -150,8 +153,6 @@ def v4l2(device: str, size: tuple[int, int] | None, rate: float | None) -> Calla
     return open_camera
 
 
-#: A serial as the wire takes it.
-_SERIAL = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 #: Interval at which a station that waits for a line checks whether it was stopped.
 _LINE_WAIT_S = 0.2
 #: Pictures that a camera may have buffered before a line came, while the board before it was cut.
@@ -161,36 +162,37 @@ _BUFFERED_PICTURES = 4
 Trigger = Callable[[int, float], bool]
 
 
-def counted_serials(prefix: str, file: Path) -> Iterator[str]:
-    """Count `PREFIX-000001` and on, each stored before use: none is used twice. OSError for a bad numbers file."""
+def counter(file: Path) -> Callable[[str, int], int]:
+    """Return a function that counts up by name, from beyond a number: each is stored before use, and none comes twice.
+
+    OSError for a bad file.
+    """
     try:
         numbers: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (ValueError, OSError) as error:
-        raise OSError(f"{file} cannot be read ({error}): restore it from a copy, or take another prefix") from None
+        raise OSError(f"{file} cannot be read ({error}): restore it from a copy, or take another name") from None
 
-    def count() -> Iterator[str]:
-        while True:
-            numbers[prefix] = numbers.get(prefix, 0) + 1
-            replace_durably(file, json.dumps(numbers))
-            yield f"{prefix}-{numbers[prefix]:06d}"
+    def count(name: str, beyond: int) -> int:
+        numbers[name] = max(numbers.get(name, 0), beyond) + 1
+        replace_durably(file, json.dumps(numbers))
+        return numbers[name]
 
-    return count()
-
-
-def listed_serials(file: Path, say: Callable[[str], None]) -> Iterator[str]:
-    """Return the lines of a text file, without empty ones, one for each picture taken."""
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    return iter([line for line in (line.rstrip("\r") for line in lines) if is_serial(line, say)])
+    return count
 
 
-def is_serial(text: str, say: Callable[[str], None]) -> bool:
-    """Return True if the wire takes `text` as a serial; report other text unless it is empty."""
-    if not text.strip():
-        return False
-    if _SERIAL.fullmatch(text):
-        return True
-    say(f"no serial: {text[:40]!a} is longer than 128 characters or has control characters; nothing was sent for it")
-    return False
+def counted_serials(prefix: str, file: Path) -> Iterator[str]:
+    """Count `PREFIX-000001` and on. OSError for a bad numbers file."""
+    count = counter(file)
+    return (f"{prefix}-{count(prefix, 0):06d}" for _ in itertools.repeat(None))
+
+
+def listed_serials(file: Path, encoding: str | None = None) -> Iterator[str]:
+    """Return the lines of a text file, without empty ones, one for each picture taken.
+
+    CommandError names the line of a wrong one: without it the next board would have the serial of another.
+    """
+    lines = enumerate(re.split(r"\r\n?|\n", read_text(file, encoding or "utf-8")), 1)
+    return iter([legal_name(line, f"{file}:{number}") for number, line in lines if line.strip()])
 
 
 def every_nth(count: int) -> Trigger:
@@ -273,12 +275,16 @@ class Station:
     publisher: SpoolingPublisher | TrainingFolder
     say: Callable[[str], None]
     lot: str | None = None
+    tell_trouble: Callable[[str], None] = lambda _: None
+    #: Counts the attempts at the board, where each picture is one; else the daemon does.
+    next_attempt: Callable[[], int] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     counts: StationCounts = field(default_factory=StationCounts)
 
     def run(self) -> None:
         """Publish boards, and count them in `counts`; SourceError if the source breaks."""
         while not self.stop.is_set() and self._advance():
+            self._report()
             if not self._is_wanted():
                 continue
             if isinstance(self.trigger, ScannedLines) and self.source.is_live and not self._skip_buffered():
@@ -286,14 +292,18 @@ class Station:
             serial = next(self.serials, None)
             if serial is None:
                 return
-            if is_serial(serial, self.say):
-                self._publish(serial)
+            try:
+                if serial.strip():
+                    self._publish(legal_name(serial, "no serial"))
+            except CommandError as error:
+                self.say(str(error))
 
     def _advance(self) -> bool:
         """Take the next picture. A recording waits for a line first, so that each line takes one picture."""
         lines = self.trigger if isinstance(self.trigger, ScannedLines) else None
         if lines is not None and not self.source.is_live:
             while not lines.wait(_LINE_WAIT_S):
+                self._report()
                 if lines.is_over or self.stop.is_set():
                     return False
         times_lost = self.source.times_lost
@@ -303,6 +313,10 @@ class Station:
         if lines is not None and times_lost != self.source.times_lost and (dropped := lines.drop()):
             self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
         return not (lines is not None and lines.is_over)
+
+    def _report(self) -> None:
+        if isinstance(self.publisher, SpoolingPublisher):
+            self.tell_trouble(self.publisher.trouble)
 
     def _skip_buffered(self) -> bool:
         """Skip the pictures that the camera has buffered: a line's picture is taken after it."""
@@ -327,6 +341,7 @@ class Station:
         except PictureError as error:
             raise SourceError(str(error)) from None
         board = board_fields(self.layout.board, serial, self.lot)
+        board |= {"attempt": self.next_attempt()} if self.next_attempt else {}
         more = {"captured_at": datetime.now(UTC).isoformat(timespec="milliseconds")} if self.source.is_live else {}
         shot = f"{key(serial)[:60]}/{uuid.uuid4().hex[:12]}"  # no clock, no counter: another picture, another id
         try:

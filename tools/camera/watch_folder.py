@@ -1,12 +1,13 @@
 """A watched folder (`coserve camera --watch`): files that a camera's software drops into it are published once.
 
-A file is whole when two scans find it unchanged and its structure is complete: a file still being written has no end
-marker. The folder is the spool: a file is moved away, or remembered by name, size and time, only when all of its images
-have been accepted. Ids hold the sha256 of the bytes, so that a file sent twice is a duplicate and not a second image.
+A file is whole when two scans find it unchanged and its structure is complete: a JPEG or PNG that is still being
+written has no end marker. Others may have their full length before their pixels: they must stay unchanged for ten
+seconds, or have been renamed since they were written. The folder is the spool: a file is moved away, or remembered by
+name, size and time, only when all of its images have been accepted. Ids hold the sha256 of the bytes, so that a file
+sent twice is a duplicate and not a second image.
 """
 
 import json
-import os
 import shutil
 import stat
 import threading
@@ -20,11 +21,12 @@ from typing import Any, Literal
 
 from coserve_client import CurveClient, PublishAccount, Publisher
 from experts.durable import replace_durably
-from experts.errors import ImageHeaderError
-from experts.vision.structure import check_structure
-from tools.camera.layout import SUFFIXES, PictureError, PictureFiles
+from experts.errors import ImageError
+from experts.vision.structure import END_MARKED, check_structure
+from tools.camera.layout import PictureError, PictureFiles
+from tools.pictures import as_payload, find_pictures
 
-#: A file that stays incomplete for this long is reported, once.
+#: A file that stays incomplete for this long is reported, once; one whose structure cannot tell is taken.
 _PATIENCE_S = 10.0
 MAX_FILE_BYTES = 256 * 2**20
 _MAX_PIXELS = 256_000_000
@@ -50,6 +52,8 @@ class DroppedFile:
     is_reported: bool = False
     content: bytes = b""
     unanswered: int = 0
+    next_look_s: float = 0.0
+    has_twin: bool = False
     refusals: list[str] = field(default_factory=list[str])
 
 
@@ -84,9 +88,21 @@ def _line(name: str, stamp: Stamp) -> str:
 class WatchedFolder:
     """`scan` repeatedly; call `mark_accepted` with the files whose images were all accepted."""
 
-    def __init__(self, folder: Path, sent: SentFiles, move_to: Path | None, say: Callable[[str], None]) -> None:
-        """Accepted files go to `move_to`, or stay and are noted in `sent`. `say` tells a person."""
+    def __init__(
+        self,
+        folder: Path,
+        sent: SentFiles,
+        move_to: Path | None,
+        say: Callable[[str], None],
+        part_of: Callable[[PurePosixPath], object] = lambda path: path,
+    ) -> None:
+        """Accepted files go to `move_to`, or stay and are noted in `sent`. `say` tells a person.
+
+        Two files of one folder with the same `part_of` are twins: which one is meant?
+        """
         self.incomplete = 0
+        self.left_out = Counter[str]()
+        self._part_of = part_of
         self._folder = folder
         self._sent = sent
         self._move_to = move_to
@@ -102,13 +118,25 @@ class WatchedFolder:
             return
         for name in self._files.keys() - {name for name, _, _ in files}:
             del self._files[name]
+        parts = Counter(self._place_of(name) for name, _, _ in files)
         for name, path, stamp in sorted(files, key=lambda file: (file[2][1], file[0])):
             file = self._files.get(name)
             if file is None or file.stamp != stamp:
                 self._files[name] = DroppedFile(path, name, stamp, now_s, is_done=self._sent.has(name, stamp))
-            elif not file.is_done and self._read(file):
+            elif not file.is_done and now_s >= file.next_look_s and self._read(file):
                 file.is_done = True
+                file.has_twin = parts[self._place_of(name)] > 1
                 yield file
+
+    def _place_of(self, name: str) -> object:
+        path = PurePosixPath(name)
+        return path.parent, self._part_of(path) or path
+
+    @property
+    def waiting(self) -> int:
+        """The number of files that were not sent or not answered yet, without those reported as incomplete."""
+        files = self._files.values()
+        return sum(file.unanswered > 0 or not (file.is_done or file.is_reported) for file in files)
 
     def mark_accepted(self, dropped: DroppedFile) -> None:
         if self._move_to is not None and self._move(dropped, self._move_to):
@@ -133,7 +161,9 @@ class WatchedFolder:
     def _list(self) -> list[tuple[str, Path, Stamp]] | None:
         """Return name, path and stamp of each image file; None while the folder is away."""
         try:
-            files = list(_image_files(self._folder))
+            found = find_pictures(self._folder)
+            self.left_out = found.left_out
+            files = list(_stamped(self._folder, found.files))
         except OSError as error:
             if not self._is_away:
                 self.say(f"{self._folder} cannot be read ({error.strerror}): waiting for it to come back")
@@ -148,7 +178,11 @@ class WatchedFolder:
         """Read a file; False if it is not a whole image, which is reported once it has stayed so for long."""
         problem = ""
         try:
-            file.content = _read_whole(file.path, file.stamp)
+            content, is_settled = _read_whole(file.path, file.stamp)
+            if not is_settled and time.monotonic() - file.since_s < _PATIENCE_S:
+                file.next_look_s = file.since_s + _PATIENCE_S
+                return False
+            file.content = content
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -162,35 +196,28 @@ class WatchedFolder:
         return not problem
 
 
-def _image_files(root: Path) -> Iterator[tuple[str, Path, Stamp]]:
-    """Yield files with an image's suffix, not behind links. A folder may vanish meanwhile; OSError if `root` does."""
-
-    def note(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError) or error.filename == str(root):
-            raise error
-
-    for folder, _, names in os.walk(root, onerror=note):
-        for path in (Path(folder, name) for name in names):
-            if path.suffix.lower() not in SUFFIXES:
-                continue
-            with suppress(FileNotFoundError):
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode):
-                    yield path.relative_to(root).as_posix(), path, (status.st_size, status.st_mtime_ns)
+def _stamped(root: Path, files: list[Path]) -> Iterator[tuple[str, Path, Stamp]]:
+    """Yield name, path and stamp of the files that are no links; they may vanish meanwhile."""
+    for path in files:
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                yield path.relative_to(root).as_posix(), path, (status.st_size, status.st_mtime_ns)
 
 
-def _read_whole(path: Path, stamp: Stamp) -> bytes:
-    """Return the bytes of a whole image. Raises PictureError, OSError."""
+def _read_whole(path: Path, stamp: Stamp) -> tuple[bytes, bool]:
+    """Return the bytes of a whole image, and False if they may still change. Raises PictureError, OSError."""
     if stamp[0] > MAX_FILE_BYTES:
         raise PictureError(f"it has {stamp[0]} bytes, at most {MAX_FILE_BYTES} are read")
     content = path.read_bytes()
     if _stamp(path) != stamp or len(content) != stamp[0]:
         raise PictureError("it changed while it was read")
     try:
-        check_structure(content, _MAX_PIXELS)
-    except ImageHeaderError as error:
+        check_structure(as_payload(content), _MAX_PIXELS)
+    except ImageError as error:
         raise PictureError(error.reason) from None
-    return content
+    # A write sets both times; a rename, or a copy that restores the time of its source, leaves a newer ctime.
+    return content, content.startswith(END_MARKED) or path.stat().st_ctime_ns > stamp[1]
 
 
 def _stamp(path: Path) -> Stamp:
@@ -223,15 +250,16 @@ class FolderPublisher:
         pictures: PictureFiles,
         stop: threading.Event,
         curve: CurveClient | None = None,
+        tell_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Connect; raises what `Publisher` raises."""
+        """Connect; raises what `Publisher` raises. `tell_trouble` hears again and again why images wait, or ``."""
         self.files = Counter[Literal["accepted", "refused", "unfit"]]()
         self._folder = folder
         self._pictures = pictures
         self._say = folder.say
         self._stop = stop
         self._unanswered: dict[str, DroppedFile] = {}
-        self._is_silent = False
+        self._tell_trouble = tell_trouble
         self._publisher = Publisher(
             endpoint, source, silence_s=_SILENCE_S, patience_s=float("inf"), curve=curve, on_answer=self._take_answer
         )
@@ -251,14 +279,16 @@ class FolderPublisher:
                         break
                 else:
                     self._pump(max(_SCAN_PAUSE_S, 3 * (time.monotonic() - began_s)))  # large folders less often
-            if not self._is_silent:
+            if not self._publisher.trouble:
                 self._publisher.finish(_LAST_ANSWERS_S)
         finally:
             self._publisher.close()
 
     def _publish(self, file: DroppedFile) -> None:
         try:
-            images = self._pictures.images(PurePosixPath(file.name), file.content, is_by_content=True)
+            if file.has_twin:
+                raise PictureError("there is another picture of that part: leave one")  # noqa: TRY301
+            images = self._pictures.images(PurePosixPath(file.name), file.content)
         except PictureError as error:
             self.files["unfit"] += 1
             file.content = b""
@@ -277,10 +307,7 @@ class FolderPublisher:
 
     def _pump(self, wait_s: float) -> None:
         self._publisher.pump(wait_s)
-        silent_s = self._publisher.silent_s
-        if (silent_s > _SILENCE_S) != self._is_silent:
-            self._is_silent = not self._is_silent
-            self._say(self._publisher.silence_text(silent_s) if self._is_silent else "the daemon answers again")
+        self._tell_trouble(self._publisher.trouble)
 
     def _take_answer(self, image_id: str, answer: Mapping[str, Any]) -> None:
         file = self._unanswered.pop(image_id)

@@ -1,6 +1,9 @@
 """Pictures in and out: `coserve camera` publishes them to the daemon, `coserve dataset` exports and imports them."""
 
+import codecs
+import io
 import itertools
+import re
 import signal
 import sys
 import threading
@@ -9,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast, get_args
 from urllib.parse import quote
 
 import typer
@@ -31,6 +34,7 @@ from tools.dataset import Format
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
+    CommandError,
     ConfigOption,
     console,
     errors,
@@ -42,18 +46,20 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.open_line import opened, settings_of
+from tools.terminal.names import legal_name
+from tools.terminal.open_line import opened, reading, settings_of
 from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
 from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
-    from tools.camera.layout import BoardLayout, TrainingFolder
+    from tools.camera.layout import BoardLayout, PictureFiles, TrainingFolder
     from tools.camera.station import FrameSource, ScannedLines, Trigger
 
 #: The wait for the last answers at the end of a video, and after Ctrl-C or SIGTERM.
 _END_S, _STOP_S = 60.0, 10.0
 #: A person at a terminal waits less long for a daemon that does not answer than a camera does.
 _PATIENCE_S = 10.0
+_NOTICE_S = 1.8
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
 #: Errors whose sentence says what a person can do.
@@ -76,8 +82,8 @@ def camera(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            help="Images: FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif); with --layout"
-            " whole boards: SERIAL.png",
+            help="Images: FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif, .webp); with"
+            " --layout whole boards: SERIAL.png",
             show_default=False,
         ),
     ] = None,
@@ -85,6 +91,9 @@ def camera(
     move_to: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --watch: where accepted files go; else they stay.")
     ] = None,
+    upright: Annotated[
+        bool, typer.Option("--upright", help="Turn FOLDER's pictures by their EXIF mark, which is ignored else.")
+    ] = False,
     render: Annotated[int | None, typer.Option(min=1, metavar="N", help="Render N boards of the demo instead.")] = None,
     rate: Annotated[
         float | None, typer.Option(min=0.01, help="Images per second; without it, as fast as the daemon takes them.")
@@ -107,6 +116,7 @@ def camera(
         str | None,
         _option("FILE|-", "A serial on each line; - is standard input (a barcode reader), each line takes a picture."),
     ] = None,
+    encoding: Annotated[str | None, _option("NAME", "Of --serials-from, if not UTF-8: windows-1252, utf-16.")] = None,
     every: Annotated[int | None, _option("N", "Take every Nth picture.", min=1)] = None,
     interval: Annotated[float | None, _option("S", "Take one every S seconds.", min=0.01)] = None,
     on_enter: Annotated[
@@ -142,27 +152,36 @@ def camera(
     if folder is not None:
         need_folder(folder)
         board_layout = None if layout is None else _load_layout(layout)
-        _watch(options, folder, board_layout, move_to) if watch else _folder(options, folder, board_layout, rate)
+        from tools.camera.layout import PictureFiles
+
+        pictures = PictureFiles(board_layout, lot, upright, _say)
+        _watch(options, folder, pictures, move_to) if watch else _folder(options, folder, pictures, rate)
     if layout is None:
         fail("--layout FILE says where the parts lie in the picture (docs/cameras.md)", status=2)
     if [serial, serials, serials_from].count(None) != 2:
         fail("name one of --serial SERIAL, --serials PREFIX, --serials-from FILE|-", status=2)
     if [every is not None, interval is not None, on_enter, serials_from == "-"].count(True) != 1:
         fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
+    if encoding is not None and serials_from is None:
+        fail("--encoding goes with --serials-from", status=2)
     endpoint, board_layout, stop = options.endpoint(), _load_layout(layout), threading.Event()
-    with exit_on(*_ERRORS, status=2):
-        trigger, names = _choose(options, serial, serials, serials_from, every, interval)
+    with exit_on(*_ERRORS, CommandError, LookupError, status=2):
+        codecs.lookup(encoding or "utf-8")
+        serial = None if serial is None else legal_name(serial, "--serial")
+        serials = None if serials is None else legal_name(serials, "--serials")
+        trigger, names = _choose(options, serial, serials, serials_from, encoding, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
-    _station(options, endpoint, frames, board_layout, trigger, names, stop)
+        next_attempt = None if serial is None or save else _count_attempts(options, board_layout.board, serial)
+    _station(options, endpoint, frames, board_layout, trigger, names, stop, next_attempt)
 
 
-_BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from"}
+_BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from", "--encoding"}
 _BOARD_OPTIONS |= {"--every", "--interval", "--on-enter"}
 #: The options that each source of pictures takes.
 _OPTIONS = {
     "--render": {"--video", "--serials", "--seed", "--rate", "--save"},
-    "--watch": {"FOLDER", "--layout", "--move-to"},
-    "FOLDER": {"--layout", "--rate", "--save"},
+    "--watch": {"FOLDER", "--layout", "--move-to", "--upright"},
+    "FOLDER": {"--layout", "--rate", "--save", "--upright"},
     "--video": _BOARD_OPTIONS,
     "--device": {"--size", "--fps", *_BOARD_OPTIONS},
 }
@@ -214,37 +233,49 @@ class _LineOptions:
             fail(f"--state {folder} cannot be made: {error.strerror}", status=2)
         return folder
 
-    def publish(self, images: Iterable[CameraImage], total: int, rate: float | None) -> NoReturn:
+    def publish(
+        self, images: Iterable[CameraImage], total: int, rate: float | None, pictures: "PictureFiles"
+    ) -> NoReturn:
+        """Publish or save `images`, of which there should be `total`; leave with an account whatever happens."""
         if self.save is not None:
             from tools.camera.layout import TrainingFolder
 
             training = TrainingFolder(self.save)
-            with exit_on(*_ERRORS, status=1):
+            with _ended_early() as ends:
                 for image in images:
                     training.publish(
                         image.image_id, image.payload, board=image.board, component=image.component, **image.more
                     )
-            self.finish_saving(training)
-        endpoint = self.endpoint()
-        with (
-            exit_on(*_ERRORS, status=1),
-            Bars(console=errors) as bar,
-            Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve()) as publisher,
-        ):
+            self.finish_saving(training, "; ".join(ends), pictures)
+        endpoint, tell_trouble = self.endpoint(), _TroubleNotice()
+        with exit_on(*_ERRORS, status=1):
+            publisher = Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve())
+        with _ended_early() as ends, Bars(console=errors) as bar, publisher:
             task = bar.add_task(f"publishing {count_text(total, 'image')} to {endpoint}", total=total)
 
             def on_progress(account: PublishAccount) -> None:
                 bar.update(task, completed=account.answered)
+                tell_trouble(publisher.trouble)
 
-            account = publish_images(publisher, images, rate=rate, progress=on_progress)
-        for refusal in account.refusals:
-            _say(refusal)
-        self.finish(account.as_dict(), is_complete=account.complete)
+            publish_images(publisher, images, rate=rate, progress=on_progress)
+        account = publisher.account
+        if ends:
+            missing = f"{total - account.answered} of {count_text(total, 'image')}"
+            ends.append(f"{missing} have no answer of the daemon: the same command sends them again")
+        for text in (*account.refusals, *ends):
+            _say(text)
+        rows = account.as_dict() | ({"not sent": total - account.sent} if total > account.sent else {})
+        self.finish(rows | _left_out(pictures.left_out), is_complete=account.complete and account.sent == total)
 
-    def finish_saving(self, training: "TrainingFolder", problem: str = "") -> NoReturn:
+    def finish_saving(
+        self, training: "TrainingFolder", problem: str, pictures: "PictureFiles | None" = None
+    ) -> NoReturn:
         if problem:
             _say(problem)
-        self.finish({"saved": training.images}, is_complete=training.images > 0 and not problem)
+        rows, not_sent = {"saved": training.images}, pictures.not_sent if pictures else 0
+        if pictures:
+            rows |= ({"files not sent": not_sent} if not_sent else {}) | _left_out(pictures.left_out)
+        self.finish(rows, is_complete=training.images > 0 and not (problem or not_sent))
 
     def finish(self, account: dict[str, int], *, is_complete: bool) -> NoReturn:
         if self.as_json:
@@ -259,10 +290,11 @@ def _choose(
     serial: str | None,
     prefix: str | None,
     serials_from: str | None,
+    encoding: str | None,
     every: int | None,
     interval: float | None,
 ) -> "tuple[Trigger | ScannedLines, Iterator[str]]":
-    """Return the trigger and the serials; OSError if a file of serials cannot be read."""
+    """Return the trigger and the serials; OSError or CommandError for wrong ones, or a file that cannot be read."""
     from tools.camera.station import ScannedLines, counted_serials, every_nth, interval_of, listed_serials
 
     lines = None
@@ -271,6 +303,8 @@ def _choose(
     elif interval is not None:
         trigger = interval_of(interval)
     else:
+        if isinstance(sys.stdin, io.TextIOWrapper):  # one scan that is no text must not end the others
+            sys.stdin.reconfigure(encoding=encoding or "utf-8-sig", errors="surrogateescape")
         trigger = lines = ScannedLines(sys.stdin, _say)
     if serial is not None:
         return trigger, itertools.repeat(serial)
@@ -278,59 +312,80 @@ def _choose(
         return trigger, counted_serials(prefix, options.folder() / "serials.json")
     if lines is not None and serials_from == "-":
         return trigger, lines.serials()
-    return trigger, listed_serials(Path(serials_from or ""), _say)
+    return trigger, listed_serials(Path(serials_from or ""), encoding)
+
+
+def _count_attempts(options: _LineOptions, board_type: str, serial: str) -> Callable[[], int]:
+    """Count on from the line's last attempt, or that of an earlier run: each picture is a test of its own."""
+    from tools.camera.station import counter
+    from tools.query.reading import last_attempt
+
+    count, newest = counter(options.folder() / "attempts.json"), 0
+    if not options.is_endpoint:
+        settings = settings_of(Path(options.config))
+        if Path(settings.database.removeprefix("sqlite:///")).exists():
+            with reading(settings) as engine, engine.connect() as connection:
+                newest = last_attempt(connection, board_type, serial)
+    return lambda: count(f"{board_type}/{serial}", newest)
 
 
 def _render(
     options: _LineOptions, boards: int, video: Path | None, seed: int, prefix: str | None, rate: float | None
 ) -> NoReturn:
     must_be_a_checkout()
+    from tools.camera.layout import PictureFiles
     from tools.camera.render import images as rendered
 
     prefix = prefix or rendered.new_prefix()
     if video is None:
         total = rendered.count_parts(boards)
-        options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate)
+        options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate, PictureFiles())
     with exit_on(*_ERRORS, status=2):
         layout, serials = rendered.write_video(video, boards, seed, prefix)
     console.print(f"{video}: {count_text(boards, 'board')}; layout {layout}, serials {serials}")
     raise SystemExit(0)
 
 
-def _folder(options: _LineOptions, folder: Path, layout: "BoardLayout | None", rate: float | None) -> NoReturn:
-    from tools.camera.layout import PART_FILE, PictureFiles
+def _folder(options: _LineOptions, folder: Path, pictures: "PictureFiles", rate: float | None) -> NoReturn:
+    from tools.camera.layout import PART_FILE
 
-    pictures = PictureFiles(layout, options.lot)
-    files, unfit = pictures.find(folder)
-    if not files:
-        name = PART_FILE if layout is None else "SERIAL.png (or .jpg, .bmp, .tif)"
-        fail(f"{folder} holds no image named {name}", status=2)
-    if unfit:
-        ignored = f"{count_text(len(unfit), 'image')}, the first is {unfit[0]}"
-        _say(f"ignored, not named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT: {ignored}")
-    total = len(files) * (1 if layout is None else len(layout.parts))
-    options.publish(pictures.read(folder, files), total, rate)
+    with exit_on(OSError, status=2):
+        files, layout = pictures.find(folder), pictures.layout
+    total = (len(files) + pictures.not_sent) * (1 if layout is None else len(layout.parts))
+    if not total:
+        _left_out(pictures.left_out)
+        fail(f"{folder} holds no image named {PART_FILE if layout is None else 'SERIAL.png (or .jpg, …)'}", status=2)
+    options.publish(pictures.read(folder, files), total, rate, pictures)
 
 
-def _watch(options: _LineOptions, folder: Path, layout: "BoardLayout | None", move_to: Path | None) -> NoReturn:
-    from tools.camera.layout import PictureFiles
+def _watch(options: _LineOptions, folder: Path, pictures: "PictureFiles", move_to: Path | None) -> NoReturn:
     from tools.camera.watch_folder import FolderPublisher, SentFiles, WatchedFolder
 
     if move_to is not None and move_to.resolve().is_relative_to(folder.resolve()):
         fail(f"--move-to {move_to} lies in {folder}, which is watched: name a folder beside it", status=2)
-    pictures = PictureFiles(layout, options.lot)
-    endpoint, curve = options.endpoint(), options.curve()
-    stop = threading.Event()
+    endpoint, curve, stop = options.endpoint(), options.curve(), threading.Event()
+    tell_trouble = _TroubleNotice(f"Pictures wait in {folder}.")
     with exit_on(*_ERRORS, status=2):
-        watched = WatchedFolder(folder, SentFiles(options.folder() / "sent.jsonl", folder), move_to, _say)
-        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve)
+        sent = SentFiles(options.folder() / "sent.jsonl", folder)
+        watched = WatchedFolder(folder, sent, move_to, _say, pictures.part_of)
+        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve, tell_trouble)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
         publisher.run()
     counts = publisher.files
     not_sent = counts["unfit"] + watched.incomplete
     table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
-    options.finish(table | publisher.account.as_dict(), is_complete=not (counts["refused"] or not_sent))
+    table |= {"files waiting": watched.waiting} | _left_out(watched.left_out) | publisher.account.as_dict()
+    options.finish(table, is_complete=not (counts["refused"] or not_sent or watched.waiting))
+
+
+def _left_out(left_out: Mapping[str, int]) -> dict[str, int]:
+    """Say which files were left out, and return their number as a row of the account."""
+    from tools.pictures import left_out_lines
+
+    for line in left_out_lines(left_out):
+        _say(line)
+    return {"files left out": sum(left_out.values())} if left_out else {}
 
 
 def _station(
@@ -341,6 +396,7 @@ def _station(
     trigger: "Trigger | ScannedLines",
     serials: Iterator[str],
     stop: threading.Event,
+    next_attempt: Callable[[], int] | None,
 ) -> NoReturn:
     from tools.camera.layout import TrainingFolder
     from tools.camera.station import Station
@@ -348,10 +404,13 @@ def _station(
     spool = options.folder() / "spool"
     with exit_on(*_ERRORS, status=2):
         saving = None if options.save is None else TrainingFolder(options.save)
+        tell_trouble = _TroubleNotice(f"Images wait in {spool}.")
         publisher = saving or SpoolingPublisher(endpoint, options.source, spool, curve=options.curve())
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
-    at_station = Station(source, layout, trigger, serials, publisher, _say, options.lot, stop)
+    at_station = Station(
+        source, layout, trigger, serials, publisher, _say, options.lot, tell_trouble, next_attempt, stop
+    )
     problem = ""
     with _set_by_signals(stop):
         try:
@@ -361,6 +420,8 @@ def _station(
         source.close()
         if isinstance(publisher, TrainingFolder):
             options.finish_saving(publisher, problem)
+        if not publisher.wait(_NOTICE_S):
+            tell_trouble(publisher.trouble)
         try:
             account = publisher.close(_STOP_S if stop.is_set() else _END_S)
         except CoserveError as error:
@@ -421,6 +482,35 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _ended_early() -> Iterator[list[str]]:
+    """Yield a list for the error, Ctrl-C or SIGTERM that ends the block, so that an account can follow."""
+    ends: list[str] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield ends
+    except KeyboardInterrupt:
+        ends.append("ended by a signal before all images were sent")
+    except _ERRORS as error:
+        ends.append(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _TroubleNotice:
+    """Tells a person when images begin to wait, why, and when they go on. Other figures alone are no news."""
+
+    def __init__(self, waiting: str = "") -> None:
+        self._waiting = waiting
+        self._told = ""
+
+    def __call__(self, trouble: str) -> None:
+        words = re.sub(r"[\d.]+", "", trouble)
+        if words != self._told:
+            self._told = words
+            _say(f"{trouble.rstrip('.')}. {self._waiting}".rstrip() if trouble else "the daemon takes images again")
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]
@@ -485,7 +575,9 @@ def export_dataset(
 @dataset_app.command("import")
 def import_dataset(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="annotations.json, data.yaml, or a folder.")],
-    form: Annotated[Format, typer.Option("--format", help="Its format.", show_default=False)],
+    form: Annotated[
+        str, typer.Option("--format", metavar="[folders|yolo|coco]", help="Its format.", show_default=False)
+    ],
     out: Out,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="Its pictures; default: images beside it.")] = None,
     as_json: AsJson = False,
@@ -494,6 +586,8 @@ def import_dataset(
 
     Example: coserve dataset import annotations.json --format coco --out training
     """
+    if form not in get_args(Format):
+        fail(f"--format {form} is not read: export as COCO or YOLO there (docs/experts.md has the menus)", status=2)
     if images is not None and form != "coco":
         fail(f"--images goes with coco; {form} says itself where pictures are", status=2)
     if form == "folders":
@@ -504,7 +598,7 @@ def import_dataset(
     from tools.dataset.write import write_dataset
 
     with os_errors_end(out):
-        pictures = read_dataset(file, form, images)
+        pictures = read_dataset(file, cast("Format", form), images, _say)
         has_boxes = any(each.boxes for each in pictures)
         _print_dataset(out, *write_dataset(pictures, "yolo" if has_boxes else "folders", out), as_json=as_json)
 

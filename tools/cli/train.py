@@ -358,6 +358,7 @@ def train_detector(
             effort=effort,
             views=Views(symmetry, zoom, crop),
             store=store,
+            say=errors.print,
             on_progress=lambda progress: on_share(progress.share),
         )
         report, version = make_in(out, name, data, train)

@@ -15,11 +15,11 @@ from experts.durable import sync
 from experts.errors import ImageError
 from experts.vision.preprocess import decode
 from tools.dataset import Format
+from tools.pictures import as_payload, orientation
 from tools.terminal.console import CommandError
+from tools.terminal.names import file_name
 from tools.terminal.new_files import unfinished_folder
 from tools.training.labelled import UNSORTED
-
-_ILLEGAL = str.maketrans("/\\\0", "___")
 
 
 class DatasetError(CommandError):
@@ -81,7 +81,7 @@ def write_dataset(pictures: Sequence[Picture], form: Format, out: Path) -> tuple
                     raise ImageError("no detector has judged it, and nobody has drawn a box")  # noqa: TRY301
                 if form == "yolo" and picture.is_doubtful:
                     raise ImageError("a person passed it against the detector: mark what is there on the page Review")  # noqa: TRY301
-                content, suffix, width, height = read_picture(picture.file)
+                content, suffix, width, height = read_picture(picture.file, as_stored=form != "folders")
                 boxes = [box for box in (each.cut(width, height) for each in picture.boxes or ()) if box is not None]
                 if form in ("yolo", "coco") and picture.boxes and not boxes:
                     raise ImageError("its boxes lie outside of it")  # noqa: TRY301
@@ -107,20 +107,21 @@ def write_dataset(pictures: Sequence[Picture], form: Format, out: Path) -> tuple
     return Counter((each.component, each.label or UNSORTED) for each in written.values()), left_out
 
 
-def read_picture(file: Path) -> tuple[bytes, str, int, int]:
-    """Return a file's bytes and suffix, width and height; raw pixels as PNG. Raises ImageError and OSError."""
+def read_picture(file: Path, *, as_stored: bool = False) -> tuple[bytes, str, int, int]:
+    """Return a file's bytes and suffix, width and height; raw pixels as PNG. Raises ImageError and OSError.
+
+    With `as_stored` also one that other programs turn is a PNG, which they do not turn under its boxes.
+    """
     content, suffix = file.read_bytes(), file.suffix.lower()
-    if suffix not in (".pgm", ".ppm"):
-        height, width = decode(content, "image").shape[:2]
-        return content, suffix, width, height
-    payload, shape = as_sent(content, suffix)
-    pixels = decode(payload, "raw", shape)
+    if suffix in (".pgm", ".ppm"):
+        payload, shape = as_sent(content, suffix)
+        pixels = decode(payload, "raw", shape)
+    else:
+        payload = as_payload(content)
+        pixels = decode(payload, "image")
+        if not as_stored or orientation(content) == 1:
+            return payload, suffix if payload is content else ".png", pixels.shape[1], pixels.shape[0]
     return cv2.imencode(".png", pixels[:, :, ::-1])[1].tobytes(), ".png", pixels.shape[1], pixels.shape[0]
-
-
-def file_name(name: str) -> str:
-    """Return a name that stays in its folder, with at most 120 bytes."""
-    return name.translate(_ILLEGAL).lstrip(".").encode()[:120].decode(errors="ignore") or "_"
 
 
 def _digest(board: str) -> bytes:

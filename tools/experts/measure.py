@@ -17,6 +17,7 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, fit
 from experts.vision.slot import loaded_slot
 from tools.experts.line import ExpertsLine, put_first_in_force
+from tools.pictures import as_payload, find_pictures
 from tools.terminal.console import CommandError
 
 _BATCH = 8
@@ -72,14 +73,14 @@ def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:
     """Yield bytes and pixels of at most `count` images below a folder, spread evenly; skip other files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = find_pictures(folder).files if folder.is_dir() else []
     # Multiples of the golden ratio: as many as are taken lie evenly among the names, so that no label is left out.
     spread = sorted(range(len(files)), key=lambda place: place * (5**0.5 - 1) / 2 % 1)
     for place in spread:
         if count == 0:
             return
         with suppress(ImageError):
-            payload = files[place].read_bytes()
+            payload = as_payload(files[place].read_bytes())
             yield payload, decode(payload, "image")
             count -= 1
 

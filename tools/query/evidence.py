@@ -104,7 +104,8 @@ class Evidence:
     def _count(self, attempt: Attempt, board: Row, row: Row) -> None:
         """Repeat the writer's calls: an image without a verdict when its board closed counts as pending."""
         number, place = row["inspection_id"], (row["component"], row["designator"])
-        attempt.count_image(*place)
+        if not (row["late"] and row["surplus"]):  # else it came when the board was closed
+            attempt.count_image(*place)
         if row["status"] != "done" or row["verdict"] is None or row["seq"] is None:
             return
         is_late = board["seq"] is not None and row["seq"] > board["seq"]

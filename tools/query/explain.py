@@ -41,6 +41,9 @@ _REASONS = {
         "its board began in an edition of rules and experts that was replaced, and that does not serve any more. Send"
         " the board again as a new attempt"
     ),
+    "repeated_picture": "its source had just sent the same picture for another place or board. Is its camera frozen?",
+    "picture_quality": "nothing can be judged on its picture. Look at camera, light and lens",
+    "unlike_training": "its picture is unlike all that the expert learned from. Look at it; learn it if it is right",
 }
 _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}
 
@@ -90,7 +93,7 @@ class _Explanation:
         judged = [self._step(number, part) for number, part in enumerate(self.retraced.judged)]
         self._stages = list(zip_longest(record.stages, judged))
         inspection, step = record.inspection, self.retraced.next
-        is_judged = inspection["status"] == "done" and inspection["reason"] is None
+        is_judged = inspection["verdict"] not in {None, "unknown"}
         self._unanswered: dict[str, Any] | None = None
         if step is not None and not is_judged:
             rule, line = self._rule_of(step, len(judged))
@@ -218,7 +221,7 @@ class _Explanation:
             return
         if image["reason"]:
             why = _REASONS.get(image["reason"], "see the daemon log")
-            yield f"Verdict: unknown, because of {image['reason']}: {why}."
+            yield f"Verdict: {image['verdict']}, because of {image['reason']}: {why}."
         else:
             yield f"Verdict: {shown(image['verdict'], image['defect'])}{self._deciding_step()}."
         times = f"accepted {self._at(image['accepted_at'])}, verdict {self._at(image['completed_at'])}"
@@ -232,7 +235,7 @@ class _Explanation:
             yield f"  CONTRADICTION: {again.contradiction}. A row or a text was changed, or this is a bug of CoServe"
         elif again.gap:
             yield f"  not judged once more: {again.gap}"
-        elif image["reason"] is None:
+        elif image["verdict"] != "unknown":
             yield "  judged once more from the stored answers by those rules: the same"
         if self._size_note:
             yield f"  {self._size_note}"

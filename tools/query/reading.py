@@ -416,7 +416,7 @@ def find_stored_images(connection: Connection, filters: RowFilters) -> StoredIma
     """Find all images that match. An `unknown` image has no verdict to compare with."""
     image = inspections.c
     chosen = select(image.inspection_id).select_from(IMAGES.tables).where(*filters.conditions(IMAGES))
-    is_judged, has_none = image.reason.is_(None), image.image_path.is_(None)
+    is_judged, has_none = image.verdict.is_distinct_from("unknown"), image.image_path.is_(None)
 
     def count(*conditions: ColumnElement[bool]) -> int:
         return connection.execute(chosen.where(*conditions).with_only_columns(func.count())).scalar_one()
@@ -435,7 +435,7 @@ def read_stored_images(connection: Connection, ids: Sequence[int]) -> list[Row]:
     names = ("inspection_id", "board_type", "serial", "component", "designator", "rules_version")
     query = (
         select(*(columns[name] for name in names), image.image_path, image.image_sha256, image.verdict, image.defect)
-        .add_columns(reviews.c.reviewer, reviews.c.verdict.label("final_verdict"))
+        .add_columns(image.reason, reviews.c.reviewer, reviews.c.verdict.label("final_verdict"))
         .select_from(IMAGES.tables)
         .where(image.inspection_id.in_(ids), image.image_path.is_not(None))
         .order_by(image.inspection_id.desc())
@@ -470,6 +470,11 @@ def is_defect_used(connection: Connection, code: str) -> bool:
 def newest_attempt(connection: Connection, serial: str, board_type: str | None = None) -> int:
     """Return its `board_id`. Raises UnknownInspectionError."""
     return _attempts(connection, serial, board_type)[-1]["board_id"]
+
+
+def last_attempt(connection: Connection, board_type: str, serial: str) -> int:
+    query = select(func.max(boards.c.attempt)).where(boards.c.board_type == board_type, boards.c.serial == serial)
+    return connection.execute(query).scalar() or 0
 
 
 # Boards with all of their rows: `coserve export`

@@ -15,7 +15,7 @@ from experts.spec import Answer, ExpertId, ExpertSpec, resident_in
 from experts.vision.infer import infer
 from experts.vision.preprocess import Prepared, prepare
 from experts.vision.slot import Slot, SlotPool
-from routing_rules.routes import Judgement, Routes, Step, judge
+from routing_rules.routes import Judgement, Routes, Step, guarded, judge
 from tools.query.reading import Row
 
 _BATCH = 8
@@ -52,12 +52,13 @@ def rejudge(
         firsts = [routes.first_step(image["board_type"], image["component"]) for image in images]
         read = lambda number, spec, images=images: _prepare(folder, images[number], spec)  # noqa: E731
         ends = judge_images(firsts, read, catalog, slot_of, on_end=on_progress)
-        yield [{**image, **_new_verdict(end)} for image, end in zip(images, ends, strict=True)]
+        yield [{**image, **_new_verdict(end, image["reason"])} for image, end in zip(images, ends, strict=True)]
 
 
-def _new_verdict(end: Judgement | ImageError | None) -> dict[str, str | None]:
+def _new_verdict(end: Judgement | ImageError | None, guard: str | None) -> dict[str, str | None]:
     if isinstance(end, Judgement):
-        return {"would_be": end.verdict, "would_be_defect": end.defect, "unread": None}
+        would_be, _ = guarded(end.verdict, (guard,) if guard else ())
+        return {"would_be": would_be, "would_be_defect": end.defect, "unread": None}
     return {"would_be": "unknown", "would_be_defect": None, "unread": None if end is None else str(end)}
 
 

@@ -12,7 +12,7 @@ from experts.vision.structure import check_structure
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, read_yaml_text
 from routing_rules.reasons import JudgedAnswer, StoredAnswer, judge_chain
-from routing_rules.routes import DetectorStep, Routes, Step, VerdictName, chain
+from routing_rules.routes import DetectorStep, Routes, Step, VerdictName, chain, guarded
 from tools.query.reading import InspectionRecord, JudgedImage, Row
 
 #: Width and height in pixels.
@@ -110,12 +110,15 @@ def _compared(record: JudgedImage, judged: Sequence[JudgedAnswer], *, is_size_kn
         return RetracedVerdict()
     stored = (inspection["verdict"], inspection["defect"])
     verdict: VerdictName = "unknown"
-    defect, unfinished = None, None
-    if inspection["reason"] is None:  # else the chain was cut short: unknown, with any answers
+    defect, unfinished, guard = None, None, None
+    if stored[0] != "unknown":  # else the chain was cut short, with any answers
         if not judged:
             return RetracedVerdict(contradiction="it has a verdict, and no expert's answer is stored")
         judgement = judged[-1][2]
-        verdict, defect, unfinished = judgement.verdict, judgement.defect, judgement.next
+        defect, unfinished = judgement.defect, judgement.next
+        verdict, guard = guarded(judgement.verdict, (inspection["reason"] or "",))
+        if guard != inspection["reason"]:
+            return RetracedVerdict(contradiction=f"{inspection['reason']} is for a pass, not {shown(verdict, defect)}")
     if (verdict, defect) == stored and unfinished is None:
         return RetracedVerdict(verdict, defect)
     result = f"the rules give {shown(verdict, defect)}" + (f", and go on to `{unfinished.name}`" if unfinished else "")

@@ -1,7 +1,7 @@
 """Trains a detector on a YOLO data set, and measures the expert on the images of the set's `val`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square
 from tools.experts.measure import SAMPLES, answers_of
+from tools.pictures import as_payload, read_pixels
 from tools.training import TrainingError, require_expert_id
 from tools.training.detector_loop import (
     Image,
@@ -123,7 +124,7 @@ class PhotographSampler:
         if file in self.cache:
             return self.cache[file]
         try:
-            image = decode(file.read_bytes(), "image")
+            image = read_pixels(file.read_bytes())
         except (OSError, ImageError) as error:
             raise TrainingError(f"{file}: {error}; take it out of the data set") from error
         if sum(image_in_cache.nbytes for image_in_cache in self.cache.values()) + image.nbytes <= self.cache_bytes:
@@ -141,15 +142,19 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     effort: TrainingEffort,
     views: Views | None = None,
     store: str = "float32",
+    say: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _: None,
 ) -> TrainReport:
     """Train on a YOLO data set, add the expert to `out/catalog.yaml`, and measure it on the set's `val`.
 
+    `say` tells a person what is odd in the data set, before training.
     `store` is the form of the file (STORES); what a thin one loses shows in the report and in the catalog's figures.
     Raises TrainingError.
     """
     require_expert_id(expert)
     photographs = read_yolo_data(data)
+    for note in photographs.notes:
+        say(note)
     out.mkdir(parents=True, exist_ok=True)
     jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())
     model, last = fit_detector(
@@ -164,7 +169,7 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     form, images = Form(origin=f"trained on {data.name}", store=store), None
     if store != STORES[-1]:  # minutes of training are not thrown away because rounding moved a box
         form = replace(form, tolerance=math.inf)
-        images = [decode(photograph.file.read_bytes(), "image") for photograph in photographs.held_out[:SAMPLES]]
+        images = [read_pixels(photograph.file.read_bytes()) for photograph in photographs.held_out[:SAMPLES]]
     with limited_threads(effort.threads):
         report = import_model(
             model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
@@ -188,7 +193,7 @@ def find_boxes(spec: ExpertSpec, payloads: Sequence[bytes]) -> list[ImageBoxes]:
 def _measure(report: ImportReport, held_out: Sequence[Photograph], last: Progress, catalog: Path) -> TrainReport:
     """Add the expert to the catalog with its confidences on images held out."""
     spec = report.spec
-    payloads = [photograph.file.read_bytes() for photograph in held_out]
+    payloads = [as_payload(photograph.file.read_bytes()) for photograph in held_out]
     truths: list[np.ndarray] = []
     for photograph, payload in zip(held_out, payloads, strict=True):
         height, width = decode(payload, "image").shape[:2]

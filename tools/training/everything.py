@@ -10,11 +10,13 @@ from typing import Any
 
 from experts.durable import replace_durably
 from experts.weights import file_sha256
+from tools.pictures import find_pictures, is_hidden
+from tools.terminal.console import CommandError
 from tools.training import TrainingError
 from tools.training.backbone import load_backbone, read_entries
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.expert_file import make_in
-from tools.training.labelled import SUFFIXES, UNSORTED
+from tools.training.labelled import UNSORTED
 from tools.training.report import draw_report, figures
 
 
@@ -33,7 +35,7 @@ def type_folders(folder: Path) -> list[Path]:
     there. Raises TrainingError if there is none.
     """
     folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    folders = [path for path in folders if path.name != UNSORTED and not path.name.startswith(".")]
+    folders = [path for path in folders if path.name != UNSORTED and not is_hidden(Path(path.name))]
     if not folders:
         raise TrainingError(f"{folder}: holds no folder of a component type, such as {folder}/R0402/ok/1.png")
     return folders
@@ -50,7 +52,7 @@ def train_each(
     for folder in folders:
         try:
             report = _train_one(folder, out, plan)
-        except TrainingError as error:
+        except CommandError as error:
             report = TypeReport(folder.name, error=str(error))
         reports.append(report)
         on_type(report)
@@ -73,7 +75,7 @@ def _key_of(folder: Path, out: Path, plan: TrainingPlan) -> str:
     """Return a digest of all that an expert depends on. Raises TrainingError."""
     known = load_backbone(out / "catalog.yaml", plan.backbone)
     digest = hashlib.sha256(repr((replace(plan, backbone=None), known and known.entry.sha256)).encode())
-    for file in sorted(file for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES):
+    for file in find_pictures(folder, depth=2).files:
         digest.update(str(file.relative_to(folder)).encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -2,27 +2,36 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from unicodedata import normalize
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from daemon.units import count_text
 from experts.errors import ImageError
-from experts.vision.preprocess import decode, to_square
+from experts.vision.preprocess import to_square
+from routing_rules.load import Document, read_yaml_text
+from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
+from tools.terminal.names import legal_name, read_text
 from tools.training import TrainingError
 from tools.training.fit import Pictures, Targets
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"}
 #: The folder of undecided pictures, by component: a network learns nothing from its own answers.
 UNSORTED = "unsorted"
 DIGEST_BYTES = 8
-_MAX_LABEL = 128
 _AT_LEAST = {1: "one at least", 2: "two at least"}
+#: The last EXIF mark that leaves a picture's width and height in their places.
+_HALF_TURN = 4
+#: Programs write the mark before the pixels.
+_HEAD_BYTES = 256 * 1024
+#: Files beside labels that hold names of classes.
+_OTHER_TEXTS = ("classes.txt", "predefined_classes.txt")
+_SHOWN = 5
 #: Names of the label that passes, if a folder is not told another.
 _GOOD_NAMES = ("ok", "good", "pass")
 
@@ -51,20 +60,24 @@ def read_labelled(
     folder: Path, input_size: int, *, min_labels: int = 2, good: str | None = None
 ) -> tuple[LabelledPictures, list[str]]:
     """Read `folder/LABEL/*.png`, and return warnings. Raises TrainingError."""
-    labels, passes = _labels(folder, min_labels, good)
+    folders, passes = _labels(folder, min_labels, good)
+    labels = list(folders)
     first_of: dict[bytes, tuple[Path, int]] = {}
     squares: list[np.ndarray] = []
     sizes: list[tuple[int, int]] = []
     warnings: list[str] = []
+    turned = 0
     for number, label in enumerate(labels):
-        files = sorted(path for path in (folder / label).iterdir() if path.suffix.lower() in SUFFIXES)
+        files, left_out = find_pictures(folders[label], 1)
+        warnings += [f"{folders[label]}: {line}" for line in left_out_lines(left_out)]
         if len(files) < 2:
             raise TrainingError(
                 f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
-                " tif)"
+                " tif, webp)"
             )
         for file in files:
-            pixels = _decoded(file)
+            content, pixels = _decoded(file)
+            turned += orientation(content) != 1
             digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
             first, other = first_of.setdefault(digest, (file, number))
             if other != number:
@@ -77,6 +90,8 @@ def read_labelled(
     if len(set(sizes)) > 1:
         least, most = (f"{width} x {height}" for width, height in (min(sizes), max(sizes)))
         warnings.append(f"{folder}: pictures from {least} to {most} pixels are all made {input_size} x {input_size}")
+    if turned:
+        warnings.append(f"{folder}: {count_text(turned, 'picture')} with an orientation mark: {MARK_IGNORED}")
     return LabelledPictures(
         labels=tuple(labels),
         pictures=np.stack(squares),
@@ -88,22 +103,28 @@ def read_labelled(
     ), warnings
 
 
-def _decoded(file: Path) -> Pictures:
+def _decoded(file: Path) -> tuple[bytes, Pictures]:
     try:
-        return decode(file.read_bytes(), "image", None)
+        content = file.read_bytes()
+        return content, read_pixels(content)
     except ImageError as error:
         raise TrainingError(f"{file}: {error.reason}; take it out of the folder") from error
     except OSError as error:
         raise TrainingError(f"{file}: {error.strerror or error}") from error
 
 
-def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[list[str], str | None]:
-    """Return the labels of a folder, and the one that passes. Raises TrainingError."""
-    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    labels = sorted(path.name for path in folders if not path.name.startswith("."))
+def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, Path], str | None]:
+    """Return the labels of a folder with their folders, and the one that passes. Raises TrainingError."""
+    labels: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_dir() and not is_hidden(Path(path.name)):
+            label = legal_name(path.name, path)
+            if other := labels.get(label):
+                raise TrainingError(f"{other} and {path} are one label to us: make one folder of them")
+            labels[label] = path
     if len(labels) < min_labels:
         raise TrainingError(
-            f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {labels}"
+            f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {list(labels)}"
         )
     by_lower: dict[str, str] = {}
     for label in labels:
@@ -112,8 +133,6 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[list[str],
             raise TrainingError(
                 f"{folder}: the labels {other} and {label} differ only in case: make one folder of them"
             )
-    if long := [label for label in labels if len(label) > _MAX_LABEL]:
-        raise TrainingError(f"{folder / long[0]}: a label has at most {_MAX_LABEL} characters: rename the folder")
     passing = [label for label in labels if label.casefold() in _GOOD_NAMES]
     if good is None and len(passing) > 1:
         raise TrainingError(f"{folder}: {' and '.join(passing)} both sound as if they pass: name one with --good")
@@ -174,11 +193,12 @@ class Photograph:
 
 @dataclass(frozen=True, slots=True)
 class YoloData:
-    """A data set as ultralytics lays it out, read; `held_out` is its `val`."""
+    """A data set as ultralytics lays it out, read; `held_out` is its `val`. `notes` say what was left out or odd."""
 
     classes: tuple[str, ...]
     train: tuple[Photograph, ...]
     held_out: tuple[Photograph, ...]
+    notes: tuple[str, ...] = ()
 
 
 def read_yolo_data(file: Path) -> YoloData:
@@ -187,41 +207,114 @@ def read_yolo_data(file: Path) -> YoloData:
     Raises TrainingError, which names the file and the line.
 
     Labels lie where ultralytics looks for them: `labels` in place of the last `images` in a path, suffix `.txt`.
-    An image without a label file has nothing on it.
+    An image without a label file has nothing on it. Of outlines and rotated boxes the upright box around them counts.
     """
-    try:
-        document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TrainingError(f"{file}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise TrainingError(f"{file}: is not YAML ({error})") from error
-    missing = {"train", "val", "names"} - set(document if isinstance(document, Mapping) else ())
-    if missing:
+    document = read_yaml_text(read_text(file), str(file), as_written=True)
+    if document.problems:
+        raise TrainingError("\n".join(map(str, document.problems)))
+    if missing := {"train", "val", "names"} - set(document.keys(())):
         raise TrainingError(f"{file}: has no {', '.join(sorted(missing))}; expected path, train, val and names")
-    names = document["names"]
-    classes = tuple(str(names[key]) for key in sorted(names)) if isinstance(names, Mapping) else tuple(map(str, names))
-    root = file.parent / str(document.get("path") or ".")
-    train, held_out = (_photographs(document[part], root, f"{file}: {part}", len(classes)) for part in ("train", "val"))
+    if "kpt_shape" in document.data:
+        raise _wrong(document, "poses are not read: export boxes", "kpt_shape")
+    classes, notes = _classes(document), list[str]()
+    base = str(document.data.get("path") or ".")
+    root = find_brought(file.parent, base, least=sys.maxsize)
+    if root is None:
+        root, _ = file.parent, notes.append(f"{file}: path: {base} is not on this PC: read from {file.parent}")
+    train, held_out = (_photographs(document, side, root, len(classes), notes) for side in ("train", "val"))
     if not any(len(photograph.boxes) for photograph in train):
         raise TrainingError(f"{file}: no image of train has a label; expected .txt files in a folder named labels")
-    return YoloData(classes, train, held_out)
+    return YoloData(classes, train, held_out, tuple(notes))
 
 
-def _photographs(entry: Any, root: Path, where: str, classes: int) -> tuple[Photograph, ...]:
+def _wrong(document: Document, message: str, *path: str | int) -> TrainingError:
+    return TrainingError(str(document.problem(path, f"{path[0]}: {message}", key=True)))
+
+
+def _classes(document: Document) -> tuple[str, ...]:
+    names, classes = document.data["names"], list[str]()
+    if isinstance(names, list):
+        names = {str(number): name for number, name in enumerate(names)}
+    if not isinstance(names, dict) or {*names} != {str(number) for number in range(len(names) or 1)}:
+        raise _wrong(document, "expected a list of class names, or their numbers from 0 without gaps as keys", "names")
+    for key in sorted(names, key=int):
+        where = f"{document.name}:{document.where(('names', key))[0]}"
+        classes.append(legal_name(names[key] if isinstance(names[key], str) else "", where))
+        if classes[-1] in classes[:-1]:
+            raise TrainingError(f"{where}: the class {classes[-1]} is there twice: give one of them another name")
+    if document.data.get("nc") not in (None, str(len(names))):
+        raise _wrong(document, f"there are {len(names)} names, not {document.data['nc']}: correct one of them", "nc")
+    return tuple(classes)
+
+
+def _photographs(document: Document, side: str, root: Path, classes: int, notes: list[str]) -> tuple[Photograph, ...]:
     """Return the photographs of a folder of images, a .txt with a path per line, or a list of such."""
-    files: list[Path] = []
-    for name in entry if isinstance(entry, list) else [entry]:
-        place_ = root / str(name)
-        if place_.is_dir():
-            files += sorted(path for path in place_.rglob("*") if path.suffix.lower() in SUFFIXES)
-        elif place_.is_file() and place_.suffix == ".txt":
-            lines = place_.read_text(encoding="utf-8").splitlines()
-            files += [place_.parent / line.strip() for line in lines if line.strip()]
+    entry, where, files = document.data[side], f"{document.name}: {side}", list[Path]()
+    for name in map(str, entry if isinstance(entry, list) else [entry]):
+        place = find_brought(root, name)
+        if place is not None and place.is_dir():
+            found, left_out = find_pictures(place)
+            notes += [f"{where}: {line}" for line in left_out_lines(left_out)]
+            files += found
+        elif place is not None and place.suffix == ".txt":
+            files += _listed(place, root)
         else:
-            raise TrainingError(f"{where}: {place_} is neither a folder of images nor a .txt that lists them")
+            text = f"{root / name} is neither a folder of images nor a .txt that lists them"
+            if "\\" in (written := f"{document.data.get('path') or ''} {name}"):
+                text += f"; {written.strip()}: a drive letter or backslashes are of Windows, name the folder on this PC"
+            raise _wrong(document, text, side)
+        if place != root / name:
+            notes.append(f"{where}: {name} is read from {place}")
     if not files:
-        raise TrainingError(f"{where}: holds no image ({', '.join(sorted(SUFFIXES))})")
-    return tuple(Photograph(image, _read_boxes(_label_file(image, where), classes)) for image in files)
+        raise _wrong(document, f"holds no image ({', '.join(sorted(SUFFIXES))})", side)
+    if twice := [file for file, count in Counter(files).items() if count > 1]:
+        raise _wrong(document, f"{twice[0]} is there twice: name each picture once", side)
+    labels = _label_files(files, where, notes)
+    return tuple(Photograph(image, _read_boxes(labels[image], image, classes)) for image in files)
+
+
+def _listed(file: Path, root: Path) -> Iterator[Path]:
+    for number, line in enumerate(read_text(file).splitlines(), 1):
+        if name := line.strip():
+            found = find_brought(file.parent, name) or find_brought(root, name)
+            if found is None:
+                raise TrainingError(f"{file}:{number}: there is no picture {name}")
+            yield found
+
+
+def find_brought(root: Path, name: str, least: int = 2) -> Path | None:
+    """Return what `name` is in `root`: as written, or as Windows, a Mac or another PC wrote its path.
+
+    Of such a path the last `least` parts at least must fit: `../train/images` of Roboflow is `train/images`.
+    """
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    names = [name, *("/".join(parts[start:]) for start in range(max(len(parts) - least, 0) + 1))]
+    forms = [name, *(normalize(form, each) for each in names for form in ("NFC", "NFD"))]
+    return next((place for place in map(root.joinpath, forms) if place.exists()), None)
+
+
+def _label_files(images: Sequence[Path], where: str, notes: list[str]) -> dict[Path, Path | None]:
+    """Return each image's label file. Refuses half of them missing, notes fewer, and files that fit no image."""
+    places = {image: _label_file(image, where) for image in images}
+    folders = {place.parent: image.parent for image, place in places.items()}
+    texts = {folder: _texts(folder) for folder in folders}
+    labels = {image: texts[place.parent].get(normalize("NFC", place.name)) for image, place in places.items()}
+    without, strays = [image.name for image in images if labels[image] is None], list[str]()
+    for folder, pictures in folders.items():
+        fitting = {normalize("NFC", f"{picture.stem}.txt") for picture in find_pictures(pictures, 1).files}
+        strays += texts[folder].keys() - fitting
+    text = f"{where}: {len(without)} of {len(images)} pictures have no label file{some(without)}"
+    text += f"; label files without a picture{some(sorted(strays))}" if strays else ""
+    if len(without) * 2 >= len(images):
+        raise TrainingError(f"{text}. Give both one name, label files .txt; an empty one says: nothing is on it")
+    notes += [text] if without or strays else []
+    return labels
+
+
+def _texts(folder: Path) -> dict[str, Path]:
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = [file for file in files if file.suffix.lower() == ".txt" and not is_hidden(Path(file.name))]
+    return {normalize("NFC", file.name): file for file in files if file.name not in _OTHER_TEXTS}
 
 
 def _label_file(image: Path, where: str) -> Path:
@@ -235,19 +328,20 @@ def _label_file(image: Path, where: str) -> Path:
     return labels.joinpath(*parts[index + 1 :]).with_suffix(".txt")
 
 
-def _read_boxes(file: Path, classes: int) -> NDArray[np.float32]:
+def _read_boxes(file: Path | None, image: Path, classes: int) -> NDArray[np.float32]:
     """Return the boxes of lines `class x y width height`, or of outlines `class x1 y1 x2 y2 …`, in fractions."""
     rows: list[tuple[float, ...]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
+    for number, line in enumerate(read_text(file).splitlines() if file else (), 1):
         if not line.strip():
             continue
         try:
             kind, *values = (float(word) for word in line.split())
         except ValueError:
             kind, values = -1.0, []
-        outline = len(values) >= 6 and len(values) % 2 == 0
+        has_key_points = len(values) % 3 == 1 and all(value in (0, 1, 2) for value in values[6::3])
+        outline = len(values) >= 6 and len(values) % 2 == 0 and not has_key_points
         if not (len(values) == 4 or outline) or kind not in range(classes):
-            expected = f"expected `class x y width height` with a class from 0 to {classes - 1}"
+            expected = f"expected `class x y width height` with a class from 0 to {classes - 1}, or an outline"
             raise TrainingError(f"{file}:{number}: {expected}, not {line!r}")
         if not all(-0.01 <= value <= 1.01 for value in values):
             raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, not {line!r}")
@@ -256,4 +350,30 @@ def _read_boxes(file: Path, classes: int) -> NDArray[np.float32]:
         if outline:
             corners = (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2]))
         rows.append((*(min(max(corner, 0.0), 1.0) for corner in corners), kind))
+    if rows:
+        refuse_turned(image)
     return np.array(rows, np.float32).reshape(-1, 5)
+
+
+def refuse_turned(file: Path, size: tuple[int, int] | None = None, stated: tuple[int, int] | None = None) -> None:
+    """Refuse boxes that are stated for a picture of another size, or of one that other programs turn by its EXIF mark.
+
+    We read pixels as stored, most programs that draw boxes do not. Raises TrainingError.
+    """
+    with file.open("rb") as opened:  # whole data sets are checked before training: a TIFF's marks may be at its end
+        mark = orientation(opened.read(-1 if file.suffix.lower() in (".tif", ".tiff") else _HEAD_BYTES))
+    is_other = stated is not None and size is not None and stated != size
+    is_told = stated is not None and stated != stated[::-1] and mark > _HALF_TURN
+    if is_other or (mark > 1 and not is_told):
+        why = f"its EXIF mark {mark} turns or mirrors it in other programs, so its boxes may lie elsewhere"
+        if is_other and stated and size:
+            why = f"has {size[0]} x {size[1]} pixels, its boxes are for {stated[0]} x {stated[1]}"
+        raise TrainingError(
+            f"{file}: {why}: bring the picture as it was drawn on (`mogrify -auto-orient FILE` stores it as others show"
+            " it; `exiftool -Orientation= FILE` lets them show it as it is stored)"
+        )
+
+
+def some(names: Sequence[str]) -> str:
+    """Return ` (a, b, …)` of the first names, nothing of none."""
+    return f" ({', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''})" if names else ""

@@ -33,7 +33,7 @@ class Mqtt:
     def __init__(self, settings: MqttSettings, client: str, alarms: Path) -> None:
         """`client` is our identifier, always the same, so that the broker ends a stale connection."""
         self._settings = settings
-        self._identifier = settings.client or client
+        self._identifier = client
         self._status_topic = f"{settings.prefix}/status"
         self._alarms, self._alarms_told = alarms, b""
         self._retained = Properties(PacketTypes.PUBLISH)

@@ -44,7 +44,7 @@ class Tls(BaseModel):
 
 
 class MqttSettings(ConsumerSettings):
-    """A broker that speaks MQTT 5; `client` is our identifier there, `retain_boards` how long it keeps states."""
+    """A broker that speaks MQTT 5; `retain_boards` is how long it keeps states."""
 
     extra: ClassVar[tuple[str, str, str] | None] = ("mqtt", "paho", "a consumer speaks MQTT")
     secret_files: ClassVar[SecretFiles] = {("password",): read_password, ("tls", "key"): require_private}
@@ -56,7 +56,6 @@ class MqttSettings(ConsumerSettings):
     user: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     password: Path | None = None
     tls: Tls | None = None
-    client: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     retain_boards: Annotated[Seconds, between(1.0, 2**32 - 2, "from 1s to 136y")] | None = 30 * 86400.0
 
     def make(self, identifier: str, line: LineAccess) -> Consumer:

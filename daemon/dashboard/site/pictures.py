@@ -17,7 +17,6 @@ from PIL.TiffImagePlugin import TiffImageFile
 from starlette.responses import Response, StreamingResponse
 
 from experts.errors import ImageError
-from experts.vision import tiff
 
 #: Widths in pixels in which a picture may be requested: for lists and cards, and for a desktop screen.
 WIDTHS = (480, 1600)
@@ -129,7 +128,8 @@ def _reduced(file: BinaryIO, width: int) -> bytes | None:
                 return None
             size = (width, max(1, round(image.height * width / image.width)))
             image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG is unpacked no larger than needed
-            reduced = _eight_bits(image).resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+            eight_bits = image.convert("L" if image.mode in ("1", "L") else "RGB")
+            reduced = eight_bits.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
             jpeg = io.BytesIO()
             reduced.save(jpeg, "JPEG", quality=_QUALITY, subsampling=0)
     except (NoPicture, *_UNREADABLE):
@@ -138,22 +138,16 @@ def _reduced(file: BinaryIO, width: int) -> bytes | None:
 
 
 def _opened(file: BinaryIO) -> Image.Image:
-    """Open a picture as experts see it: Pillow would turn a TIFF by its orientation mark. NoPicture if too large."""
+    """Open a picture as experts see it; 16 bits and TIFFs, which Pillow turns, are decoded. NoPicture if too large."""
     image = Image.open(file, formats=_FORMATS)
     if image.width * image.height > _MAX_UNPACKED_PIXELS:
         raise NoPicture(f"{image.width} × {image.height} pixels are too many to unpack for a browser")
-    if not isinstance(image, TiffImageFile):
+    if not isinstance(image, TiffImageFile) and not image.mode.startswith("I"):
         return image
+    from experts.vision.preprocess import decode  # noqa: PLC0415 - OpenCV, which most pages do without
+
     file.seek(0)
-    data = file.read()
-    return Image.open(io.BytesIO(tiff.upright(data, tiff.first_page(data))), formats=_FORMATS)
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return grey or RGB as experts see it: without alpha, 16 bits cut to their high byte."""
-    if image.mode.startswith("I"):
-        return image.point(lambda value: value / 256).convert("L")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+    return Image.fromarray(decode(file.read(), "image"))
 
 
 def _as_png(file: BinaryIO) -> bytes:

@@ -24,7 +24,7 @@ from daemon.dashboard.site.database import CachedAnswer, Database, NoDatabase, T
 from daemon.dashboard.site.live import POLL_S, LiveTopics
 from daemon.dashboard.site.pictures import WIDTHS, PictureFolder
 from daemon.dashboard.site.stored_rules import StoredRules
-from daemon.units import counted, size_text, utc_text
+from daemon.units import counted, printable, size_text, utc_text
 from daemon.wire.control import ControlError, ask
 
 _CONTROL_TIMEOUT_S = 1.0
@@ -76,6 +76,7 @@ class PageShell:
         self.templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader([Path(__file__).parents[1] / "templates", *folders]),
             autoescape=True,
+            finalize=_visible,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -138,6 +139,11 @@ class Site(PageShell):
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """Return control's answer; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
+
+
+def _visible(value: object) -> object:
+    """Show as escapes the characters of older names that nobody sees, but not the spaces and line ends of our texts."""
+    return printable(value, "\n\r\t\xa0\u2009\u202f") if type(value) is str else value
 
 
 def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:

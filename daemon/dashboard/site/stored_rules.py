@@ -18,12 +18,15 @@ _MAX_CACHED = 16
 _NEWEST = f"SELECT text FROM rules_versions ORDER BY loaded_at DESC LIMIT {MAX_VERSIONS}"  # noqa: S608 - our own number
 _TEXT = "SELECT text FROM rules_versions WHERE rules_version = :version"
 _BEGINNINGS = {"review": "Needs review", "fail": "Failed", "unknown": "Not judged"}
-_NOT_JUDGED = {
+_REASONS = {
     "deadline": "its time was over before its verdict",
     "expert_failed": "an expert could not be loaded, or ended with an error",
     "bad_image": "the image cannot be decoded",
     "edition_gone": "the rules and experts in which its board began do not serve any more",
     "no_expert": "no expert judges it yet",
+    "repeated_picture": "its source had just sent the same picture for another place or board: a frozen camera?",
+    "picture_quality": "nothing can be judged on the picture (exposure, stripes or sharpness)",
+    "unlike_training": "the picture is unlike all that its expert learned from",
 }
 
 
@@ -51,7 +54,7 @@ class StoredRules:
         """Explain the deciding step of `image` and its limit; the verdict alone without stored rules."""
         beginning = _BEGINNINGS.get(image.verdict, "")
         if image.reason:
-            return f"{beginning}: {_NOT_JUDGED.get(image.reason, image.reason)}"
+            return f"{beginning}: {_REASONS.get(image.reason, image.reason)}"
         routes = self._cache.get(image.rules_version, lambda: self._routes(image.rules_version))
         if not beginning or routes is None:
             return beginning

@@ -13,15 +13,21 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, bindparam, func, select
+from sqlalchemy import ColumnElement, bindparam, func, or_, select
 
+from daemon.config.settings import Guards
+from daemon.records import Image
 from daemon.storage.database.connections import Prepared
 from daemon.storage.database.rows import Row
 from daemon.storage.database.schema import boards, inspections, recipes
+from daemon.units import wall_seconds
 from routing_rules.routes import Position, Recipe, VerdictName, worst
 
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
+#: What becomes of an image at its attempt. `late`: the attempt had closed without its position. `repeats`: with it.
+#: `refused`: its publisher named an attempt that had closed, and that takes it no more.
+Fate = Literal["in time", "late", "repeats", "refused"]
 
 #: The largest number that a message and a row can hold.
 MAX_ATTEMPT = 2**63 - 1
@@ -46,6 +52,23 @@ _THAT_MATTER = Prepared(
     )
     .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
+)
+#: No guard of acceptance, as in a program that takes no pictures.
+OFF = Guards(repeated_picture=0, retest_after=0, may_repeat=["*"])
+#: Pictures of all sources; beyond it the source goes that was silent for longest.
+_MAX_PICTURES = 200_000
+#: A picture of a position or of a component, with a payload or any. It looks at 10,000 images of an attempt at most:
+#: more are of a scanner that reads nothing, and each image would wait for the search.
+_PICTURES = select(inspections.c.component, inspections.c.designator, inspections.c.image_sha256)
+_PICTURES = _PICTURES.where(inspections.c.board_id == bindparam("board_id")).limit(10_000).subquery()
+_HAS_PICTURE = Prepared(
+    select(_PICTURES.c.component)
+    .where(
+        _PICTURES.c.component == bindparam("component"),
+        or_(bindparam("designator").is_(None), _PICTURES.c.designator == bindparam("designator")),
+        or_(bindparam("sha256").is_(None), _PICTURES.c.image_sha256 == bindparam("sha256")),
+    )
+    .limit(1)
 )
 #: The lists of a closed attempt, the worst first: a position is in one of them.
 _LISTS: tuple[VerdictName, ...] = ("fail", "unknown", "review")
@@ -105,6 +128,8 @@ class Attempt:
     worst: VerdictName = "pass"
     surplus: int = 0
     has_ignored_attributes: bool = False
+    #: When it closed, or took the last picture of a position that it had already (UTC text).
+    settled_at: str | None = None
     findings: dict[tuple[str, str], tuple[int, int, str | None, str | None]] = field(
         default_factory=dict[tuple[str, str], tuple[int, int, str | None, str | None]]
     )
@@ -185,24 +210,30 @@ class Attempt:
 
 
 def choose_attempt(
-    attempts: Mapping[int, Attempt], named: int | None, component: str, designator: str, free: int = 1
-) -> tuple[int, bool]:
-    """Return the number of an image's attempt, and True if the image is late: it was missing when the attempt closed.
+    attempts: Mapping[int, Attempt],
+    named: int | None,
+    component: str,
+    designator: str,
+    free: int = 1,
+    repeats: Callable[[Attempt], bool] = lambda _: False,
+) -> tuple[int, Fate]:
+    """Choose the newest attempt, the one `named` by the publisher, or a new one (PROTOCOL.md, Boards).
 
-    The attempt is the newest, `named` by the publisher, or a new one; `free` is a number to use beyond MAX_ATTEMPT.
+    `repeats(attempt)` tells if a closed attempt takes a picture of a position that it has; `free` is a number to use
+    beyond MAX_ATTEMPT.
     """
-    if named is not None:
-        attempt = attempts.get(named)
-        if attempt is None:
-            return named, False
-        if choice := _joins(attempt, component, designator):
-            return choice
     newest = max(attempts, default=0)
-    if newest and (choice := _joins(attempts[newest], component, designator)):
-        return choice
-    if newest < MAX_ATTEMPT:
-        return newest + 1, False
-    return free, False  # a publisher named the largest number
+    attempt = attempts.get(named or newest)
+    if attempt is not None:
+        if not attempt.closed:
+            return attempt.number, "in time"
+        if attempt.seen.has_room(component, designator):
+            return attempt.number, "late"
+        if repeats(attempt):
+            return attempt.number, "repeats"
+    if named is not None:
+        return named, "in time" if attempt is None else "refused"
+    return newest + 1 if newest < MAX_ATTEMPT else free, "in time"  # a publisher named the largest number
 
 
 def free_number(is_taken: Callable[[int], bool]) -> int:
@@ -216,12 +247,6 @@ def free_number(is_taken: Callable[[int], bool]) -> int:
         step //= 2
         last += step if is_taken(last + step) else 0
     return last + 1
-
-
-def _joins(attempt: Attempt, component: str, designator: str) -> tuple[int, bool] | None:
-    if not attempt.closed:
-        return attempt.number, False
-    return (attempt.number, True) if attempt.seen.has_room(component, designator) else None
 
 
 class BoardAttempts:
@@ -238,13 +263,17 @@ class BoardAttempts:
             self._read(sql, _NUMBERED(sql, **self._board, number=number))
         return self._attempts.get(number)
 
-    def choose(self, sql: sqlite3.Connection, named: int | None, component: str, designator: str) -> tuple[int, bool]:
+    def choose(self, sql: sqlite3.Connection, image: Image, guards: Guards, now_wall_s: float) -> tuple[int, Fate]:
+        def repeats(attempt: Attempt) -> bool:
+            return _repeats(sql, attempt, image, guards, now_wall_s)
+
+        named = image.board.attempt
         found = [self.get(sql, number) for number in (named or self.newest, self.newest)]
         attempts = {one[0].number: one[0] for one in found if one}
         free = 1
-        if self.newest == MAX_ATTEMPT:
+        if self.newest == MAX_ATTEMPT and named is None:
             free = free_number(lambda number: self.get(sql, number) is not None)
-        return choose_attempt(attempts, named, component, designator, free)
+        return choose_attempt(attempts, named, image.component, image.designator, free, repeats)
 
     def add(self, row: Row, recipe: Recipe) -> Attempt:
         attempt = Attempt(row["board_id"], row["attempt"], recipe, closed=row["verdict"] is not None)
@@ -268,6 +297,27 @@ class BoardAttempts:
             attempt.count_image(component, designator)
             if verdict is not None:
                 attempt.judge(inspection_id, component, designator, verdict, defect, reason)
+        attempt.settled_at = row["completed_at"]
+
+
+def _repeats(sql: sqlite3.Connection, attempt: Attempt, image: Image, guards: Guards, now_wall_s: float) -> bool:
+    """Return True if a closed attempt takes a picture of a position that it has: too soon for a retest, or sent twice.
+
+    A clock that was set back far makes nothing too soon.
+    """
+    settled_s = wall_seconds(attempt.settled_at) if attempt.settled_at else 0.0
+    is_too_soon = abs(now_wall_s - settled_s) < guards.retest_after
+    if not is_too_soon and guards.may_send_again(image.source):
+        return False
+    place = attempt.recipe.positions.get(image.component)
+    found = _HAS_PICTURE(
+        sql,
+        board_id=attempt.board_id,
+        component=image.component,
+        designator=None if place is not None and not place.designators else image.designator,
+        sha256=None if is_too_soon else image.sha256,
+    )
+    return found.fetchone() is not None
 
 
 class BoardCache:
@@ -293,6 +343,36 @@ class BoardCache:
         self.forget([key for key in touched if key in self._boards and self._boards[key].are_many])
         while len(self._boards) > _CACHED_BOARDS:
             self._boards.popitem(last=False)
+
+
+class RepeatedPictures:
+    """Knows the pictures of each source since the daemon's start, for the writer's thread.
+
+    An image whose transaction fails stays known. It comes again for the same place, and so is no repetition.
+    """
+
+    def __init__(self, guards: Guards) -> None:
+        self.guards, self._window = guards, int(guards.repeated_picture)
+        #: By source and payload the last place, the number of the image there, and that of the last one elsewhere.
+        self._sources: OrderedDict[str, OrderedDict[int, tuple[int, int, int]]] = OrderedDict()
+
+    def note(self, image: Image) -> bool:
+        """Note an image that is accepted; True if its picture came before, for another position or board."""
+        if not self._window or self.guards.may_send_again(image.source):
+            return False
+        pictures = self._sources.setdefault(image.source, OrderedDict())
+        self._sources.move_to_end(image.source)
+        if len(self._sources) > max(1, _MAX_PICTURES // self._window):
+            self._sources.popitem(last=False)
+        number = next(reversed(pictures.values()), (0, 0, 0))[1] + 1
+        payload = hash((image.sha256, image.pixels.shape))
+        place = hash((image.board.type, image.board.serial, image.component, image.designator))
+        before, last, elsewhere = pictures.pop(payload, (place, 0, 0))
+        elsewhere = elsewhere if before == place else last
+        pictures[payload] = place, number, elsewhere
+        while next(iter(pictures.values()))[1] <= number - self._window:
+            pictures.popitem(last=False)
+        return elsewhere > 0 and number - elsewhere <= self._window
 
 
 # Serials are found over the index on lower(serial). Only the case of A to Z is folded, here and in the database:

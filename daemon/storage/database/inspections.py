@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Select, delete, exists, select, update
 
+from daemon.config.settings import Guards
 from daemon.line.served import Served
 from daemon.line.serving import Serving
 from daemon.records import (
@@ -18,11 +19,20 @@ from daemon.records import (
     Refused,
     Stage,
     Verdict,
+    WriteFailed,
     attributes_fit,
     attributes_text,
 )
 from daemon.storage.database import rows
-from daemon.storage.database.boards import Attempt, BoardAttempts, ClosingReason, folded, positions_text
+from daemon.storage.database.boards import (
+    Attempt,
+    BoardAttempts,
+    ClosingReason,
+    Fate,
+    RepeatedPictures,
+    folded,
+    positions_text,
+)
 from daemon.storage.database.connections import Prepared, among, update_rows
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
@@ -39,10 +49,13 @@ from daemon.storage.database.schema import (
     stages,
 )
 from daemon.storage.database.transaction import Transaction
+from daemon.units import wall_seconds
 from routing_rules.routes import Routes, VerdictName
 
 #: With this many images that changed nothing about their attempt, its serial belongs to no single board.
 _MUCH_SURPLUS = 1000
+#: Attempts that one transaction closes: after a downtime any number are due, and images wait for a transaction.
+_CLOSED_AT_ONCE = 256
 _RENEW_S = 60.0
 #: Kept passes among which the newest of each component are looked for.
 _MAX_PASSES = 10_000
@@ -57,30 +70,32 @@ _CLOSING = ("completed_at", "inspected", "verdict", "reason", "seq", "run_id", *
 
 
 def accept_images(
-    tx: Transaction, group: Sequence[tuple[Image, JournalKey]], serving: Serving
-) -> list[Image | Refused]:
+    tx: Transaction, group: Sequence[tuple[Image, JournalKey]], serving: Serving, pictures: RepeatedPictures
+) -> list[Image | Refused | WriteFailed]:
     """Add rows for images whose bytes are durable; return each as accepted. Attempts may open with them.
 
-    The edition in which its attempt began may refuse an image.
+    The edition in which its attempt began may refuse an image, as may a closed attempt that its publisher named.
     """
-    answers: list[Image | Refused] = []
+    answers: list[Image | Refused | WriteFailed] = []
     new_boards: list[Row] = []
     new_images: list[Row] = []
     new_pending: list[Row] = []
     described: dict[int, Row] = {}
     for sent, key in group:
-        assigned = _assign(tx, sent, serving, new_boards, described)
-        if isinstance(assigned, Refused):
+        assigned = _assign(tx, sent, serving, pictures.guards, new_boards, described)
+        if isinstance(assigned, Refused | WriteFailed):
             answers.append(assigned)
             continue
-        board, late = assigned
+        board, fate = assigned
         image = replace(
             sent,
             inspection_id=tx.next_inspection_id(),
             board_id=board["board_id"],
             attempt=board["attempt"],
             edition=board["edition"],
-            late=late,
+            late=fate in {"late", "repeats"},
+            repeats=fate == "repeats",
+            guard="repeated_picture" if pictures.note(sent) else None,
             key=key,
             accepted_s=tx.now_s,
         )
@@ -98,23 +113,31 @@ def accept_images(
 
 
 def _assign(
-    tx: Transaction, image: Image, serving: Serving, new_boards: list[Row], described: dict[int, Row]
-) -> tuple[Row, bool] | Refused:
+    tx: Transaction, image: Image, serving: Serving, guards: Guards, new_boards: list[Row], described: dict[int, Row]
+) -> tuple[Row, Fate] | Refused | WriteFailed:
     board = tx.board(image.board.type, image.board.serial)
-    number, late = board.choose(tx.sql, image.board.attempt, image.component, image.designator)
+    number, fate = board.choose(tx.sql, image, guards, tx.now_wall_s)
     found = board.get(tx.sql, number)
     served: Served | None = serving.current if found is None else serving.served.get(found[1]["edition"])
     if served is not None and (problem := served.routes.refusal(image.board.type, image.component, image.designator)):
         return Refused(*problem)
+    if fate == "refused":
+        told = f"attempt {number} of {image.board.serial!a} is closed and takes no other picture of this position"
+        return Refused("attempt_closed", f"{told}: name a new attempt (its newest is {board.newest}), or none")
     if found is None:
         new_boards.append(_open(tx, board, image, serving.current, number))
         if image.board.attempt is None and number == _attempts_told(image.board.serial):
             tx.suspect_serials.append((image.board.serial, number, image.source))
     attempt, row = tx.attempt(image.board.type, image.board.serial, number)
+    limit_s = None if attempt.closed or not tx.has_overdue else attempt.recipe.time_limit_s
+    if limit_s is not None and wall_seconds(row["first_seen_at"]) + limit_s <= tx.now_wall_s:
+        return WriteFailed("the time of its board is over, and the board closes in a moment")
     attempt.count_image(image.component, image.designator)
-    if image.board.attributes and not late and _describe(attempt, row, image):
+    if fate == "repeats":
+        attempt.settled_at = tx.at
+    if image.board.attributes and fate == "in time" and _describe(attempt, row, image):
         described[row["board_id"]] = row
-    return row, late
+    return row, fate
 
 
 def _describe(attempt: Attempt, row: Row, image: Image) -> bool:
@@ -272,7 +295,7 @@ class ResultsBatch:
                 self._finish(verdict)
 
     def close_due(self) -> None:
-        for board_type, serial, number in self._tx.take_due():
+        for board_type, serial, number in self._tx.take_due(_CLOSED_AT_ONCE):
             found = self._tx.board(board_type, serial).get(self._tx.sql, number)
             if found is not None and not found[0].closed:
                 self._close(*found, "time_limit")
@@ -303,11 +326,12 @@ class ResultsBatch:
         tx, image = self._tx, verdict.image
         attempt, board_row = tx.attempt(image.board.type, image.board.serial, image.attempt)
         latency_ms = round((tx.now_s - image.accepted_s) * 1000, 3)
-        if verdict.reason is None and image.deadline_ms is not None and latency_ms > image.deadline_ms:
+        if verdict.verdict != "unknown" and image.deadline_ms is not None and latency_ms > image.deadline_ms:
             # Judged in time, but durable too late, and so published too late.
             verdict = replace(verdict, verdict="unknown", defect=None, reason="deadline")
         end = verdict.verdict, verdict.defect, verdict.reason
-        matters = attempt.judge(image.inspection_id, image.component, image.designator, *end)
+        matters = attempt.judge(image.inspection_id, image.component, image.designator, *end) and not image.repeats
+        attempt.surplus += image.repeats
         if not matters and attempt.surplus == _MUCH_SURPLUS:
             tx.suspect_serials.append((image.board.serial, attempt.surplus, image.source))
         row = {name: board_row[name] for name in _BOARD_IN_MESSAGE} | rows.sent_row(image)
@@ -353,7 +377,7 @@ class ResultsBatch:
 
     def _close(self, attempt: Attempt, row: Row, reason: ClosingReason) -> None:
         closing = attempt.closing(reason)
-        attempt.closed = True
+        attempt.closed, attempt.settled_at = True, self._tx.at
         closing |= {name: json.dumps(closing[name], ensure_ascii=False) for name in _LISTS}
         row |= {"completed_at": self._tx.at, "seq": self._tx.next_seq(), "run_id": self._run_id, **closing}
         self._boards[attempt.board_id] = (attempt, row)
@@ -381,8 +405,10 @@ def pending_images(task: str) -> Select[Any]:
             *(boards.c.board_type, boards.c.serial, boards.c.attempt),
             *(column for column in pending.c if column.name != "inspection_id"),
         )
-        .join(boards, boards.c.board_id == inspections.c.board_id)
-        .join(pending, pending.c.inspection_id == inspections.c.inspection_id)
+        # Outer joins hold the planner to this order: of an empty table its statistics know nothing, and it would read
+        # every image that was ever stored instead.
+        .outerjoin_from(pending, inspections, pending.c.inspection_id == inspections.c.inspection_id)
+        .outerjoin(boards, boards.c.board_id == inspections.c.board_id)
         .where(pending.c.task == task)
         .order_by(pending.c.inspection_id)
     )

@@ -77,6 +77,8 @@ def inspection_row(image: Image, rules_version: str, at: str) -> Row:
         "image_bytes": image.key.length,
         "status": "accepted",
         "late": int(image.late),
+        "surplus": 1 if image.repeats else None,
+        "reason": image.guard,
         "image_sha256": image.sha256,
     }
 
@@ -110,6 +112,8 @@ def pending_image(row: AnyRow, accepted_s: float) -> Image:
         board=BoardRef(row["board_type"], row["serial"], row["lot"], row["station"]),
         sha256=row["image_sha256"],
         late=bool(row["late"]),
+        repeats=bool(row["late"] and row["surplus"]),
+        guard=row["reason"],
         key=_journal_key(row),
         pixels=_pixels(row),
         accepted_s=accepted_s,

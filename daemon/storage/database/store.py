@@ -14,10 +14,11 @@ import structlog
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from daemon.config.settings import Guards
 from daemon.line.serving import Serving
-from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict
+from daemon.records import ExpertSwitch, Generation, Image, JournalKey, Message, Refused, Verdict, WriteFailed
 from daemon.storage.database import changes, inspections, prune, reviews, rows, schema
-from daemon.storage.database.boards import BoardCache
+from daemon.storage.database.boards import OFF, BoardCache, RepeatedPictures
 from daemon.storage.database.connections import StoreError, driver_of, open_for_writing
 from daemon.storage.database.generations import finish_generations
 from daemon.storage.database.inspections import GoodExamples, VersionOf
@@ -125,6 +126,7 @@ class Store:
         busy_timeout_ms: int = 2000,
         tell: Callable[[str], None] = lambda _: None,
         record: EpochRecord | None = None,
+        guards: Guards = OFF,
     ) -> None:
         """Open the database at `url`, make it or change its schema if due; StoreError says what to do otherwise.
 
@@ -138,6 +140,7 @@ class Store:
         self._clock = clock or Clock()
         self._boards = BoardCache()
         self._memory = WriterMemory()
+        self._pictures = RepeatedPictures(guards)
         self._in_force = ""
         self._record = record
         self._run_id: int | None = None
@@ -217,10 +220,12 @@ class Store:
             waiting = connection.execute(inspections.pending_images("keep")).mappings()
             return [(self._pending_image(row), row["completed_at"]) for row in waiting]
 
-    def accept(self, group: Sequence[tuple[Image, JournalKey]], serving: Serving) -> list[Image | Refused]:
+    def accept(
+        self, group: Sequence[tuple[Image, JournalKey]], serving: Serving
+    ) -> list[Image | Refused | WriteFailed]:
         """Add rows for images whose bytes are durable. The caller leaves out `known` images and repeats."""
         with self._transaction() as tx:
-            answers = inspections.accept_images(tx, group, serving)
+            answers = inspections.accept_images(tx, group, serving, self._pictures)
         self._memory.waiting.update({answer.inspection_id for answer in answers if isinstance(answer, Image)})
         return answers
 

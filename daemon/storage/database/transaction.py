@@ -133,8 +133,12 @@ class Transaction:
             self.connection.execute(insert(table), [new])
         self.written_once.add(token)
 
-    def take_due(self) -> list[tuple[str, str, int]]:
-        while self.memory.due and self.memory.due[0][0] <= self.now_s:
+    @property
+    def has_overdue(self) -> bool:
+        return bool(self.memory.due) and self.memory.due[0][0] <= self.now_s
+
+    def take_due(self, most: int) -> list[tuple[str, str, int]]:
+        while self.has_overdue and len(self.due_taken) < most:
             self.due_taken.append(heapq.heappop(self.memory.due))
         return [(board_type, serial, attempt) for _, board_type, serial, attempt in self.due_taken]
 

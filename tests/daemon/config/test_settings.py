@@ -84,6 +84,8 @@ def test_environment_variables_override_single_values(tmp_path: Path) -> None:
     ("name", "value", "text"),
     [
         ("COSERVE_LIMITS_MAX_WAIT", "5", "expected a duration such as 500ms, 20s, 2m, 12h or 30d, found `5`"),
+        ("COSERVE_LIMITS_MAX_WAIT", "1:30", "found `1:30`"),
+        ("COSERVE_LIMITS_MAX_WAIT", "[", "not YAML"),
         ("COSERVE_LIMITS_CREDIT", "0", "found `0`"),
         ("COSERVE_ENDPOINTS_CONTROL", "tcp://127.0.0.1:1", "control is reached over ipc only"),
     ],
@@ -122,11 +124,25 @@ def test_a_misspelt_environment_variable_is_a_mistake(tmp_path: Path) -> None:
         (f"retention: {{free: {'9' * 400}}}", "expected a size of 64TiB at most"),
         ("retention: {images_for: 101y}", "coserve.yaml:5:25: expected a duration of 100y at most, found `101y`"),
         ("retention: {sample: inf}", "coserve.yaml:5:21: expected a number"),
+        ("guards: {repeated_picture: on}", "coserve.yaml:5:28: expected"),
+        ("guards: {retest_after: 2}", "expected a duration such as"),
+        ("guards: {picture_quality: maybe}", "coserve.yaml:5:27: expected"),
+        ('guards: {may_repeat: ["a b"]}', "should match pattern"),
         ('consumers: {"a\\u202eb": {}}', r"coserve.yaml:5:13: expected text without \u202e,"),
     ],
 )
 def test_values_that_cannot_be_are_refused(tmp_path: Path, section: str, says: str) -> None:
     assert says in problems_of(tmp_path, MINIMAL + section + "\n")
+
+
+@pytest.mark.parametrize("off", ["0", "off", "false"])
+def test_each_guard_can_be_switched_off(tmp_path: Path, off: str) -> None:
+    keys = ("repeated_picture", "retest_after", "picture_quality", "unlike_training")
+    guards = a_config(tmp_path, MINIMAL + f"guards: {{{', '.join(f'{key}: {off}' for key in keys)}}}\n").guards
+    assert not any(getattr(guards, key) for key in keys)
+    guards = a_config(tmp_path, MINIMAL + 'guards: {picture_quality: on, may_repeat: ["*"]}\n').guards
+    assert guards.picture_quality is True
+    assert guards.may_send_again("any")
 
 
 def test_memory_for_experts_comes_from_the_file_or_from_a_profile(tmp_path: Path) -> None:

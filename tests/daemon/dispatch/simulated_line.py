@@ -21,7 +21,7 @@ from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, Poo
 from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, QueueSample, Verdict
 from experts.spec import Answer, ArchitectureId, Detection, ExpertId, ExpertSpec, LayoutId, Task
 from routing_rules.compile import compile_rules
-from routing_rules.routes import Routes
+from routing_rules.routes import GUARDS, Routes
 from tests.daemon.dispatch.simulated_channels import SimulatedChannels
 from tests.editions import a_served, a_serving
 
@@ -212,6 +212,7 @@ def a_line(
     activation_bytes: int | None = None,
     matrix: Sequence[Performance] = (),
     usage: Mapping[str, float] | None = None,
+    guards: Sequence[str] = GUARDS,
 ) -> Line:
     clock = SimulatedClock()
     budgets = budgets or {"cpu": 30}
@@ -242,6 +243,7 @@ def a_line(
         pools.values(),
         usage=usage,
         record=record,
+        guards=guards,
         clock=clock.now,
         wall=lambda: 1000.0 + clock.now(),
     )

@@ -1,12 +1,15 @@
 """The drive over simulated devices: chains, deadlines, failures, reload, control. Nothing waits, nothing is random."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from daemon.dispatch.pool import Fault, StoredImage
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
-from experts.spec import ExpertId
+from experts.spec import Answer, ExpertId, ExpertSpec
+from routing_rules.routes import GUARDS
 from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, a_spec, an_image, on_backbone, says
 
 
@@ -29,6 +32,44 @@ def test_a_label_chooses_the_next_expert_and_a_failure_ends_the_chain(
     assert (outcome.verdict, outcome.defect, outcome.reason) == (verdict, defect, None)
     assert [stage.expert for stage in outcome.stages] == experts
     assert {(stage.executor, stage.expert_version) for stage in outcome.stages} == {("cpu/0", "0" * 12)}
+
+
+@pytest.mark.promise("Containment", "A guard (a repeated, unusable or strange picture) turns only a pass into review")
+@pytest.mark.parametrize(
+    ("label", "found", "verdict", "reason"),
+    [
+        ("ok", [], "pass", None),
+        ("ok", ["unlike_training", "picture_quality"], "review", "picture_quality"),
+        ("odd", ["picture_quality"], "review", None),
+        ("missing", ["picture_quality"], "fail", None),
+        ("expert_failed", ["picture_quality"], "unknown", "expert_failed"),
+    ],
+)
+def test_a_guard_turns_only_a_pass_into_review(label: str, found: list[str], verdict: str, reason: str | None):
+    said = says({1: label})
+
+    def answer(spec: ExpertSpec, image: StoredImage) -> Answer | Fault:
+        plain = said(spec, image)
+        is_first = spec.expert == "A1" and isinstance(plain, Answer)  # the guard of an earlier step counts as well
+        return replace(plain, guards=tuple(found)) if is_first else plain
+
+    line = a_line(answer=answer)
+    line.accept(an_image(1, "A1"))
+    line.run()
+    outcome = line.outcomes[1]
+    assert (outcome.verdict, outcome.reason) == (verdict, reason)
+    assert len(outcome.stages) == {"ok": 2, "odd": 2, "missing": 1, "expert_failed": 0}[label]
+
+
+def test_of_several_guards_the_repeated_picture_comes_first_and_one_that_is_off_never():
+    def answer(_spec: ExpertSpec, _image: StoredImage) -> Answer:
+        return Answer("ok", 0.9, guards=("unlike_training",))
+
+    for guards, reason in ((GUARDS, "repeated_picture"), (GUARDS[1:], "unlike_training"), ([], None)):
+        line = a_line(answer=answer, guards=guards)
+        line.accept(replace(an_image(1), guard="repeated_picture"))
+        line.run()
+        assert line.reasons() == {1: reason}
 
 
 @pytest.mark.parametrize("policy", PRESETS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.monitor import alarms as module
-from daemon.monitor.alarms import AlarmWatch
+from daemon.monitor.alarms import REPEATED, AlarmWatch, SentTwice
 from daemon.units import utc_text, wall_seconds
 from routing_rules.compile import compile_rules
 from routing_rules.routes import AlarmRule
@@ -186,3 +186,38 @@ def test_memory_and_the_number_of_alarms_are_bounded(monkeypatch: pytest.MonkeyP
     assert held == watch._units == 100
     watch.judge(START_S + 1e6)
     assert (watch.active, watch._units, len(watch._places)) == ({}, 0, 0)
+
+
+@pytest.mark.promise("Containment", "A source that repeats three pictures within ten minutes is an alarm")
+def test_three_repeated_pictures_of_one_source_within_ten_minutes_are_an_alarm():
+    stream, repeated = Stream(), {"verdict": "review", "reason": "repeated_picture"}
+    for designator in ("U1", "U2"):
+        stream.image("S1", designator, source="cam", **repeated)
+        stream.image("S1", designator, source="cam2", **repeated)
+        stream.image("S1", designator, source="cam", verdict="review", reason=None)
+    assert stream.texts(REPEATED) == []
+    last = stream.image("S2", source="cam", **repeated)
+    text = "cam sent the same picture for other positions or boards, 3 times in the last 10m"
+    assert stream.texts(REPEATED) == [text]
+    stream.review(last, "pass")
+    assert stream.texts(REPEATED, later_s=590.0) == [text]
+    assert stream.texts(REPEATED, later_s=598.0) == []
+
+
+def test_three_boards_in_a_row_that_come_once_more_are_an_alarm_until_one_does_not():
+    watch, images = SentTwice(), Stream()
+
+    def board(serial: str, *, again: bool, missing: tuple[str, ...] = (), component: str = "R") -> list[str]:
+        named = {"type": "a", "serial": serial, "attempt": 1}
+        watch.see("board/a/", {"board": named, "missing": [{"component": name, "count": 1} for name in missing]})
+        if again:
+            watch.see("inspection/a/", images.image(serial, source="cam", late=True, component=component))
+        return [row["text"] for row in watch.active.values()]
+
+    assert [board(f"S{number}", again=number != 2) for number in range(5)] == [[]] * 5
+    assert board("S5", again=True) == ["cam sent pictures of 3 boards in a row that had closed"]
+    assert len(board("S6", again=False)) == 1  # it may yet come
+    assert board("S7", again=False) == []
+    for number in range(8, 12):  # what fills a gap was not sent twice
+        assert board(f"S{number}", again=True, missing=("R",)) == []
+    assert len(watch._closed) == 4

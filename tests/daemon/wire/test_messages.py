@@ -60,6 +60,15 @@ def test_an_inspect_with_every_field_is_read() -> None:
     )
 
 
+@pytest.mark.promise("Cameras", "Names that look alike are one: they are used, published and stored in Unicode's NFC")
+def test_names_are_used_in_nfc():
+    bare, composed = "Prüfe\u0301", "Prüf\xe9"
+    board = {"type": bare, "serial": bare + "\u2029", "lot": bare, "station": bare, "attributes": {bare: bare}}
+    used = inspected(board=board, component=bare, designator=bare)
+    assert used.board == BoardRef(composed, composed, composed, composed, None, ((composed, composed),))
+    assert (used.component, used.designator) == (composed, composed)
+
+
 BAD_FRAMES = {
     "too few": [[], [b"CS1"]],
     "another protocol": [[b"XX1", b"{}"], [b"", b"{}"], [b"CS", b"{}"], [b"CSx", b"{}"], [b"cs1", b"{}"]],
@@ -102,8 +111,8 @@ WRONG: dict[str, list[Any]] = {
     "id": [None, "", "a b", "a\n", "ä", "x" * 129, 7, "\ud800"],
     "source": [None, "a*", True],
     "board": [None, "mainboard-a", [], {"type": "a"}, {"serial": "a"}],
-    "component": [None, 1, "a\x00"],
-    "designator": ["", 1],
+    "component": [None, 1, "a\x00", "R\u200b1"],
+    "designator": ["", 1, "R1\u2029"],
     "captured_at": [
         *("yesterday", 0, "2026-11-21", "2026-11-21 09:28:11Z", "2026-11-21T09:28:11", "2026-02-29T09:28:11Z"),
         *("2026-11-21T24:00:00Z", "2026-11-21T09:28:60Z", "2026-11-21T09:28:11+24:00", "2026-11-21T09:28:11Z\n"),
@@ -115,14 +124,14 @@ WRONG: dict[str, list[Any]] = {
 }
 WRONG_OF_BOARD: dict[str, list[Any]] = {
     "type": [None, ""],
-    "serial": ["x" * 129, "x\ty", "x\x7f", "x\x85", "\udfff", 12],
-    "lot": [1],
+    "serial": ["x" * 129, "x\ty", "x\x7f", "x\x85", "\udfff", 12, "A\u202eB", "A\u2028B", "\ufeffA", "A\xadB"],
+    "lot": [1, "L\u2066"],
     "station": [""],
     "attempt": [0, 1.0, True, "1", 2**63, 10**4000],
     "attributes": [
         *("text", ["panel"], 5, {"panel": 7}, {"panel": True}, {"panel": ["x"]}, {"panel": {"deep": {}}}),
         *({"panel": "x" * 257}, {"panel": "a\nb"}, {"panel": "\ud800"}, {"panel": 10**4000}, {"panel": 1e300}),
-        *({"": "x"}, {"x" * 129: "x"}, {"a\tb": "x"}, {"\ud800": "x"}),
+        *({"": "x"}, {"p": "\u200d"}, {"x" * 129: "x"}, {"a\tb": "x"}, {"\ud800": "x"}),
         {f"key-{number}": "x" for number in range(33)},
         {f"key-{number}": "ü" * 256 for number in range(8)},
     ],

@@ -13,6 +13,7 @@ PICTURE = a_picture(64, 48)
 COLOUR = Image.fromarray(PICTURE)
 GREY = COLOUR.convert("L")
 DEEP = (PICTURE[..., 0].astype(np.uint16) << 8) | 0x7F
+DEEP_GREY = np.repeat(PICTURE[..., :1], 3, axis=2)
 TRANSPARENT = COLOUR.copy()
 TRANSPARENT.putalpha(Image.fromarray(PICTURE[..., 1]))
 
@@ -48,7 +49,7 @@ EXACT = {
     "grey PNG with alpha": (encoded(GREY.convert("LA")), rgb(GREY)),
     "palette PNG": (encoded(COLOUR.quantize(64)), rgb(COLOUR.quantize(64))),
     "1-bit PNG": (encoded(COLOUR.convert("1")), rgb(COLOUR.convert("1"))),
-    "16-bit grey PNG": (opencv(".png", DEEP), np.repeat(PICTURE[..., :1], 3, axis=2)),
+    "16-bit grey PNG": (opencv(".png", DEEP), DEEP_GREY),
     "16-bit RGB PNG": (opencv(".png", PICTURE[..., ::-1].astype(np.uint16) * 257), PICTURE),
     "BMP": (encoded(COLOUR, "BMP"), PICTURE),
     "palette BMP": (encoded(COLOUR.quantize(64), "BMP"), rgb(COLOUR.quantize(64))),
@@ -64,7 +65,12 @@ EXACT = {
     "CMYK TIFF": (encoded(COLOUR.convert("CMYK"), "TIFF"), rgb(COLOUR.convert("CMYK"))),
     "BigTIFF": (encoded(COLOUR, "TIFF", big_tiff=True), PICTURE),
     "big-endian TIFF": (big_endian_tiff(1), np.array([[[10] * 3, [200] * 3]], dtype=np.uint8)),
-    "16-bit grey TIFF": (opencv(".tiff", DEEP), np.repeat(PICTURE[..., :1], 3, axis=2)),
+    "big-endian 16-bit grey TIFF": (encoded(Image.fromarray(DEEP.astype(">u2")), "TIFF"), DEEP_GREY),
+    "big-endian 16-bit grey LZW TIFF": (
+        encoded(Image.fromarray(DEEP.astype(">u2")), "TIFF", compression="tiff_lzw"),
+        DEEP_GREY,
+    ),
+    "16-bit grey TIFF": (opencv(".tiff", DEEP), DEEP_GREY),
     "16-bit RGB TIFF": (opencv(".tiff", PICTURE[..., ::-1].astype(np.uint16) * 257), PICTURE),
     "16-bit RGBA TIFF": (
         opencv(".tiff", np.dstack([PICTURE[..., ::-1], PICTURE[..., 0]]).astype(np.uint16) * 257),
@@ -129,6 +135,23 @@ def test_damage_inside_compressed_pixels_is_noticed(name: str):
 def test_floating_point_tiffs_are_refused_rather_than_guessed():
     with pytest.raises(ImageError, match="32 bits in format 3"):
         decode(encoded(Image.fromarray(PICTURE[..., 0].astype(np.float32)), "TIFF"), "image")
+
+
+def test_sixteen_bits_in_separate_planes_are_refused_as_pillow_misreads_them():
+    tags = [(256, 3, 2), (257, 3, 1), (258, 3, 16), (259, 3, 1), (262, 3, 2), (277, 3, 3), (278, 3, 1), (284, 3, 2)]
+    tags[2:3] = [(258, 3, 16)]
+    body = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    places = struct.pack("<6I", 8, 12, 16, 4, 4, 4)
+    body += struct.pack("<HHII", 273, 4, 3, 20) + struct.pack("<HHII", 279, 4, 3, 32)
+    with pytest.raises(ImageError, match="16 bits in separate planes"):
+        decode(b"II*\0" + struct.pack("<I", 44) + bytes(12) + places + struct.pack("<H", 10) + body + bytes(4), "image")
+
+
+def test_a_bmp_whose_masks_put_red_elsewhere_is_refused_as_opencv_ignores_them():
+    head = struct.pack("<IiiHHIIiiII", 40, 1, 1, 1, 32, 3, 0, 0, 0, 0, 0)
+    payload = b"BM" + struct.pack("<IHHI", 70, 0, 0, 66) + head + struct.pack("<III", 0xFF, 0xFF00, 0xFF0000) + bytes(4)
+    with pytest.raises(ImageError, match="unusual order"):
+        decode(payload, "image")
 
 
 @pytest.mark.parametrize("shape", [None, (48, 64, 2), (48, 65, 3), (0, 64, 3), (-48, -64, 3)])

@@ -17,6 +17,7 @@ from typing import Any, cast
 import cv2
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from coserve_client import SpoolingPublisher
 from daemon.errors import ConfigError
@@ -34,9 +35,11 @@ from tools.camera.station import (
     StationCounts,
     VideoFile,
     counted_serials,
+    counter,
     every_nth,
     listed_serials,
 )
+from tools.cli.main import app
 
 LAYOUT = BoardLayout(board="b", size=(64, 48), parts={"R1": LayoutPart(component="R0402", box=(8, 8, 40, 40))})
 
@@ -96,6 +99,21 @@ def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a
         counted_serials("A", counter)
 
 
+@pytest.mark.promise("Cameras", "With `camera --serial` each picture is an attempt of its own, which the camera names")
+def test_each_picture_of_one_serial_is_an_attempt_of_its_own_after_a_restart_too(tmp_path: Path) -> None:
+    video = a_video(tmp_path / "v.avi", [10, 20, 30])
+
+    def attempts(newest: int) -> list[int]:
+        count = counter(tmp_path / "attempts.json")
+        source = VideoFile(video)
+        station = run(tmp_path, source, every_nth(1), repeat("S1"), next_attempt=lambda: count("b/S1", newest))
+        return [station.daemon.headers[image]["board"]["attempt"] for image in station.daemon.seen]
+
+    assert attempts(0) == [1, 2, 3]
+    assert attempts(0) == [4, 5, 6]
+    assert attempts(10) == [11, 12, 13]  # another camera tested it meanwhile
+
+
 def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp_path: Path) -> None:
     video = a_video(tmp_path / "v.avi", [10, 20, 30, 40])
     lines = ScannedLines(io.StringIO("A1\r\nB\x1d2\nA3\n"), print)
@@ -104,6 +122,17 @@ def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp
     assert "control characters" in station.messages[0]
     entered = run(tmp_path, VideoFile(video), ScannedLines(io.StringIO("\n\n"), print), repeat("S1"))
     assert entered.boards == [("S1", 10), ("S1", 20)]
+
+
+def test_a_scan_that_is_no_text_does_not_end_the_station(tmp_path: Path) -> None:
+    a_video(tmp_path / "v.avi", [10, 20, 30])
+    (tmp_path / "l.yaml").write_text(SIZE + "  R1: {component: R, box: [0, 0, 9, 9]}\n")
+    with ScriptedDaemon() as daemon:
+        words = ["camera", daemon.endpoint, "--video", tmp_path / "v.avi", "--layout", tmp_path / "l.yaml"]
+        words += ["--serials-from", "-", "--state", tmp_path / "state"]
+        done = CliRunner().invoke(app, list(map(str, words)), input=b"\xef\xbb\xbfA1\nB\xe42\nA3\n")
+    assert [daemon.headers[image]["board"]["serial"] for image in daemon.order] == ["A1", "A3"], done.output
+    assert r"no serial: 'B\udce42' is not UTF-8: correct it" in done.stderr
 
 
 def test_a_video_that_is_cut_off_says_where_after_what_it_had(tmp_path: Path) -> None:
@@ -204,7 +233,7 @@ def test_boards_pass_in_a_rendered_video_and_every_part_is_where_its_layout_says
     layout_file, serials = write_video(video, 2, 11, "B")
     layout = load_layout(layout_file)
     trigger = every_nth(VIDEO_PICTURES)
-    station = run(tmp_path, VideoFile(video), trigger, listed_serials(serials, print), layout)
+    station = run(tmp_path, VideoFile(video), trigger, listed_serials(serials), layout)
     (serial, _, seed), _ = board_plan(2, 11, "B")
     truth = {part.designator: part for part in render_board("sensor-node", seed, DEFECT_RATE).placements}
     assert len(station.boards) == 2 * len(layout.parts) == 2 * len(truth)

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
+from tests.experts.pictures import a_picture, encoded
 from tests.lines import a_jpeg
 from tests.tools.client.scripted_daemon import Answer, ScriptedDaemon
 from tests.waiting import PATIENCE_S, until
@@ -37,7 +38,8 @@ class Watched:
         self.done = root / "done"
         self.messages: list[str] = []
         sent = SentFiles(root / "sent.jsonl", self.folder)
-        self.watch = WatchedFolder(self.folder, sent, self.done if moves else None, self.messages.append)
+        done = self.done if moves else None
+        self.watch = WatchedFolder(self.folder, sent, done, self.messages.append, PictureFiles().part_of)
 
     def put(self, name: str, content: bytes) -> Path:
         path = self.folder / name
@@ -85,6 +87,37 @@ def test_a_file_that_is_still_being_written_is_never_given(
     path.write_bytes(content)
     assert [dropped.content for dropped in watched.scan(3)] == [content]
     assert watched.watch.incomplete == 1
+
+
+@pytest.mark.promise("Cameras", "A watched BMP or TIFF is taken when it has rested for 10 s, or was renamed into place")
+@pytest.mark.parametrize("kind", ["BMP", "TIFF"])
+def test_a_picture_that_cannot_tell_its_end_must_rest_or_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(watch_folder, "_PATIENCE_S", float("inf"))
+    watched, content = Watched(tmp_path), encoded(a_picture(), kind)
+    watched.put("b/S1/R1.R0402.bmp", content[:200] + bytes(len(content) - 200))  # as long as it will be
+    assert watched.scan(6) == []
+    watched.put("b/S1/R1.R0402.bmp", content)
+    assert watched.scan(6) == []
+    part, clock = watched.put("b/S1/R2.part", content), tmp_path / "clock"
+    until(lambda: clock.write_bytes(b"") == 0 and clock.stat().st_mtime_ns > part.stat().st_mtime_ns)
+    part.rename(watched.folder / "b/S1/R2.R0402.bmp")
+    assert [dropped.name for dropped in watched.scan(3)] == ["b/S1/R2.R0402.bmp"]
+    monkeypatch.setattr(watch_folder, "_PATIENCE_S", 0.0)
+    watched.put("b/S1/R3.R0402.bmp", content)
+    assert [dropped.name for dropped in watched.scan(3)] == ["b/S1/R3.R0402.bmp"]
+
+
+def test_hidden_files_in_a_watched_folder_are_counted_and_two_pictures_of_a_part_are_not_sent(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    for name in ("C1.C0603.jpg", "C1.C0603.png", "R1.R0402.jpg", "._R1.R0402.jpg"):
+        watched.put(f"b/S1/{name}", a_jpeg(1))
+    with ScriptedDaemon() as daemon, published(watched, daemon.endpoint) as publisher:
+        until(lambda: publisher.files["accepted"] == 1 and publisher.files["unfit"] == 2)
+    assert [header["designator"] for header in daemon.headers.values()] == ["R1"]
+    assert watched.watch.left_out.total() == 1
+    assert sum("there is another picture of that part: leave one" in text for text in watched.messages) == 2
 
 
 def test_what_was_accepted_is_remembered_through_a_restart_and_a_torn_line(tmp_path: Path) -> None:
@@ -188,10 +221,13 @@ def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_
         until(lambda: publisher.files["accepted"] == 30)
         watched.put("overview.jpg", a_jpeg(99))
         until(lambda: publisher.files["unfit"])
+        watched.put("b/L\udce4/R1.R0402.jpg", a_jpeg(98))
+        until(lambda: publisher.files["unfit"] == 2)
     assert len(daemon.order) == 30 == len(set(daemon.order))
     assert len(list(watched.done.rglob("*.jpg"))) == 30
-    assert watched.names() == ["overview.jpg"]
-    assert "expected BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png" in watched.messages[-1]
+    assert watched.names() == ["R1.R0402.jpg", "overview.jpg"]
+    assert "expected BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png" in watched.messages[-2]
+    assert r"its name: 'L\udce4' is not UTF-8" in watched.messages[-1]
 
 
 def test_a_refused_file_stays_is_said_and_not_sent_again_in_this_run(tmp_path: Path) -> None:

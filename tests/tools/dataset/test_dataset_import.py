@@ -7,9 +7,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.tools.run_commands import coserve
 from tools.dataset.read import read_dataset
+from tools.dataset.write import DatasetError, write_dataset
+from tools.training import TrainingError
 from tools.training.labelled import read_yolo_data
 
 #: As https://cocodataset.org/#format-data has it.
@@ -72,14 +75,25 @@ def test_uploaded_pictures_of_one_board_stay_on_one_side(tmp_path: Path) -> None
     [
         ("R0402/1-S1", "../../secret", "'../../secret.png' leads out of"),
         ("R0402/1-S1", "link", "'link.png' leads out of"),
-        ("R0402/1-S1", "missing", "No such file or directory"),
+        ("R0402/", "missing/", "3 of 3 pictures are not in"),
+        ('"width": 80, "height": 60}, ', '"width": 60, "height": 80}, ', "80 x 60 pixels, its boxes are for 60 x 80"),
+        ('"id": 2, "file_name"', '"id": 1, "file_name"', "the image 1 is there twice"),
+        ("R0402/2-S2", "R0402/1-S1", "R0402/1-S1.png is there twice"),
+        ("R0402/2-S2", "other/R0402/1-S1", "R0402/1-S1.png is there twice"),
+        ('"categories": [', '"categories": [{"id": 5, "name": "void"}, ', "the category 5 is there twice"),
+        ('"categories": [', '"categories": [{"id": 6, "name": "bridge"}, ', "the category bridge is there twice"),
+        ('"annotations": [', '"annotations": [{"id": 1}, ', "the annotation 1 is there twice"),
+        ("[8, 6, 32, 30]", "[8, 6, 32, 30, 45]", "1-S1.png: expected a bbox of x, y, width, height"),
+        ('"bbox": [8, 6, 32, 30]', '"segmentation": [[8, 6, 9, 9, 8, 9]]', "1-S1.png: expected a bbox of x, y"),
+        ('"iscrowd": 0', '"attributes": {"rotation": 30.0}', "1-S1.png is a rotated box"),
         ("R0402/1-S1", "broken", "at picture 1: "),
         ("[8, 6, 32, 30]", "[8, 6, 320, 30]", "the box bridge (8.0, 6.0, 328.0, 36.0) is not in"),
         ("[8, 6, 32, 30]", f"[8, 6, 1{'0' * 400}, 30]", "too large"),
         ('"category_id": 5', '"category_id": 6', "of annotation 1 the category or the image is not in the file"),
-        ('"name": "bridge"', '"name": "\\ud800"', "surrogates not allowed"),
+        ('"name": "bridge"', '"name": "\\ud800"', "is not a string of 1 to 128 characters"),
         ('{"info"', "{", "annotations.json: not in the format coco"),
         ('"file_name"', '"name"', "'file_name' is missing"),
+        ('"annotations"', '"shapes"', "export as COCO or YOLO there"),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_is_written(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -136,3 +150,43 @@ def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_
     assert "no folder" in imported(tmp_path / "none", "folders", tmp_path / "again", status=2)
     words = ("--images", tmp_path)
     assert "--images goes with" in imported(tmp_path / "in", "folders", tmp_path / "again", *words, status=2)
+
+
+def test_pictures_are_found_whatever_program_wrote_their_paths_and_the_others_are_counted(tmp_path: Path) -> None:
+    content = json.dumps(COCO).replace("R0402/1-S1", r"C:\\\\pcb\\\\R0402\\\\1-S1").replace("R0402/3-S3", "gone")
+    file, said = a_dataset(tmp_path / "in", content), list[str]()
+    pictures = read_dataset(file, "coco", say=said.append)
+    assert [each.stem for each in pictures] == ["1-S1", "2-S2"]
+    assert said == [
+        f"{file}: left out: 1 of 3 pictures are not in {tmp_path / 'in/images'} (gone.png)",
+        f"{file}: 3 pictures of {tmp_path / 'in/images'} not in it, left out (R0402/3-S3.png, broken.png, link.png)",
+    ]
+
+
+def test_a_turned_picture_is_stored_without_its_mark_where_the_boxes_fit_its_pixels(tmp_path: Path) -> None:
+    file = a_dataset(tmp_path / "in", COCO)
+    picture, exif = tmp_path / "in/images/R0402/1-S1.png", Image.Exif()
+    exif[0x0112] = 6
+    Image.open(picture).save(picture, exif=exif)
+    write_dataset(read_dataset(file, "coco"), "yolo", tmp_path / "out")
+    data = read_yolo_data(tmp_path / "out/data.yaml")
+    assert {each.file.name: len(each.boxes) for each in (*data.train, *data.held_out)}["1-S1.png"] == 1
+    exif[0x0112] = 3
+    Image.open(picture).save(picture, exif=exif)
+    with pytest.raises(TrainingError, match="EXIF mark 3"):
+        read_dataset(file, "coco")
+
+
+@pytest.mark.parametrize("form", ["label-studio", "cvat"])
+def test_another_programs_own_format_is_refused_with_what_to_export(tmp_path: Path, form: str) -> None:
+    file = a_dataset(tmp_path / "in", [])
+    assert "export as COCO or YOLO" in imported(file, form, tmp_path / "out", status=2)
+    assert "export as COCO or YOLO" in imported(file, "coco", tmp_path / "out", status=1)
+
+
+def test_two_folders_that_look_alike_are_refused(tmp_path: Path) -> None:
+    for name in ("\u00e9", "e\u0301"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / "in" / name / "1.png"), np.full((60, 80, 3), 90, np.uint8))
+    with pytest.raises(DatasetError, match="is there twice"):
+        read_dataset(tmp_path / "in", "folders")

@@ -61,6 +61,8 @@ def test_a_line_that_judged_in_every_way_has_no_mistake(judged: Line) -> None:
         ("UPDATE inspections SET verdict = 'fail', defect = 'D9' WHERE inspection_id = 1", "stored is fail D9"),
         ("UPDATE inspections SET defect = 'D7' WHERE verdict = 'fail'", "stored is fail D7"),
         ("UPDATE inspections SET verdict = 'pass', reason = NULL WHERE reason = 'bad_image'", "no expert's answer"),
+        ("UPDATE inspections SET reason = 'repeated_picture' WHERE verdict = 'fail'", "is for a pass, not fail"),
+        ("UPDATE inspections SET reason = 'repeated_picture' WHERE verdict = 'pass'", "give review; stored is pass"),
         ("UPDATE inspections SET rules_version = 'abc' WHERE inspection_id = 1", "its board opened with"),
         ("UPDATE inspections SET late = 1 WHERE inspection_id = 1", "inspections 1: late is 1"),
         ("UPDATE stages SET confidence = 0.001 WHERE expert = 'QFP64'", "stored is"),

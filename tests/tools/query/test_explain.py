@@ -93,6 +93,14 @@ def test_an_image_without_a_verdict_has_its_reason_in_words(
     assert words in text
 
 
+def test_what_a_guard_sent_to_review_agrees_with_the_rules_and_says_why(line: Path) -> None:
+    guarded = "UPDATE inspections SET verdict = 'review', reason = 'repeated_picture' WHERE designator = 'P-0'"
+    sql(line, guarded)
+    text = explain(line, "S1", "P-0")
+    assert "Verdict: review, because of repeated_picture: its source had just sent the same picture" in text
+    assert "judged once more from the stored answers by those rules: the same" in text
+
+
 def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) -> None:
     ((number, image_id),) = judged.rows("SELECT inspection_id, image_id FROM inspections WHERE designator = 'F-1'")
     by_number, by_image = record_of(judged, str(number)), record_of(judged, f"cam-1/{image_id}")

@@ -82,6 +82,11 @@ def test_nothing_changed_means_that_nothing_would_change(line: Line):
     assert report["list"] == report["changes"] == report["notes"] == []
 
 
+def test_what_a_guard_sent_to_review_stays_there(line: Line):
+    execute(line, "UPDATE inspections SET verdict = 'review', reason = 'picture_quality' WHERE verdict = 'pass'")
+    assert rejudge(line)["changed"] == 0
+
+
 def test_another_version_is_tried_only_on_what_it_would_judge(line: Line, version_folders: tuple[Path, Path]):
     report = rejudge(line, *swapped(version_folders), status=1)
     mine = line.rows("SELECT inspection_id, verdict FROM inspections WHERE component = 'P' ORDER BY inspection_id DESC")

@@ -18,6 +18,7 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.vision.preprocess import fit as fit_image
 from tests.tools.run_commands import coserve
 from tools.experts.measure import answers_of
+from tools.terminal.console import CommandError
 from tools.training import TrainingError, fit
 from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
 from tools.training.classifier import TrainingPlan, train_classifier
@@ -70,7 +71,7 @@ def train(folder: Path, out: Path, expert: str = "squares", shares: list[float] 
 
 def refusal(folder: Path, **options: Any) -> str:
     out = folder.parent / "out"
-    with pytest.raises(TrainingError) as caught:
+    with pytest.raises(CommandError) as caught:
         train(folder, out, **options)
     assert not out.exists(), "a refused training wrote something"
     return str(caught.value)
@@ -118,7 +119,7 @@ def test_folders_that_cannot_be_trained_on_are_named_with_what_to_do(tmp_path: P
     assert "has no label green (--good); it has blue, red" in refusal(a_folder(tmp_path / "colours"), good="green")
     shutil.copytree(cases / "blue", tmp_path / "long" / ("b" * 129))
     shutil.copytree(cases / "red", tmp_path / "long" / "red")
-    assert "a label has at most 128 characters" in refusal(tmp_path / "long")
+    assert "is not a string of 1 to 128 characters" in refusal(tmp_path / "long")
     both = a_folder(tmp_path / "both", {"OK": 3, "good": 3}, colours={"OK": "blue", "good": "red"})
     assert "OK and good both sound as if they pass: name one with --good" in refusal(both)
 

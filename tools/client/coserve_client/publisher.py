@@ -26,6 +26,9 @@ from coserve_client.frames import KEY, MAGIC, MAX_HEADER_BYTES, CoserveError, Cu
 from coserve_client.messages import ImageAnswer
 
 _NEVER_S = float("inf")
+#: Images that wait for less are no trouble.
+_NOTICE_S = 1.5
+_STEP_S = 0.2
 
 
 class PublishError(CoserveError):
@@ -154,6 +157,8 @@ class Publisher:
         self._credit = 0  # until the daemon's welcome
         self._max_payload_bytes = _NEVER_S
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._busy_reason = ""  # the daemon's, until it takes or rejects an image
+        self._busy_since_s = 0.0
         self._quiet_since_s = time.monotonic()  # the newest answer, or the first message that waits for one
         try:
             self._connect()
@@ -182,9 +187,14 @@ class Publisher:
         """The time since an answer became due without any answer; 0 if none is due."""
         return time.monotonic() - self._quiet_since_s if self._awaits_answers() else 0.0
 
-    def silence_text(self, silent_s: float) -> str:
-        """Return a sentence on the daemon's silence, with what a person can check."""
-        return silence_text(self._endpoint, silent_s, self._curve)
+    @property
+    def trouble(self) -> str:
+        """Return why images wait: the daemon's reason for `busy`, or that nothing answers; empty if all is well."""
+        if self._busy_reason and self.silent_s < self._silence_s:
+            is_new = time.monotonic() - self._busy_since_s < _NOTICE_S
+            return "" if is_new else f"the daemon takes no images now: {self._busy_reason}"
+        silent_s = self.silent_s
+        return silence_text(self._endpoint, silent_s, self._curve) if silent_s > _NOTICE_S else ""
 
     def send(self, image_id: str, payload: bytes, *, board: Mapping[str, Any], component: str, **more: Any) -> None:
         """Send one image; `more` are the optional fields of `inspect`. Blocks while the credit is used up."""
@@ -231,7 +241,7 @@ class Publisher:
         if now_s - self._quiet_since_s > self._patience_s:
             self._take_answers()  # this process itself may have been suspended
         if now_s - self._quiet_since_s > self._patience_s:
-            raise PublishError(self.silence_text(self._patience_s))
+            raise PublishError(silence_text(self._endpoint, self._patience_s, self._curve))
         if now_s - max(self._quiet_since_s, self._connected_at_s) > 2 * self._silence_s and self._awaits_answers():
             self._reconnect()
         due_at_s = min((message.due_at_s for message in self._unanswered.values()), default=_NEVER_S)
@@ -296,8 +306,11 @@ class Publisher:
             return  # a welcome, or the second answer to a message that was sent twice
         if answer["type"] == "busy":
             self.account.busy += 1
+            self._busy_since_s = self._busy_since_s if self._busy_reason else self._quiet_since_s
+            self._busy_reason = str(answer.get("reason") or "it is busy")
             message.due_at_s = self._quiet_since_s + answer["retry_after_ms"] / 1000
             return
+        self._busy_reason = ""
         del self._unanswered[image_id]
         self._finish_image(image_id, cast("ImageAnswer", answer))
 
@@ -335,13 +348,15 @@ def publish_images(
     """Publish `images`, at most `rate` a second, and wait for their answers; call `progress` after each step."""
     next_at_s = time.monotonic()
     for image in images:
-        publisher.pump(max(0.0, next_at_s - time.monotonic()))
+        while (wait_s := max(next_at_s - time.monotonic(), 0.0 if publisher.free_credit else _STEP_S)) > 0:
+            publisher.step(min(wait_s, _STEP_S))
+            progress(publisher.account)
         publisher.send(image.image_id, image.payload, board=image.board, component=image.component, **image.more)
         if rate is not None:
             next_at_s = max(next_at_s + 1 / rate, time.monotonic() - 1.0)  # no burst after a pause
         progress(publisher.account)
     until_s = time.monotonic() + timeout_s
     while publisher.outstanding and time.monotonic() < until_s:
-        publisher.finish(min(0.2, until_s - time.monotonic()))
+        publisher.finish(min(_STEP_S, until_s - time.monotonic()))
         progress(publisher.account)
     return publisher.account

@@ -34,8 +34,8 @@ from coserve_client.spool import Spool, SpoolEntryError
 #: once. A kill of the camera's process while the daemon is away costs this much of pictures once, then only the group
 #: that is being written.
 _SPILL_AFTER_S = 0.5
-#: A closing publisher whose images are all in the spool leaves after this much silence.
-_LEAVE_AFTER_S = 1.0
+#: A closing publisher whose images are all in the spool leaves after this much silence, and can say so.
+_LEAVE_AFTER_S = 1.6
 #: After this time without any answer the daemon counts as away: a new connection, and everything from the spool.
 _SILENCE_S = 5.0
 #: Entries that become durable together; answers are read in between.
@@ -223,9 +223,11 @@ class SpoolingPublisher:
 
     @property
     def trouble(self) -> str:
-        """Return why images wait here now, for the camera's display; empty if all is well."""
-        silence = self._publisher.silence_text(self._publisher.silent_s) if self._is_silent else ""
-        return "; ".join(filter(None, (silence, self._disk_trouble)))
+        """Return why images wait here now, for the camera's display: the daemon's own words, its silence, or our disk.
+
+        Empty if all is well.
+        """
+        return "; ".join(filter(None, (self._publisher.trouble, self._disk_trouble)))
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every image has its answer; False if `timeout_s` was too short."""

@@ -4,12 +4,12 @@ import hashlib
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from daemon.line.serving import Serving
-from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Stage, Verdict
+from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Refused, Stage, Verdict, WriteFailed
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
@@ -140,11 +140,15 @@ class Line:
     serving: Serving
     store: Store
     images: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def ask(self, *images: Image) -> list[Image | Refused | WriteFailed]:
+        pairs = [(image, JournalKey(1, 16 + n, len(PAYLOAD))) for n, image in enumerate(images)]
+        return self.store.accept(pairs, self.serving)
 
     def accept(self, *images: Image) -> list[Image]:
-        """Accept images that the editions of their boards can route."""
-        pairs = [(image, JournalKey(1, 16 + n, len(PAYLOAD))) for n, image in enumerate(images)]
-        answers = self.store.accept(pairs, self.serving)
+        """Accept images that their boards can take."""
+        answers = self.ask(*images)
         accepted = [answer for answer in answers if isinstance(answer, Image)]
         assert len(accepted) == len(answers), answers
         return accepted
@@ -162,7 +166,7 @@ class Line:
         """Stop without saying goodbye, and start again `down_s` later."""
         self.store.close()
         self.clock.pass_s(down_s)
-        self.store = Store(self.url, clock=self.clock.clock)
+        self.store = Store(self.url, clock=self.clock.clock, **self.options)
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Ask, or change, the database as another program does."""
@@ -184,7 +188,7 @@ class Line:
 def a_line(folder: Path, rules: Routes | None = None, **options: Any) -> Line:
     clock = MovingClock()
     store = Store(f"sqlite:///{folder}/inspection.db", clock=clock.clock, **options)
-    return Line(folder, clock, a_serving(rules or some_rules()), store)
+    return Line(folder, clock, a_serving(rules or some_rules()), store, options=options)
 
 
 def a_journal(folder: Path, segment_bytes: int = 2**20) -> Journal:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy.exc import DatabaseError
 from structlog.testing import capture_logs
 
+from daemon.records import Image, WriteFailed
 from daemon.storage.database import inspections
 from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
 
@@ -90,6 +91,8 @@ def costs_of_one(line: Line, board_type: str) -> list[int]:
 @pytest.mark.parametrize("board_type", BOARD_TYPES)
 def test_a_start_does_not_read_the_past_of_a_serial(tmp_path: Path, board_type: str) -> None:
     line = a_long_past(tmp_path, board_type, 20_000)
+    line.rows("ANALYZE")  # as upkeep does: statistics must not lead to another plan
+    line.reopen()
     assert steps(line, line.store.recover) < 400  # of the newest thousand it looks for the last batch
     line.store.close()
 
@@ -122,4 +125,24 @@ def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read
     assert (board["verdict"], board["inspected"], board["expected"]) == ("fail", 4, 4)
     assert board["failed"] == [{"designator": "R1", "component": "R0402", "defect": "D7"}]
     assert (board["unknown"], board["review"]) == ([], [])
+    line.store.close()
+
+
+@pytest.mark.promise("Containment", "Any number of boards whose time is over at a start hold up no other image")
+def test_overdue_attempts_close_a_few_at_a_time_and_take_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspections, "_CLOSED_AT_ONCE", 10)
+    line = a_line(tmp_path)
+    line.accept(*(an_image(str(n), "R0402", "R1", serial=SERIAL, attempt=n) for n in range(1, 26)))
+    line.reopen(down_s=3600.0)
+    closed = [message.body["board"]["attempt"] for message in line.store.write_results().published]
+    assert closed == list(range(1, 11))
+    answers = line.ask(an_image("late", "R0402", "R2", serial=SERIAL), an_image("other", "R0402", "R1", serial="S2"))
+    assert [type(answer) for answer in answers] == [WriteFailed, Image]
+    while line.store.wait_s() == 0.0:
+        closed += [message.body["board"]["attempt"] for message in line.store.write_results().published]
+    assert closed == list(range(1, 26))
+    (late,) = line.accept(an_image("late", "R0402", "R2", serial=SERIAL))
+    assert (late.attempt, late.late) == (25, True)
     line.store.close()

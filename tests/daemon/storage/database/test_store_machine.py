@@ -105,18 +105,20 @@ class StoreMachine(RuleBasedStateMachine):
             if attempt.message is None:
                 attempt.close(self.line.clock.now_s)
 
-    def place(self, serial: str, named: int | None, component: str, designator: str) -> tuple[int, bool]:
-        """Return the attempt that takes the image and True if it is late, as the model sees it."""
+    def place(self, serial: str, named: int | None, component: str, designator: str) -> tuple[int, bool] | None:
+        """Return the attempt that takes the image and True if it is late, None if a closed one was named."""
         numbers = [number for board, number in self.tries if board == serial]
         if named is not None and named not in numbers:
             self.tries[serial, named] = Try(self.line.clock.now_s)
             return named, False
-        for number in ([named] if named is not None else []) + [max(numbers, default=0)]:
-            attempt = self.tries.get((serial, number))
-            if attempt is not None and attempt.message is None:
-                return number, False
-            if attempt is not None and attempt.takes_late(component, designator):
-                return number, True
+        number = named or max(numbers, default=0)
+        attempt = self.tries.get((serial, number))
+        if attempt is not None and attempt.message is None:
+            return number, False
+        if attempt is not None and attempt.takes_late(component, designator):
+            return number, True
+        if named is not None:
+            return None
         new = max(numbers, default=0) + 1
         self.tries[serial, new] = Try(self.line.clock.now_s)
         return new, False
@@ -133,8 +135,14 @@ class StoreMachine(RuleBasedStateMachine):
         for component, designator in images:
             self.images += 1
             sent.append(an_image(f"i{self.images}", component, designator, serial=serial, attempt=named))
-        for one, accepted in zip(sent, self.line.accept(*sent), strict=True):
-            number, late = self.place(serial, named, one.component, one.designator)
+        for one, answer in zip(sent, self.line.ask(*sent), strict=True):
+            place = self.place(serial, named, one.component, one.designator)
+            if place is None:
+                assert isinstance(answer, records.Refused)
+                assert answer.code == "attempt_closed"
+                continue
+            assert isinstance(answer, records.Image)
+            accepted, (number, late) = answer, place
             image = Image(accepted, one.component, one.designator, late)
             self.tries[serial, number].images.append(image)
 
