@@ -352,18 +352,21 @@ class RepeatedPictures:
     """
 
     def __init__(self, guards: Guards) -> None:
-        self.guards, self._window = guards, int(guards.repeated_picture)
+        self.guards = guards
+        self._window = 0 if "*" in guards.may_repeat else int(guards.repeated_picture)
         #: By source and payload the last place, the number of the image there, and that of the last one elsewhere.
         self._sources: OrderedDict[str, OrderedDict[int, tuple[int, int, int]]] = OrderedDict()
 
     def note(self, image: Image) -> bool:
         """Note an image that is accepted; True if its picture came before, for another position or board."""
-        if not self._window or self.guards.may_send_again(image.source):
+        if not self._window or image.source in self.guards.may_repeat:
             return False
-        pictures = self._sources.setdefault(image.source, OrderedDict())
+        pictures = self._sources.get(image.source)
+        if pictures is None:
+            pictures = self._sources[image.source] = OrderedDict()
+            if len(self._sources) > max(1, _MAX_PICTURES // self._window):
+                self._sources.popitem(last=False)
         self._sources.move_to_end(image.source)
-        if len(self._sources) > max(1, _MAX_PICTURES // self._window):
-            self._sources.popitem(last=False)
         number = next(reversed(pictures.values()), (0, 0, 0))[1] + 1
         payload = hash((image.sha256, image.pixels.shape))
         place = hash((image.board.type, image.board.serial, image.component, image.designator))
