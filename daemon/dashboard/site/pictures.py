@@ -147,7 +147,8 @@ def _opened(file: BinaryIO) -> Image.Image:
     from experts.vision.preprocess import decode  # noqa: PLC0415 - OpenCV, which most pages do without
 
     file.seek(0)
-    return Image.fromarray(decode(file.read(), "image"))
+    pixels = decode(file.read(), "image")
+    return Image.fromarray(pixels[:, :, 0].copy() if image.mode.startswith(("I", "L", "1")) else pixels)
 
 
 def _as_png(file: BinaryIO) -> bytes:

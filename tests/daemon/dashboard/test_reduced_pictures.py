@@ -93,13 +93,14 @@ def test_a_large_picture_is_served_in_two_widths_and_whole(web: Web) -> None:
 
 def test_every_kind_of_picture_is_made_smaller_or_comes_whole(web: Web) -> None:
     wide = a_photo((960, 640))
-    deep = Image.fromarray(np.full((640, 960), 200 * 256 + 17, np.uint16))
+    deep, big_endian = (Image.fromarray(np.full((640, 960), 200 * 256 + 17, order)) for order in ("<u2", ">u2"))
     kinds = [
         *((encoded(wide.convert(mode)), ".png") for mode in ("P", "RGBA", "1")),
         *((encoded(wide.convert(mode), "JPEG"), ".jpg") for mode in ("L", "CMYK")),
         (encoded(wide, "JPEG", progressive=True), ".jpg"),
         *((encoded(wide, kind), f".{kind[:3].lower()}") for kind in ("TIFF", "BMP", "PPM")),
         (encoded(deep), ".png"),
+        (encoded(big_endian, "TIFF"), ".tif"),
     ]
     for number, (data, suffix) in enumerate(kinds, 100):
         image = shown(web, f"{add(web, number, data, suffix)}?width=480")
