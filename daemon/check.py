@@ -73,11 +73,22 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
         "rules_version": routes.version,
         "warnings": [
             *([] if catalog else [NO_EXPERTS]),
+            *_unguarded(config, catalog),
             *consumer_warnings(path, config),
             *profile_warnings(path, config, measured, catalog),
         ],
     }
     return [*_in_order(problems), *claims], facts
+
+
+def _unguarded(config: Config, catalog: Catalog) -> list[str]:
+    """Name the experts of a line whose guards cannot tell a picture on which nothing can be judged."""
+    if not config.guards.picture_quality:
+        return []
+    names = [spec.name for spec in catalog.values() if spec.classes and spec.pictures is None]
+    remedy = "train them again, or import them again with --images and pictures of good and bad parts"
+    what = "no limits of the pictures that they can judge, so that one in the dark may pass"
+    return [f"{', '.join(names)}: {what}: {remedy}"] if names else []
 
 
 def _in_order(problems: list[str]) -> list[str]:
