@@ -73,9 +73,9 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
         "rules_version": routes.version,
         "warnings": [
             *([] if catalog else [NO_EXPERTS]),
-            *_unguarded(config, catalog),
             *consumer_warnings(path, config),
             *profile_warnings(path, config, measured, catalog),
+            *_unguarded(config, catalog),
         ],
     }
     return [*_in_order(problems), *claims], facts

@@ -182,9 +182,10 @@ class SettingChange:
 
 
 def setting_changes(before: str, after: str) -> list[SettingChange]:
-    """Return the settings that differ; those that only one side has are left out."""
+    """Return the settings that differ; those that only one side has are left out, but for limits of pictures."""
     old, new = json.loads(before), json.loads(after)
-    return [SettingChange(name, old[name], new[name]) for name in old if name in new and old[name] != new[name]]
+    names = dict.fromkeys((*(name for name in old if name in new), "pictures"))
+    return [SettingChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
 
 
 def _number(value: float) -> float:
