@@ -204,9 +204,10 @@ def _head(metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], spec
     match metadata.get("head"), tensors:
         case "linear", {"weight": weight, "bias": bias} if weight.shape[:1] == bias.shape == (len(spec.classes),):
             usual = tensors.get("usual")
-            if usual is None and spec.pictures is not None and spec.pictures.distance is not None:
+            has_usual = usual is not None and usual.dim() == 3 and len(usual) == 2
+            if not has_usual and spec.pictures is not None and spec.pictures.distance is not None:
                 raise WeightsError(spec.file, "lacks the features that `pictures` compares with; train it again")
-            return LinearHead(weight, bias, usual)
+            return LinearHead(weight, bias, usual if has_usual else None)
         case "bank", {"bank": bank, "scale": scale, "odds": odds} if (
             bank.dim() == 3 and scale.shape == bank.shape[2:] and odds.shape == (3,) and len(spec.classes) == 2
         ):

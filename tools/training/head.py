@@ -23,8 +23,9 @@ _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
 _UNUSUAL = 3.0
 #: A feature that hardly varied in training counts as if it varied by this share of the others' spread.
 _LEAST_SPREAD = 0.2
-#: Standard deviations of the logarithm of a distance.
-_FAR = 4.0
+#: Standard deviations of a distance's logarithm, of which good pictures are beyond one in a thousand, and how many more
+#: if only one was measured.
+_FAR, _FEW = 3.2, 15.0
 
 
 def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
@@ -64,7 +65,8 @@ def distance_limit(distances: torch.Tensor) -> float:
     `distances` (N,) are those of good pictures that `usual` was not fitted on.
     """
     logs = distances.log()
-    return round(float(torch.maximum(logs.max(), logs.mean() + _FAR * logs.std(unbiased=False)).exp()), 4)
+    far = _FAR + _FEW / len(logs)
+    return round(float((logs.mean() + far * logs.std(unbiased=False)).exp()), 3)
 
 
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
