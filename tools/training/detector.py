@@ -37,7 +37,7 @@ _OBJECT_SHARE = 0.9
 #: Confidence from which boxes are measured.
 _LEAST_SURE = 0.01
 #: Pictures that show exposure, sharpness and stripes of all.
-_LIMITING = 500
+_LIMITING = 200
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
 

@@ -1,5 +1,6 @@
 """Trains heads on a backbone's features: scores per label, or a bank of what good pictures look like."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
 _UNUSUAL = 3.0
 #: A feature that hardly varied in training counts as if it varied by this share of the others' spread.
 _LEAST_SPREAD = 0.2
-#: Standard deviations of a distance's logarithm, of which good pictures are beyond one in a thousand, and how many more
-#: if only one was measured.
-_FAR, _FEW = 3.2, 15.0
+#: Standard deviations of a distance's logarithm, beyond which are about one of a thousand good pictures; how many more if
+#: one was measured; and the least deviation.
+_FAR, _FEW, _LEAST_DEVIATION = 3.2, 15.0, 0.1
 
 
 def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
@@ -64,9 +65,9 @@ def distance_limit(distances: torch.Tensor) -> float:
 
     `distances` (N,) are those of good pictures that `usual` was not fitted on.
     """
-    logs = distances.log()
-    far = _FAR + _FEW / len(logs)
-    return round(float((logs.mean() + far * logs.std(unbiased=False)).exp()), 3)
+    logs = distances.clamp_min(1e-6).log()
+    far = (_FAR + _FEW / len(logs)) * max(float(logs.std(unbiased=False)), _LEAST_DEVIATION)
+    return round(math.exp(float(logs.mean()) + far), 3)
 
 
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:
