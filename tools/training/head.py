@@ -24,8 +24,8 @@ _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
 _UNUSUAL = 3.0
 #: A feature that hardly varied in training counts as if it varied by this share of the others' spread.
 _LEAST_SPREAD = 0.2
-#: Standard deviations of a distance's logarithm, beyond which are about one of a thousand good pictures; how many more if
-#: one was measured; and the least deviation.
+#: Standard deviations of a distance's logarithm beyond which are about one of a thousand good pictures; how many more
+#: if one was measured; and the least deviation.
 _FAR, _FEW, _LEAST_DEVIATION = 3.2, 15.0, 0.1
 
 
