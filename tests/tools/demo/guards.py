@@ -1,12 +1,9 @@
-"""`python -m tests.tools.demo.guards`: what the guards of the shipped experts stop, and what they cost.
+"""`python -m tests.tools.demo.guards [BOARDS PICTURES]`: what the shipped experts' guards stop, and what they cost."""
 
-Good boards that no training and no threshold saw; then parts of these with their picture spoilt in five ways.
-"""
-
-import argparse
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +15,7 @@ import torch
 from daemon.line.line import Line, load_line
 from experts.vision.guards import picture_figures
 from experts.vision.infer import infer
-from experts.vision.preprocess import Image, fit
+from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
 from tools.camera.render import board_types, part_types, render_board
 from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
@@ -26,7 +23,6 @@ from tools.demo.line import make_line
 
 #: No training, threshold, demo or measured board has these seeds.
 FIRST_SEED = 800_000
-WAYS = ("noise", "half black", "mirrored", "turned", "another part")
 #: What stays itself: bodies and leads that mirror onto themselves (of five of them only the lettering or a dot tells),
 #: and chips without polarity, whose resistors are placed either way round.
 _CHIPS = ("C0402", "C0603", "C0805", "R0402", "R0603", "R0805")
@@ -34,31 +30,22 @@ SYMMETRIC = {"mirrored": (*_CHIPS, "HDR10", "SOT23", "SOT23-5"), "turned": _CHIP
 
 
 class Stopped(NamedTuple):
-    """Good parts, and how many of them a guard alone stops; spoilt ones that pass, by component and way."""
+    """Good parts, and how many of them a guard alone stops; spoilt ones that pass, and all, by component and way."""
 
     good: int
     guarded: int
     passed: Counter[tuple[str, str]]
     tried: Counter[tuple[str, str]]
 
-    @property
-    def combinations(self) -> list[tuple[str, str]]:
-        return [pair for pair in self.tried if pair[0] not in SYMMETRIC.get(pair[1], ())]
-
-    @property
-    def stopped(self) -> list[tuple[str, str]]:
-        """Return components and ways of which most pictures do not pass."""
-        return [pair for pair in self.combinations if 2 * self.passed[pair] < self.tried[pair]]
-
-    @property
-    def share_stopped(self) -> float:
-        passed, tried = (sum(counts[pair] for pair in self.combinations) for counts in (self.passed, self.tried))
-        return 1 - passed / tried
+    def share(self) -> float:
+        """Return the share of spoilt pictures that do not pass, without symmetric parts."""
+        pairs = [pair for pair in self.tried if pair[0] not in SYMMETRIC.get(pair[1], ())]
+        return 1 - sum(self.passed[pair] for pair in pairs) / sum(self.tried[pair] for pair in pairs)
 
 
 def measure(line: Line, pool: SlotPool, boards: int, pictures: int) -> Stopped:
     """Judge `boards` good boards, and `pictures` of each component spoilt in each way."""
-    kinds, kept = list(board_types()), dict[str, list[PartToJudge]]()
+    kinds, kept = list(board_types()), {name: list[PartToJudge]() for name in part_types()}
     good = guarded = 0
     for number in range(boards):
         kind = kinds[number % len(kinds)]
@@ -67,8 +54,7 @@ def measure(line: Line, pool: SlotPool, boards: int, pictures: int) -> Stopped:
         verdicts = judge_parts(line.routes, line.catalog, pool, parts)
         good, guarded = good + len(parts), guarded + sum(guard is not None for _, guard in verdicts)
         for part in parts:
-            kept.setdefault(part.component, []).append(part)
-    kept = {name: kept[name][:pictures] for name in part_types()}
+            kept[part.component] += [part] * (len(kept[part.component]) < pictures)
     spoilt = list(_spoilt(kept))
     verdicts = judge_parts(line.routes, line.catalog, pool, [part for part, _ in spoilt])
     pairs = [(part.component, way) for part, way in spoilt]
@@ -76,38 +62,40 @@ def measure(line: Line, pool: SlotPool, boards: int, pictures: int) -> Stopped:
     return Stopped(good, guarded, passed, Counter(pairs))
 
 
-def _spoilt(kept: dict[str, list[PartToJudge]]) -> Iterator[tuple[PartToJudge, str]]:
+def _spoilt(kept: Mapping[str, Sequence[PartToJudge]]) -> Iterator[tuple[PartToJudge, str]]:
     rng, names = np.random.default_rng(0), list(kept)
-    for place, (name, parts) in enumerate(kept.items()):
+    for place, parts in enumerate(kept.values()):
         for number, part in enumerate(parts):
-            others = kept[names[(place + 1 + number % (len(names) - 1)) % len(names)]]
-            pictures = _spoilt_pictures(part.pixels, others[number % len(others)].pixels, rng)
-            for way, pixels in zip(WAYS, pictures, strict=True):
-                yield part._replace(component=name, pixels=np.ascontiguousarray(pixels)), way
-
-
-def _spoilt_pictures(pixels: Image, other: Image, rng: np.random.Generator) -> tuple[Image, ...]:
-    half = pixels.copy()
-    half[len(half) // 2 :] = 0
-    return rng.integers(0, 256, pixels.shape, dtype=np.uint8), half, pixels[:, ::-1], pixels[::-1, ::-1], other
+            pixels, half = part.pixels, part.pixels.copy()
+            half[len(half) // 2 :] = 0
+            other = kept[names[(place + 1 + number % (len(names) - 1)) % len(names)]][0].pixels
+            pictures = {
+                "noise": rng.integers(0, 256, pixels.shape, np.uint8),
+                "half black": half,
+                "mirrored": pixels[:, ::-1],
+                "turned": pixels[::-1, ::-1],
+                "another part": other,
+            }
+            for way, picture in pictures.items():
+                yield part._replace(pixels=np.ascontiguousarray(picture)), way
 
 
 def cost(line: Line, pool: SlotPool) -> tuple[float, float]:
-    """Return milliseconds of an image in a batch of eight on one thread: in its head, and of that in the guards."""
+    """Return milliseconds of a head's image in a batch of eight on one thread without guards, and those of guards."""
     torch.set_num_threads(1)
     spec = next(spec for spec in line.catalog.values() if spec.backbone is not None)
     slot, unguarded = pool.slot(spec.resident.expert), replace(spec, pictures=None)
     board = render_board(next(iter(board_types())), FIRST_SEED, 0.0)
     images = [fit(part.pixels, spec.task, spec.input_size) for part in board.placements[:8]]
-    stacked = np.stack([image.pixels for image in images])
-    head = slot.layout.heads.get(spec, spec.resident)
-    features = torch.randn(len(images), 9728)
+    stacked, head = np.stack([image.pixels for image in images]), slot.layout.heads.get(spec, spec.resident)
+    with torch.inference_mode():
+        features = slot.module(torch.rand(8, 3, spec.input_size, spec.input_size))
 
-    def least_ms(work: object) -> float:
-        times = []
+    def least_ms(work: Callable[[], object]) -> float:
+        times: list[float] = []
         for _ in range(40):
             begin = time.thread_time()
-            work()  # type: ignore[operator]
+            work()
             times.append(time.thread_time() - begin)
         return min(times) * 1e3 / len(images)
 
@@ -115,25 +103,19 @@ def cost(line: Line, pool: SlotPool) -> tuple[float, float]:
     return least_ms(lambda: infer(slot, images, unguarded)), guards
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--boards", type=int, default=200)
-    parser.add_argument("--pictures", type=int, default=12)
-    asked = parser.parse_args()
+def main(boards: int = 200, pictures: int = 12) -> None:
     with TemporaryDirectory() as folder:
         line = load_line(make_line(Path(folder)))
         pool = loaded_pool(line.catalog)
-        found, (image_ms, guards_ms) = measure(line, pool, asked.boards, asked.pictures), cost(line, pool)
+        image_ms, guards_ms = cost(line, pool)
+        print(f"an image {image_ms:.3f} ms, its guards {guards_ms:.4f} ms: {guards_ms / image_ms:.2%}")
+        found = measure(line, pool, boards, pictures)
     print(f"{found.guarded} of {found.good} good parts reviewed for a guard alone: {found.guarded / found.good:.3%}")
-    print(
-        f"{len(found.stopped)} of {len(found.combinations)} parts and ways stopped; pictures {found.share_stopped:.1%}"
-    )
-    for pair in sorted(found.tried):
-        if found.passed[pair]:
-            note = "" if pair in found.combinations else "  (symmetric)"
-            print(f"  {pair[0]:8} {pair[1]:12} {found.passed[pair]} of {found.tried[pair]} pass{note}")
-    print(f"an image {image_ms:.3f} ms, guards {guards_ms:.4f} ms: {guards_ms / image_ms:.2%}")
+    print(f"spoilt pictures that do not pass: {found.share():.1%}")
+    for (component, way), count in sorted(found.passed.items()):
+        symmetric = " (symmetric)" if component in SYMMETRIC.get(way, ()) else ""
+        print(f"  {component}, {way}: {count} of {found.tried[component, way]} pass{symmetric}")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

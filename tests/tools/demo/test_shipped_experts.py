@@ -53,7 +53,7 @@ def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_par
     line = load_line(make_line(tmp_path))
     found = measure(line, loaded_pool(line.catalog), boards=4, pictures=2)
     assert found.guarded <= 1, f"of {found.good}"
-    assert found.share_stopped >= 0.95, found.passed
+    assert found.share() >= 0.95, found.passed
 
 
 def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):
