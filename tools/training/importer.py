@@ -72,7 +72,7 @@ def import_file(  # noqa: PLR0913 - most by keyword
         else:
             report = _import_original(_load_original(kind, tensors, len(classes)), job, pictures)
         if has_pictures:
-            report.entry["pictures"] = asdict(learn_limits(squares(pictures, kind.task, input_size)))
+            report.entry["pictures"] = asdict(learn_limits(pictures))
         add_expert(out / "catalog.yaml", job.expert, report.entry)
     except OSError as error:
         if is_new:
