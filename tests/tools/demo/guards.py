@@ -2,6 +2,7 @@
 
 import sys
 import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -92,12 +93,7 @@ def cost(line: Line, pool: SlotPool) -> tuple[float, float]:
         features = slot.module(torch.rand(8, 3, spec.input_size, spec.input_size))
 
     def least_ms(work: Callable[[], object]) -> float:
-        times: list[float] = []
-        for _ in range(40):
-            begin = time.thread_time()
-            work()
-            times.append(time.thread_time() - begin)
-        return min(times) * 1e3 / len(images)
+        return min(timeit.repeat(work, timer=time.thread_time, repeat=40, number=1)) * 1e3 / len(images)
 
     guards = least_ms(lambda: (picture_figures(stacked), head.are_unlike(features, spec)))
     return least_ms(lambda: infer(slot, images, unguarded)), guards
