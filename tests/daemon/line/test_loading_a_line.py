@@ -108,13 +108,13 @@ def test_a_profile_of_this_machine_fills_what_is_left_open_and_layouts_it_lacks_
 def test_experts_without_limits_of_pictures_are_named_unless_the_guard_is_off(folder: Path) -> None:
     path, catalog = folder / "coserve.yaml", folder / "experts" / "catalog.yaml"
     (warning,) = check_line(path, reads_weights=False)[1]["warnings"]
-    assert warning.startswith("R0402, QFP64, yolo-solder: no limits of the pictures that they can judge")
+    assert warning.startswith("R0402, C0603, QFP64, yolo-solder: no limits of the pictures that they can judge")
     document = yaml.safe_load(catalog.read_text())
     limits = {"brightness": [20.0, 200.0], "sharpness": [1.0, 9.5], "constant": 0.2}
     document["experts"]["QFP64"]["pictures"] = limits
     catalog.write_text(yaml.safe_dump(document))
     (warning,) = check_line(path, reads_weights=False)[1]["warnings"]
-    assert warning.startswith("R0402, yolo-solder: no limits")
+    assert warning.startswith("R0402, C0603, yolo-solder: no limits")
     path.write_text(path.read_text() + "guards: {picture_quality: off}\n")
     assert check_line(path, reads_weights=False)[1]["warnings"] == []
 
