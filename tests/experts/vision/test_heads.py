@@ -113,9 +113,9 @@ def test_a_bank_passes_the_pictures_that_it_holds_and_no_other_kind(folder: Path
 @pytest.mark.promise("Containment", "A picture unlike the good ones that a head learned from never passes")
 def test_an_answer_about_a_picture_unlike_the_good_ones_carries_the_guard(folder: Path):
     model, good = a_model("resnet18"), np.stack([image.pixels for image in IMAGES[:2]])
-    usual = fit_usual(logits_of(Backbone(a_model("resnet18")), np.concatenate([good, good[:, ::-1], good[:, :, ::-1]])), 256)
+    features = logits_of(Backbone(a_model("resnet18")), np.concatenate([good, good[:, ::-1], good[:, :, ::-1]]))
     backbone = read_catalog(folder / "catalog.yaml")["line"]
-    head = {"weight": model.fc.weight, "bias": model.fc.bias, "usual": usual}
+    head = {"weight": model.fc.weight, "bias": model.fc.bias, "usual": fit_usual(features, 256)}
     entry = write_head("linear", head, backbone, LABELS, folder, expert="R0402", origin="test")
     limits = {"brightness": [0, 255], "sharpness": [0, 255], "constant": 1.0, "distance": 1.5}
     for expert in ("R0402", "QFP32"):

@@ -46,12 +46,12 @@ def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
     assert "no training saw" in shipped_figures()
 
 
-@pytest.mark.test_all  # it renders four boards and judges 380 pictures; all 200: python -m tests.tools.demo.guards
+@pytest.mark.test_all  # it renders four boards and judges 480 pictures; all 200: python -m tests.tools.demo.guards
 @pytest.mark.timeout(600)
 @pytest.mark.promise("Containment", "Noise, half a picture, a turned or another part do not pass; good parts still do")
 def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_parts_alone(tmp_path: Path):
     line = load_line(make_line(tmp_path))
-    found = measure(line, loaded_pool(line.catalog), boards=4, pictures=2)
+    found = measure(line, loaded_pool(line.catalog), boards=4, pictures=4)
     assert found.guarded <= 1, f"of {found.good}"
     assert found.share() >= 0.95, found.passed
 
