@@ -112,7 +112,7 @@ def test_experts_without_limits_of_pictures_are_named_unless_the_guard_is_off(fo
     document = yaml.safe_load(catalog.read_text())
     limits = {"brightness": [20.0, 200.0], "sharpness": [1.0, 9.5], "constant": 0.2}
     document["experts"]["QFP64"]["pictures"] = limits
-    catalog.write_text(yaml.safe_dump(document))
+    catalog.write_text(yaml.safe_dump(document, sort_keys=False))
     (warning,) = check_line(path, reads_weights=False)[1]["warnings"]
     assert warning.startswith("R0402, C0603, yolo-solder: no limits")
     path.write_text(path.read_text() + "guards: {picture_quality: off}\n")
