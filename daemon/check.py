@@ -75,9 +75,20 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
             *([] if catalog else [NO_EXPERTS]),
             *consumer_warnings(path, config),
             *profile_warnings(path, config, measured, catalog),
+            *_unguarded(config, catalog),
         ],
     }
     return [*_in_order(problems), *claims], facts
+
+
+def _unguarded(config: Config, catalog: Catalog) -> list[str]:
+    """Name the experts of a line whose guards cannot tell a picture on which nothing can be judged."""
+    if not config.guards.picture_quality:
+        return []
+    names = [spec.name for spec in catalog.values() if spec.classes and spec.pictures is None]
+    remedy = "train them again, or import them again with --images and pictures of good and bad parts"
+    what = "no limits of the pictures that they can judge, so that one in the dark may pass"
+    return [f"{', '.join(names)}: {what}: {remedy}"] if names else []
 
 
 def _in_order(problems: list[str]) -> list[str]:

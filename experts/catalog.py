@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from experts.drift import BINS
 from experts.durable import replace_text
 from experts.errors import WeightsError
-from experts.spec import ExpertId, ExpertSpec, LayoutId, identified
+from experts.spec import ExpertId, ExpertSpec, LayoutId, PictureLimits, identified
 from experts.vision.architectures import (
     ARCHITECTURES,
     CHANNELS_LAST,
@@ -102,7 +102,7 @@ class CatalogEntry(BaseModel):
     `classes` it is a backbone.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     architecture: str
     file: str
@@ -117,6 +117,8 @@ class CatalogEntry(BaseModel):
     max_detections: Annotated[int, Field(ge=1, le=3000)] = 300
     #: How sure it was on images held out from training, by answered label or `all` (experts/drift.py).
     confidences: dict[Label, Counts] = {}
+    #: Limits of the pictures that it can judge, learned in training.
+    pictures: PictureLimits | None = None
     #: Figures of weights that are stored thinner than they are computed.
     stored: StoredFigures | None = None
 
@@ -365,6 +367,7 @@ def _spec(expert: ExpertId, entry: CatalogEntry, file: Path, layout: LayoutId, w
         confidence_floor=entry.confidence_floor,
         nms_iou=entry.nms_iou,
         max_detections=entry.max_detections,
+        pictures=entry.pictures,
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NewType
@@ -58,6 +58,20 @@ class LoadReport:
     tier: Literal["ram", "disk"] = "disk"
 
 
+@dataclass(frozen=True, slots=True)
+class PictureLimits:
+    """The pictures that an expert can judge: like those that it learned from (experts/vision/guards.py).
+
+    `brightness` and `sharpness` are least and most, in levels of 255; `constant` is the largest share of rows, or of
+    columns, that show nothing; `distance` that of a head's features from those of good pictures.
+    """
+
+    brightness: tuple[float, float]
+    sharpness: tuple[float, float]
+    constant: float
+    distance: float | None = None
+
+
 @dataclass(frozen=True)
 class ExpertSpec:
     """One catalog entry, resolved: where its weights are and how an image becomes its input.
@@ -88,6 +102,7 @@ class ExpertSpec:
     stored_as: str = ""
     stored_bytes: int = 0
     backbone: "ExpertSpec | None" = None
+    pictures: PictureLimits | None = None
 
     @cached_property
     def name(self) -> str:
@@ -127,6 +142,7 @@ class ExpertSpec:
             **dict(zip(_FORM, self.layout.split("-")[3:], strict=False)),
             **head,
             **({"backbone": self.backbone.sha256} if self.backbone else {}),
+            **({"pictures": asdict(self.pictures)} if self.pictures else {}),
         }
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
@@ -166,9 +182,10 @@ class SettingChange:
 
 
 def setting_changes(before: str, after: str) -> list[SettingChange]:
-    """Return the settings that differ; those that only one side has are left out."""
+    """Return the settings that differ; those that only one side has are left out, but for limits of pictures."""
     old, new = json.loads(before), json.loads(after)
-    return [SettingChange(name, old[name], new[name]) for name in old if name in new and old[name] != new[name]]
+    names = dict.fromkeys((*(name for name in old if name in new), "pictures"))
+    return [SettingChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
 
 
 def _number(value: float) -> float:

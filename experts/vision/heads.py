@@ -7,7 +7,7 @@ farthest from their nearest patch at the same position (PatchCore, arXiv 2106.08
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ _MAX_HEAD_BYTES = 64 << 20
 #: How long a head waits, once, while another is read. Its batch must not hang with the disk: all heads would then count
 #: as hung, and their backbone would not be used again.
 _PATIENCE_S = 10.0
+#: Places of a map whose patches decide whether a picture is unlike training.
+_FARTHEST = 4
 
 
 class Heads:
@@ -70,14 +72,18 @@ class Heads:
             if spec == backbone:
                 continue
             try:
-                logits = self.get(spec, backbone).logits(features[mine])
+                head = self.get(spec, backbone)
+                logits, is_strange = head.logits(features[mine]), head.are_unlike(features[mine], spec)
             except ExpertError as error:
                 found: Sequence[Answer | ExpertError] = [error] * len(mine)
             except RuntimeError as error:  # tensors of another size than the features
                 text = f"cannot judge the features of {backbone.name}: {error}; train it again"
                 found = [ExpertError(spec.expert, text, spec.file)] * len(mine)
             else:
-                found = classify_answers(logits, spec)
+                found = [
+                    replace(answer, guards=("unlike_training",)) if strange else answer
+                    for answer, strange in zip(classify_answers(logits, spec), is_strange, strict=True)
+                ]
             for row, answer in zip(mine, found, strict=True):
                 answers[row] = answer
         return answers
@@ -95,13 +101,25 @@ def classify_answers(logits: torch.Tensor, spec: ExpertSpec) -> list[Answer]:
 
 @dataclass(frozen=True, slots=True)
 class LinearHead:
-    """weight: (classes, F'), for the first F' features, those of a ResNet's last layer; bias: (classes,)."""
+    """weight: (classes, F'), for the first F' features, those of a ResNet's last layer; bias: (classes,).
+
+    usual: (2, places, C), for each place of a map the mean of good pictures' patches there, and one over their spread;
+    None in older files.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
+    usual: torch.Tensor | None = None
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return functional.linear(features[:, : self.weight.shape[1]], self.weight, self.bias)
+
+    def are_unlike(self, features: torch.Tensor, spec: ExpertSpec) -> list[bool]:
+        """Tell which pictures are farther from the good ones than any in training."""
+        limit = None if spec.pictures is None else spec.pictures.distance
+        if limit is None or self.usual is None:
+            return [False] * len(features)
+        return (~(usual_distances(features, self.usual) <= limit)).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +139,20 @@ class BankHead:
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return bank_logits(bank_distances(features, self.bank, self.scale), self.centre, self.spread, self.bad)
 
+    def are_unlike(self, features: torch.Tensor, _spec: ExpertSpec) -> list[bool]:
+        """Tell none: what is far from good pictures is not good, by its logits."""
+        return [False] * len(features)
+
 
 #: Its `logits` are (B, classes) scores of (B, F) features.
 Head = LinearHead | BankHead
+
+
+def usual_distances(features: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
+    """Return (B,): how far patches are from usual ones (LinearHead), in spreads, at each image's farthest places."""
+    mean, weight = usual[:, :, None]
+    squares = ((patches_of(features, *usual.shape[1:]) - mean) * weight).square_().mean(2)
+    return squares.topk(min(_FARTHEST, len(squares)), 0).values.mean(0).sqrt_()
 
 
 def bank_distances(features: torch.Tensor, bank: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -174,7 +203,11 @@ def _head(metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], spec
         raise WeightsError(spec.file, "holds weights that are not finite numbers; train the expert again")
     match metadata.get("head"), tensors:
         case "linear", {"weight": weight, "bias": bias} if weight.shape[:1] == bias.shape == (len(spec.classes),):
-            return LinearHead(weight, bias)
+            usual = tensors.get("usual")
+            has_usual = usual is not None and usual.dim() == 3 and len(usual) == 2
+            if not has_usual and spec.pictures is not None and spec.pictures.distance is not None:
+                raise WeightsError(spec.file, "lacks the features that `pictures` compares with; train it again")
+            return LinearHead(weight, bias, usual if has_usual else None)
         case "bank", {"bank": bank, "scale": scale, "odds": odds} if (
             bank.dim() == 3 and scale.shape == bank.shape[2:] and odds.shape == (3,) and len(spec.classes) == 2
         ):

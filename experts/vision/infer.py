@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from experts.errors import ExpertError
 from experts.spec import Answer, Detection, ExpertSpec
 from experts.vision.architectures import Triple
 from experts.vision.frameworks import greedy_nms
+from experts.vision.guards import cannot_be_judged, picture_figures
 from experts.vision.heads import classify_answers
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot
@@ -38,9 +40,9 @@ def infer_each(
 
     A head that cannot be used has its error in place of its answers. Raises ExpertError for all of them.
     """
-    spec = slot.spec
+    spec, stacked = slot.spec, np.stack([image.pixels for image in prepared])
     with torch.inference_mode(), slot.transfer.computing():
-        pixels = slot.transfer.upload(np.stack([image.pixels for image in prepared]))
+        pixels = slot.transfer.upload(stacked)
         output = slot.module(normalise(pixels, spec, slot.layout.dtype))
         output = output.cpu()
         if not bool(output.isfinite().all()):
@@ -49,10 +51,26 @@ def infer_each(
                 spec.expert, "answers with numbers that are not finite; train or import it again", spec.file
             )
         if not spec.classes:
-            return slot.layout.heads.answers(output, experts, spec)
-        if spec.task == "classify":
-            return classify_answers(output, spec)
-        return detect_answers(output, prepared, spec, end_to_end=slot.layout.end_to_end)
+            answers = slot.layout.heads.answers(output, experts, spec)
+        elif spec.task == "classify":
+            answers = classify_answers(output, spec)
+        else:
+            answers = detect_answers(output, prepared, spec, end_to_end=slot.layout.end_to_end)
+    return _guarded(answers, stacked, experts)
+
+
+def _guarded(
+    answers: Sequence[Answer | ExpertError], pixels: NDArray[np.uint8], experts: Sequence[ExpertSpec]
+) -> Sequence[Answer | ExpertError]:
+    """Add the guard `picture_quality` to answers about pictures outside their expert's limits."""
+    if all(spec.pictures is None for spec in experts):
+        return answers
+    return [
+        replace(answer, guards=("picture_quality", *answer.guards))
+        if isinstance(answer, Answer) and spec.pictures is not None and cannot_be_judged(figures, spec.pictures)
+        else answer
+        for answer, figures, spec in zip(answers, picture_figures(pixels), experts, strict=True)
+    ]
 
 
 def normalise(pixels: torch.Tensor, spec: ExpertSpec, dtype: torch.dtype) -> torch.Tensor:

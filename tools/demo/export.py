@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 
 from daemon.line.line import load_catalog
 from experts.catalog import Catalog, CatalogEntry, write_catalog
-from experts.spec import Answer, ExpertId
+from experts.spec import Answer, ExpertId, PictureLimits
+from experts.vision.guards import learn_limits
+from experts.vision.heads import usual_distances
 from experts.vision.infer import normalise
 from experts.vision.preprocess import fit, to_square
 from experts.vision.slot import Slot
@@ -23,7 +25,7 @@ from tools.experts.measure import answers_of
 from tools.training.backbone import stored_backbone, write_backbone
 from tools.training.expert_file import Form
 from tools.training.fit import Variation, calibrate
-from tools.training.head import fit_linear, write_head
+from tools.training.head import distance_limit, fit_linear, fit_usual, write_head
 from tools.training.importer import import_model
 
 _ORIGIN = "trained on rendered parts"
@@ -35,10 +37,12 @@ _MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.12, 0.98
 _MIN_REVIEW = 0.6
 
 
-def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: Sequence[Sample]) -> Catalog:
+def export_experts(
+    folder: Path, out: Path, learn: Sequence[Sample], held_out: Sequence[Sample], limiting: Sequence[Sample]
+) -> Catalog:
     """Write the networks whose checkpoints lie in `folder` as experts, and their catalog.
 
-    Heads learn from `learn` and are calibrated on `held_out`.
+    Heads learn from `learn` and are calibrated on `held_out`; good ones among `limiting`, too, limit their pictures.
     """
     torch.set_num_threads(1)
     library = part_types()
@@ -52,11 +56,13 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
     for name, part in library.items():
         mine = [sample for sample in learn if sample.component == name]
         unseen = [sample for sample in held_out if sample.component == name]
-        head = fit_linear(features_of(slot, mine, rng), _targets(mine), len(part.labels))
-        features = features_of(slot, unseen)
+        head = fit_linear(features_of(slot, mine, rng)[:, :_FEATURES], _targets(mine), len(part.labels))
+        features = features_of(slot, unseen)[:, :_FEATURES]
         temperature = calibrate(features @ head["weight"].T + head["bias"], _targets(unseen).numpy())
+        good = [s for s in (*unseen, *limiting) if s.component == name and s.placement_label == "ok"]
+        head["usual"], limits = usual_pictures(slot, [s for s in mine if s.placement_label == "ok"], good, mine)
         written = write_head("linear", head, catalog_entry, part.labels, out, expert=name, origin=_ORIGIN)
-        entries[name] = written | {"temperature": temperature}
+        entries[name] = written | {"temperature": temperature, "pictures": asdict(limits)}
     for detector in DETECTORS:
         pictures = [s.pixels for s in held_out if detector.covers(library[s.component]) and s.marks]
         report = import_model(
@@ -69,12 +75,22 @@ def export_experts(folder: Path, out: Path, learn: Sequence[Sample], held_out: S
             images=pictures[:64],
             form=Form(origin=_ORIGIN, store=_STORE, tolerance=float("inf")),
         )
-        entries[detector.expert] = report.entry | {"confidence_floor": 0.1}
+        limits = learn_limits(to_square(picture, "detect", detector.size) for picture in pictures)
+        entries[detector.expert] = report.entry | {"confidence_floor": 0.1, "pictures": asdict(limits)}
     write_catalog(out / "catalog.yaml", entries)
     catalog, *problems = load_catalog(out / "catalog.yaml")
     assert catalog is not None, problems
     assert not any(problems), problems
     return catalog
+
+
+def usual_pictures(
+    slot: Slot, good: Sequence[Sample], held_out: Sequence[Sample], every: Sequence[Sample]
+) -> tuple[torch.Tensor, PictureLimits]:
+    """Return `usual` of good pictures (LinearHead), and the limits that good ones held out give, and pixels of all."""
+    usual = fit_usual(features_of(slot, good), _FEATURES // 2)
+    limits = learn_limits(to_square(s.pixels, "classify", slot.spec.input_size) for s in (*every, *held_out))
+    return usual, replace(limits, distance=distance_limit(usual_distances(features_of(slot, held_out), usual)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +181,7 @@ _BATCH = 16
 
 
 def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator | None = None) -> torch.Tensor:
-    """Return the features (N, 512) of pictures as they are; with `rng`, of varied copies."""
+    """Return the features (N, F) of pictures, first those of the last layer; with `rng`, of varied copies."""
     rows: list[torch.Tensor] = []
     with torch.inference_mode():
         for start in range(0, len(samples), _BATCH):
@@ -175,5 +191,5 @@ def features_of(slot: Slot, samples: Sequence[Sample], rng: np.random.Generator 
                 lit = Variation()(squares, rng).mul_(255).round_().to(torch.uint8)
                 squares = lit.permute(0, 2, 3, 1).contiguous().numpy()
             inputs = normalise(torch.from_numpy(squares), slot.spec, slot.layout.dtype)
-            rows.append(slot.module(inputs)[:, :_FEATURES].clone())
+            rows.append(slot.module(inputs).clone())
     return torch.cat(rows).clone() if rows else torch.zeros(0, _FEATURES)

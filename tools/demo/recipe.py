@@ -46,6 +46,7 @@ class JudgedPart:
     component: str
     truth: str
     verdict: str
+    guard: str | None = None
 
     @property
     def is_good(self) -> bool:
@@ -74,6 +75,7 @@ class Figures:
         return {
             "defects caught": (sum(part.is_called for part in bad), len(bad)),
             "good parts called": (sum(part.is_called for part in good), len(good)),
+            "good parts called by a guard": (sum(part.guard is not None for part in good), len(good)),
             "boards with defects stopped": (len(with_defects & stopped), len(with_defects)),
             "good boards that pass": (len(without - stopped), len(without)),
         }
@@ -109,7 +111,7 @@ def measure(
             parts = [PartToJudge(kinds[number % len(kinds)], part.component, part.pixels) for number, part in rendered]
             verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else lambda *_: None)
             judged += [
-                JudgedPart(number, part.component, part.truth, verdict)
+                JudgedPart(number, part.component, part.truth, *verdict)
                 for (number, part), verdict in zip(rendered, verdicts, strict=True)
             ]
             on_share((place + numbers.stop / boards) / len(RATES))
@@ -135,7 +137,7 @@ def measured_table(figures: Sequence[Figures]) -> None:
 
 
 #: Raise it when renderer, training or export changes make other experts.
-NAME, VERSION = "rendered-parts", 1
+NAME, VERSION = "rendered-parts", 2
 #: Defect rates of the boards that thresholds are chosen on, and their first seed.
 _CALIBRATION_RATES, _FIRST_CALIBRATION_SEED = (0.02, 0.5), 400_000
 
@@ -164,10 +166,11 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
         learn = read_files(folder / "pictures", range(max(0, recipe.files - recipe.head_files), recipe.files))
-        catalog = export_experts(folder, out, learn, held_out)
+        calibration = list(_calibration_samples(recipe.calibration_boards))
+        catalog = export_experts(folder, out, learn, held_out, calibration)
         del learn
         bars.update(task, description="thresholds on boards not trained on")
-        observed = observe(catalog, [*held_out, *_calibration_samples(recipe.calibration_boards)])
+        observed = observe(catalog, [*held_out, *calibration])
         thresholds = choose_thresholds(observed)
         write_thresholds(out, thresholds)
         write_rules(folder, thresholds)

@@ -68,12 +68,13 @@ def judge_images(
     catalog: Catalog,
     slot_of: Callable[[ExpertSpec], Slot],
     *,
-    on_answer: Callable[[str, Answer], None] = lambda *_: None,
+    on_answer: Callable[[int, str, Answer], None] = lambda *_: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> list[Judgement | ImageError | None]:
     """Return each image's judgement by its chain from a first step, None without one, or why it could not be read.
 
-    `read` prepares an image, by its number, for an expert; `slot_of` gives the slot of a network.
+    `read` prepares an image, by its number, for an expert; `slot_of` gives the slot of a network. `on_answer` gets each
+    answer, with the image's number and the expert's name.
     """
     ends: list[Judgement | ImageError | None] = [None] * len(firsts)
     waiting: dict[str, list[tuple[int, Step]]] = {}
@@ -102,7 +103,7 @@ def judge_images(
                     on_end()
             answers = infer(slot, [prepared for *_, prepared in ready], spec) if ready else []
             for (number, step, prepared), answer in zip(ready, answers, strict=True):
-                on_answer(expert, answer)
+                on_answer(number, expert, answer)
                 size, so_far = (prepared.width, prepared.height), ends[number]
                 assert not isinstance(so_far, ImageError)
                 ends[number] = judgement = judge(step, answer.label, answer.confidence, answer.detections, so_far, size)

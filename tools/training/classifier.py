@@ -8,7 +8,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,13 +19,14 @@ from torch import nn
 
 from experts.catalog import add_expert
 from experts.drift import histograms
-from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits
+from experts.vision.guards import learn_limits
+from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits, usual_distances
 from experts.vision.networks import Backbone
 from tools.training import TrainingError, architecture_of, fit, require_expert_id
 from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
 from tools.training.expert_file import Form
 from tools.training.fit import SYMMETRIES, Schedule, Variation
-from tools.training.head import bank_odds, fit_bank, fit_linear, write_head
+from tools.training.head import bank_odds, distance_limit, fit_bank, fit_linear, fit_usual, write_head
 from tools.training.held_out import HeldOutAnswers, beats, may_be_beaten
 from tools.training.importer import import_model
 from tools.training.labelled import LabelledPictures, folds, read_labelled
@@ -244,7 +245,7 @@ class _Study:
 
     def write(self, trial: Trial, out: Path, expert: str) -> dict[str, Any]:
         """Train on all pictures, write the weights, and return the catalog's entry. Raises TrainingError."""
-        labels = list(self._data.labels)
+        labels, limits = list(self._data.labels), learn_limits(self._data.pictures)
         origin = f"trained on {len(self._data.targets)} pictures"
         if trial.kind in ("bank", "head"):
             assert self._known is not None
@@ -252,6 +253,8 @@ class _Study:
             if self._classes == 1:
                 labels.append(DEFECT)
             kind = BANK if trial.kind == "bank" else LINEAR
+            if kind == LINEAR:
+                tensors, limits = tensors | {"usual": self._usual}, replace(limits, distance=self._usual_distance)
             entry = write_head(kind, tensors, self._known.entry, labels, out, expert=expert, origin=origin)
         else:
             network = self._fitted(trial.kind, self._everything)
@@ -262,7 +265,7 @@ class _Study:
         best = trial.answers.shares.argmax(1)
         shares = trial.answers.shares.max(1).tolist()
         confidences = histograms((labels[label], share) for label, share in zip(best.tolist(), shares, strict=True))
-        return entry | {"temperature": trial.temperature, "confidences": confidences}
+        return entry | {"temperature": trial.temperature, "confidences": confidences, "pictures": asdict(limits)}
 
     def _answers(self, held_out: tuple[torch.Tensor, np.ndarray]) -> tuple[HeldOutAnswers, float]:
         logits, places = held_out
@@ -320,6 +323,27 @@ class _Study:
             parts.append(bank_distances(features, **self._bank(~mask)))
             self._advance()
         return torch.cat(parts)
+
+    def _usual_of(self, chosen: np.ndarray) -> torch.Tensor:
+        rows = torch.from_numpy(np.nonzero(chosen & self._is_good)[0])
+        return fit_usual(self._of_pictures()[0][:, rows].flatten(0, 1), self._last_features // 2)
+
+    @cached_property
+    def _usual(self) -> torch.Tensor:
+        return self._usual_of(self._everything)
+
+    @property
+    def _usual_distance(self) -> float:
+        """Return the limit of distances, by good pictures that were held out, or by all if none was."""
+        pictures, good = self._of_pictures()[1], self._is_good
+        parts = [usual_distances(pictures[mine[good[mine]]], self._usual_of(~mask)) for mask, mine in self._folds]
+        if not any(map(len, parts)):
+            parts = [usual_distances(pictures[np.nonzero(good)[0]], self._usual)]
+        return distance_limit(torch.cat(parts))
+
+    @property
+    def _is_good(self) -> np.ndarray:
+        return self._everything if self._data.good is None else self._data.targets == self._data.good
 
     @cached_property
     def _whole_head(self) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import cv2
@@ -14,7 +14,8 @@ from experts.drift import histograms
 from experts.errors import ImageError
 from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
-from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square
+from experts.vision.guards import learn_limits
+from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square, to_square
 from tools.experts.measure import SAMPLES, answers_of
 from tools.pictures import as_payload, read_pixels
 from tools.training import TrainingError, require_expert_id
@@ -36,6 +37,8 @@ from tools.training.labelled import Photograph, read_yolo_data
 _OBJECT_SHARE = 0.9
 #: Confidence from which boxes are measured.
 _LEAST_SURE = 0.01
+#: Pictures that show exposure, sharpness and stripes of all.
+_LIMITING = 200
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
 
@@ -174,6 +177,9 @@ def train_detector(  # noqa: PLR0913 - most by keyword
         report = import_model(
             model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
         )
+        pictures = (*photographs.held_out, *photographs.train)[:_LIMITING]
+        fitted = (to_square(decode(each.file.read_bytes(), "image"), "detect", input_size) for each in pictures)
+        report.entry["pictures"] = asdict(learn_limits(fitted))
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 

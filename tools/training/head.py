@@ -1,5 +1,6 @@
 """Trains heads on a backbone's features: scores per label, or a bank of what good pictures look like."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ _STEPS = 100
 _BANK_BYTES, _LEAST_PATCHES, _MOST_PATCHES = 1_000_000, 8, 64
 #: Without defective pictures: the standard deviations above the good ones' distance at which an image is not good.
 _UNUSUAL = 3.0
+#: A feature that hardly varied in training counts as if it varied by this share of the others' spread.
+_LEAST_SPREAD = 0.2
+#: Standard deviations of a distance's logarithm beyond which are about one of a thousand good pictures; how many more
+#: if one was measured; and the least deviation.
+_FAR, _FEW, _LEAST_DEVIATION = 3.2, 15.0, 0.1
 
 
 def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
@@ -45,6 +51,23 @@ def fit_linear(features: torch.Tensor, targets: torch.Tensor, classes: int) -> d
     with torch.no_grad():
         folded = weight * scale
         return {"weight": folded, "bias": bias - folded @ mean}
+
+
+def fit_usual(features: torch.Tensor, channels: int) -> torch.Tensor:
+    """Return `usual` (LinearHead) of good pictures' features (N, F), whose map has `channels`."""
+    patches = patches_of(features, (features.shape[1] - 2 * channels) // channels, channels)
+    mean, spread = patches.mean(1), patches.std(1, unbiased=False)
+    return torch.stack((mean, 1 / (spread + _LEAST_SPREAD * spread.mean() + 1e-6)))
+
+
+def distance_limit(distances: torch.Tensor) -> float:
+    """Return the distance from usual patches beyond which a picture is unlike training.
+
+    `distances` (N,) are those of good pictures that `usual` was not fitted on.
+    """
+    logs = distances.clamp_min(1e-6).log()
+    far = (_FAR + _FEW / len(logs)) * max(float(logs.std(unbiased=False)), _LEAST_DEVIATION)
+    return round(math.exp(float(logs.mean()) + far), 3)
 
 
 def fit_bank(features: torch.Tensor, channels: int) -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ is a pickled program, is opened only on request and only in a process of its own
 import copy
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from experts.catalog import add_expert
 from experts.vision.architectures import NORMALISATIONS, Architecture
+from experts.vision.guards import learn_limits
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
 from tools.experts.measure import SAMPLES, images_below
@@ -70,6 +71,8 @@ def import_file(  # noqa: PLR0913 - most by keyword
             raise TrainingError(f"{file}: holds weights without class names; give them in order with --classes")
         else:
             report = _import_original(_load_original(kind, tensors, len(classes)), job, pictures)
+        if has_pictures:
+            report.entry["pictures"] = asdict(learn_limits(pictures))
         add_expert(out / "catalog.yaml", job.expert, report.entry)
     except OSError as error:
         if is_new:

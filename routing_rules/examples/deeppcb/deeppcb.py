@@ -127,8 +127,10 @@ def measure(data: Path, line: Path) -> None:
     loaded = load_line(line / "coserve.yaml")
     files = sorted((data / "boards").rglob("*.png"))
     parts = [PartToJudge(BOARD_TYPE, COMPONENT, decode(file.read_bytes(), "image")) for file in files]
-    verdicts = judge_parts(loaded.routes, loaded.catalog, loaded_pool(loaded.catalog), parts)
-    counts = Counter((file.parent.name.endswith("-repaired"), each) for file, each in zip(files, verdicts, strict=True))
+    judged = judge_parts(loaded.routes, loaded.catalog, loaded_pool(loaded.catalog), parts)
+    counts = Counter(
+        (file.parent.name.endswith("-repaired"), verdict) for file, (verdict, _) in zip(files, judged, strict=True)
+    )
     columns = ("pass", "review", "fail")
     rows = [
         (title, *(counts[repaired, verdict] for verdict in columns))

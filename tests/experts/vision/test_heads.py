@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from experts.catalog import Catalog, CatalogEntry, CatalogFile, add_expert, resolve
+from experts.catalog import Catalog, CatalogEntry, CatalogFile, add_expert, read_catalog, resolve
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId
 from experts.vision import heads
@@ -21,7 +21,7 @@ from experts.weights import Block, read_header, write_weights
 from tests.experts.samples import PICTURES, a_model, an_expert_file
 from tools.training.backbone import load_backbone, stored_backbone, write_backbone
 from tools.training.fit import logits_of
-from tools.training.head import fit_bank, write_head
+from tools.training.head import fit_bank, fit_usual, write_head
 
 SIZE = 96
 IMAGES = [fit(picture, "classify", SIZE) for picture in PICTURES]
@@ -108,6 +108,27 @@ def test_a_bank_passes_the_pictures_that_it_holds_and_no_other_kind(folder: Path
     noise = np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8)
     held, other = infer(loaded_slot(bank), [IMAGES[0], fit(noise, "classify", SIZE)], bank)
     assert (held.label, other.label) == ("ok", "defect")
+
+
+@pytest.mark.promise("Containment", "A picture unlike the good ones that a head learned from never passes")
+def test_an_answer_about_a_picture_unlike_the_good_ones_carries_the_guard(folder: Path):
+    model, good = a_model("resnet18"), np.stack([image.pixels for image in IMAGES[:2]])
+    features = logits_of(Backbone(a_model("resnet18")), np.concatenate([good, good[:, ::-1], good[:, :, ::-1]]))
+    backbone = read_catalog(folder / "catalog.yaml")["line"]
+    head = {"weight": model.fc.weight, "bias": model.fc.bias, "usual": fit_usual(features, 256)}
+    entry = write_head("linear", head, backbone, LABELS, folder, expert="R0402", origin="test")
+    limits = {"brightness": [0, 255], "sharpness": [0, 255], "constant": 1.0, "distance": 1.5}
+    for expert in ("R0402", "QFP32"):
+        own = entry if expert == "R0402" else dict(read_catalog(folder / "catalog.yaml")[expert])
+        add_expert(folder / "catalog.yaml", expert, own | {"pictures": limits})
+    catalog, problems = read(folder)
+    assert problems == []
+    noise = fit(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8), "classify", SIZE)
+    limited, older, bank = (catalog[ExpertId(name)] for name in ("R0402", "QFP32", "CE6"))
+    answers = infer_each(loaded_slot(limited), [*IMAGES[:2], noise, noise], [limited, limited, limited, bank])
+    assert [answer.guards for answer in answers if isinstance(answer, Answer)] == [(), (), ("unlike_training",), ()]
+    (refused,) = infer_each(loaded_slot(limited), IMAGES[:1], [older])
+    assert "QFP32.safetensors: lacks the features that `pictures` compares with" in str(refused)
 
 
 def test_a_damaged_head_costs_its_own_images_only(folder: Path):

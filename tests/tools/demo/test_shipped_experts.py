@@ -10,8 +10,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from daemon.line.line import load_line
 from experts.weights import file_sha256
+from tests.tools.demo.guards import measure
 from tools.cli.main import app
+from tools.demo.judge import loaded_pool
 from tools.demo.line import SHIPPED, describe_line, make_line, shipped_figures
 from tools.demo.run import run_demo
 from tools.terminal.console import CommandError
@@ -41,6 +44,16 @@ def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
         assert figures["defects caught"]["share"] >= 0.995
         assert figures["good parts called"]["share"] <= 0.002
     assert "no training saw" in shipped_figures()
+
+
+@pytest.mark.test_all  # it renders four boards and judges 480 pictures; all 200: python -m tests.tools.demo.guards
+@pytest.mark.timeout(600)
+@pytest.mark.promise("Containment", "Noise, half a picture, a turned or another part do not pass; good parts still do")
+def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_parts_alone(tmp_path: Path):
+    line = load_line(make_line(tmp_path))
+    found = measure(line, loaded_pool(line.catalog), boards=4, pictures=4)
+    assert found.guarded <= 1, f"of {found.good}"
+    assert found.share() >= 0.95, found.passed
 
 
 def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):

@@ -64,6 +64,7 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
     catalog, problems = the_catalog(tmp_path)
     assert problems == []
     assert (catalog["QFP64"].classes, catalog["QFP64"].mean[0]) == (CLASSES, 0.485)
+    assert catalog["QFP64"].pictures is None, "patterns set no limits"
     assert catalog.headers["QFP64"].metadata["origin"] == "imported from trained.pth"
     (answer,) = infer(loaded_slot(catalog["QFP64"]), [fit(PICTURES[0], "classify", 96)])
     assert answer.label in CLASSES
@@ -81,6 +82,7 @@ def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Pat
     assert report.spec.layout.endswith("end_to_end") == end_to_end
     catalog, problems = the_catalog(tmp_path)
     assert (list(catalog), problems) == (["best"], [])
+    assert catalog["best"].pictures is not None, "limits of the pictures in the folder"
 
 
 class FileMaker:

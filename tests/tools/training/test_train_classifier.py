@@ -187,6 +187,13 @@ def test_a_head_on_a_backbone_is_taken_where_nothing_could_beat_it(tmp_path: Pat
     assert spec.backbone.stored_as == "int8"
     assert report.file.stat().st_size < 30_000 < spec.backbone.weights_bytes
     assert answers(out, [a_square("red", 900), a_square("blue", 901, 50)], "R0402") == ["red", "blue"]
+    images = [a_square("blue", 902), a_square("red", 903), np.zeros((32, 32, 3), np.uint8)]
+    found = answers_of(spec, [fit_image(image, "classify", 32) for image in images])
+    assert [answer.guards for answer in found] == [
+        (),
+        ("unlike_training",),
+        ("picture_quality", "unlike_training"),
+    ]
 
 
 def test_good_pictures_alone_make_a_bank_that_knows_what_is_not_good(tmp_path: Path, out: Path):
