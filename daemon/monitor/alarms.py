@@ -127,6 +127,9 @@ class Alarms:
         self._seq, self._written = 0, b""
         self._watches: dict[AlarmRule, AlarmWatch] = {}
         self._messages: deque[Message] = deque(maxlen=_WAITING)
+        #: The alarm of releases that late images took back; read again after each decision.
+        self._withdrawn: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._is_withdrawn_read = False
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
         self._thread = threading.Thread(target=self._run, name="alarms")
@@ -179,7 +182,12 @@ class Alarms:
         for watch in watches.values():
             watch.judge(time.time())
         self._watches = watches
-        self._report({(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()})
+        self._is_withdrawn_read &= not any(message.topic.startswith("review/") for message in waiting)
+        if not self._is_withdrawn_read:
+            self._withdrawn = _withdrawn_alarm(self._reader.withdrawn_releases(_MAX_ACTIVE))
+            self._is_withdrawn_read = True
+        of_rules = {(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()}
+        self._report(of_rules | self._withdrawn)
 
     def _report(self, active: dict[tuple[Any, ...], dict[str, Any]]) -> None:
         for event, rows, others in (("alarm_began", active, self._active), ("alarm_ended", self._active, active)):
@@ -187,11 +195,29 @@ class Alarms:
                 self._log.warning(event, alarm=row["alarm"], text=row["text"], since=row["since"])
         self._active, self.rows = active, sorted(active.values(), key=lambda row: row["since"])
         self.counts = {rule.name: len(watch.active) for rule, watch in self._watches.items()}
+        self.counts |= {row["alarm"]: row["count"] for row in self._withdrawn.values()}
         written = encode({"alarms": self.rows})
         if self._file is not None and written != self._written and (self.counts or self._file.exists()):
             self._file.parent.mkdir(exist_ok=True)
             replace_durably(self._file, written)
             self._written = written
+
+
+def _withdrawn_alarm(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return one alarm for all late images that took a release back."""
+    if not rows:
+        return {}
+    board = ("board_type", "type"), ("serial", "serial"), ("attempt", "attempt")
+    images = [
+        {name: row[name] for name in _REMEMBERED if name != "board"} | {"board": {to: row[name] for name, to in board}}
+        for row in rows
+    ]
+    first = rows[0]
+    text = f"{first['board_type']} {first['serial']} was released and waits again: {first['note']}"
+    text += f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    remedy = "Decide on the board once more: its release counts no more."
+    row = {"alarm": "release-withdrawn", "since": first["at"], "text": text, "count": len(rows), "remedy": remedy}
+    return {("release-withdrawn",): row | {"images": images[-_SHOWN:]}}
 
 
 def _see(watches: Sequence[AlarmWatch], messages: Iterable[tuple[str, Body]]) -> None:

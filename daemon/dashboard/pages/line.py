@@ -405,7 +405,8 @@ def _camera_alarms(status: Status) -> Iterable[LineAlarm]:
 
 def _rule_alarms(status: Status) -> Iterable[LineAlarm]:
     for row in status.get("alarms", ()):
-        yield LineAlarm("notice", f"{row['text']}.", f"Alarm {row['alarm']} of the rules.", row["images"], row["since"])
+        remedy = row.get("remedy") or f"Alarm {row['alarm']} of the rules."
+        yield LineAlarm("notice", f"{row['text']}.", remedy, row["images"], row["since"])
 
 
 def _expert_alarms(status: Status) -> Iterable[LineAlarm]:

@@ -14,7 +14,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from daemon.records import Generation, Message
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
-from daemon.storage.database.reviews import messages_after
+from daemon.storage.database.reviews import messages_after, withdrawn_releases
 from daemon.storage.database.rows import board_message, generation_message, inspection_message
 from daemon.storage.database.schema import (
     boards,
@@ -92,6 +92,10 @@ class ResultsReader:
     def edition_digest(self, number: int) -> str | None:
         with self._engine.connect() as connection:
             return connection.execute(select(editions.c.sha256).where(editions.c.edition == number)).scalar()
+
+    def withdrawn_releases(self, limit: int) -> list[dict[str, Any]]:
+        with self._engine.connect() as connection:
+            return [dict(row) for row in connection.execute(withdrawn_releases(limit)).mappings()]
 
     def last_seq(self) -> int:
         return self.end()[0]
