@@ -24,9 +24,11 @@ from daemon.storage.database.schema import (
     inspections,
     pending,
     reviews,
+    rules_versions,
     stages,
     stream_position,
 )
+from routing_rules.defects import MAX_VERSIONS, defect_labels
 
 _FIND_IMAGE = "SELECT image_sha256 FROM inspections WHERE source = ? AND image_id = ?"
 
@@ -97,6 +99,10 @@ class ResultsReader:
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(withdrawn_releases(limit)).mappings()]
 
+    def defects(self) -> dict[str, str]:
+        with self._engine.connect() as connection:
+            return read_defect_labels(connection)
+
     def last_seq(self) -> int:
         return self.end()[0]
 
@@ -155,6 +161,11 @@ class ResultsReader:
                     changed = {"seq": review["seq"], "at": review["at"], "final_verdict": review["board_verdict"]}
                     states.append({"topic": message.topic, **message.body, **changed})
         return states
+
+
+def read_defect_labels(connection: Connection) -> dict[str, str]:
+    newest = select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()).limit(MAX_VERSIONS)
+    return defect_labels(connection.execute(newest).scalars())
 
 
 def _rows_after(connection: Connection, query: Any, table: Table, seq: int, limit: int) -> Sequence[Any]:
