@@ -259,7 +259,7 @@ class Operations:
             "status": lambda _: self._status(),
             "limits": self._limits_noted,
             "reload": lambda fields: self.reload(*_author(fields), now=_flag(fields, "now", default=False)),
-            "reload_refused": self._reload_refused,
+            "reload_refused": lambda fields: self._note_refusal(*_author(fields), str(fields.get("reason"))),
             "adopt": self._adopt,
             "keys": self._keys,
             "drain": self._noted("drain", self._drain),
@@ -471,19 +471,14 @@ class Operations:
             self._note_refusal(who, note, error.reason)
             raise
 
-    def _reload_refused(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Note that a command refused to reload."""
-        who, note = _author(fields)
-        self._note_refusal(who, note, str(fields.get("reason")))
-        return {}
-
-    def _note_refusal(self, who: str, note: str | None, reason: str) -> None:
+    def _note_refusal(self, who: str, note: str | None, reason: str) -> dict[str, Any]:
         first, *others = problems = reason.splitlines() or [""]
         for problem in problems:
             self._log.error("reload_refused", problem=problem, who=who)
         text = ": ".join(filter(None, (note, f"{first} (and {len(others)} more: the log)" if others else first)))
         change = Change(utc_text(time.time()), who, "reload_refused", "files", note=text)
         self.writer.store_changes(ChangeNotes((change,)))
+        return {}
 
     def _reload(self, who: str, note: str | None, *, now: bool) -> dict[str, Any]:
         folder = EditionFolder(self.config.catalog)

@@ -182,7 +182,8 @@ class Alarms:
         for watch in watches.values():
             watch.judge(time.time())
         self._watches = watches
-        self._is_withdrawn_read &= not any(message.topic.startswith("review/") for message in waiting)
+        decided = [message.body for message in waiting if message.topic.startswith("review/")]
+        self._is_withdrawn_read &= not any(body["inspection_id"] is None or self._withdrawn for body in decided)
         if not self._is_withdrawn_read:
             self._withdrawn = _withdrawn_alarm(self._reader.withdrawn_releases(_MAX_ACTIVE))
             self._is_withdrawn_read = True
@@ -207,17 +208,13 @@ def _withdrawn_alarm(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...],
     """Return one alarm for all late images that took a release back."""
     if not rows:
         return {}
-    board = ("board_type", "type"), ("serial", "serial"), ("attempt", "attempt")
-    images = [
-        {name: row[name] for name in _REMEMBERED if name != "board"} | {"board": {to: row[name] for name, to in board}}
-        for row in rows
-    ]
     first = rows[0]
     text = f"{first['board_type']} {first['serial']} was released and waits again: {first['note']}"
     text += f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
-    remedy = "Decide on the board once more: its release counts no more."
-    row = {"alarm": "release-withdrawn", "since": first["at"], "text": text, "count": len(rows), "remedy": remedy}
-    return {("release-withdrawn",): row | {"images": images[-_SHOWN:]}}
+    row: dict[str, Any] = {"alarm": "release-withdrawn", "since": first["at"], "text": text, "count": len(rows)}
+    row |= {"remedy": "Decide on the board once more: its release counts no more."}
+    row |= {"images": [{name: image[name] for name in _REMEMBERED} for image in rows[-_SHOWN:]]}
+    return {(row["alarm"],): row}
 
 
 def _see(watches: Sequence[AlarmWatch], messages: Iterable[tuple[str, Body]]) -> None:

@@ -155,18 +155,11 @@ def listed(
 
 
 def findings_of(board: Row[Any]) -> list[dict[str, Any]]:
-    """Return the positions of a closed board to look at, the worst first: each `designator`, and `defect` or `why`."""
-    missing = [
-        {**one, "why": "missing", "designator": ", ".join(one.get("designators", ())[:3]) or f"{one.get('count')} ×"}
-        for one in json_rows(board.missing)
-    ]
-    unknown = [{**one, "why": "not judged"} for one in json_rows(board.unknown)]
-    return [
-        *json_rows(board.failed),
-        *unknown,
-        *missing,
-        *({**one, "why": "review"} for one in json_rows(board.review)),
-    ]
+    """Return the positions of a closed board to look at, the worst first; `why` says it of those without a defect."""
+    found = json_rows(board.failed)
+    for name, why in (("unknown", "not judged"), ("missing", "missing"), ("review", "review")):
+        found += [{**one, "why": why} for one in json_rows(getattr(board, name))]
+    return found
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:

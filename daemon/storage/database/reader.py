@@ -15,7 +15,7 @@ from daemon.records import Generation, Message
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
 from daemon.storage.database.reviews import messages_after, withdrawn_releases
-from daemon.storage.database.rows import board_message, generation_message, inspection_message
+from daemon.storage.database.rows import board_message, board_of, generation_message, inspection_message
 from daemon.storage.database.schema import (
     boards,
     detections,
@@ -97,7 +97,8 @@ class ResultsReader:
 
     def withdrawn_releases(self, limit: int) -> list[dict[str, Any]]:
         with self._engine.connect() as connection:
-            return [dict(row) for row in connection.execute(withdrawn_releases(limit)).mappings()]
+            rows = connection.execute(withdrawn_releases(limit)).mappings()
+            return [{**row, "board": board_of(row)} for row in rows]
 
     def defects(self) -> dict[str, str]:
         with self._engine.connect() as connection:
