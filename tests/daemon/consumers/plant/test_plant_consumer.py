@@ -208,36 +208,26 @@ async def test_a_decision_is_shown_on_the_image_that_a_person_saw_and_not_on_the
     async with sending(hub, database) as runner:
         await soon(lambda: runner.position == 7)
 
-    view = hub.ask("SELECT designator, final_verdict, decided_by FROM final_images WHERE verdict = 'fail' ORDER BY at")
+    final, columns = [("pass", "Ben"), ("pass", "Eva"), ("fail", "daemon")], "final_verdict, decided_by"
+    view = hub.ask(f"SELECT designator, {columns} FROM final_images WHERE verdict = 'fail' ORDER BY at")  # noqa: S608
     assert [tuple(row.values()) for row in view] == [
-        ("R9", "pass", "Ben"),
-        ("R1", "pass", "Eva"),
-        ("C5", "fail", "daemon"),
+        (place, *one) for place, one in zip(("R9", "R1", "C5"), final, strict=True)
     ]
-    boards = hub.ask("SELECT board_serial, final_verdict, decided_by FROM final_boards ORDER BY at")
-    assert [tuple(row.values()) for row in boards] == [
-        ("kept", "pass", "Ben"),
-        ("again", "pass", "Eva"),
-        ("again", "fail", "daemon"),
-    ]
+    boards = hub.ask(f"SELECT {columns} FROM final_boards ORDER BY at")  # noqa: S608
+    assert [tuple(row.values()) for row in boards] == final
     assert hub.ask("SELECT verdict_by_line FROM reviews") == [{"verdict_by_line": "fail"}] * 2
     engine = open_hub_for_reading(hub.url)
-    columns = ("designator", "verdict", "decided_by")
-    for kind, expected in ((PLANT_IMAGES, ("C5", "fail", "daemon")), (PLANT_BOARDS, ("again", "fail", "daemon"))):
-        names = columns if kind is PLANT_IMAGES else ("serial", *columns[1:])
-        (newest, *_) = (row for batch in read_batches(engine, ResultsQuery(kind, names, RowFilters())) for row in batch)
-        assert tuple(newest) == expected
+    for kind in (PLANT_IMAGES, PLANT_BOARDS):
+        query = ResultsQuery(kind, ("verdict", "decided_by"), RowFilters({"daemon_verdict": ("fail",)}), "oldest")
+        assert [tuple(row[-2:]) for batch in read_batches(engine, query) for row in batch] == final
     engine.dispose()
-    pages = Database(hub.url, open_hub_for_reading)
-    attempts = board_attempts(pages, "pair", "again")
+    with closing(Database(hub.url, open_hub_for_reading)) as pages:
+        attempts = board_attempts(pages, "pair", "again")
     assert [(board.decided_by, [one.designator for one in decided]) for board, _, decided in attempts] == [
-        ("Eva", ["R1"]),
-        ("daemon", []),
+        *(("Eva", ["R1"]), ("daemon", [])),
     ]
-    assert [[(one.designator, one.verdict) for one in found] for _, found, _ in attempts] == [
-        [("R1", "pass")],
-        [("C5", "fail")],
-    ]
+    found = [[(one.designator, one.verdict) for one in findings] for _, findings, _ in attempts]
+    assert found == [[("R1", "pass")], [("C5", "fail")]]
 
 
 @in_a_loop
@@ -249,10 +239,10 @@ async def test_defects_have_the_names_of_the_rules_at_the_hub(hub: HubDatabase, 
     async with sending(hub, database) as runner:
         await soon(lambda: runner.position == 3)
     site = PlantSite.__new__(PlantSite)
-    site.database = Database(hub.url, open_hub_for_reading)
-    assert defect_in_words("D1", site.read_defect_names()) == "cold joint (D1)"
-    hub.ask("INSERT INTO lines SELECT * FROM json_populate_record(NULL::lines, %s)", OTHER_LINE)
-    assert site.read_defect_names() == {"D1": "cold_joint or void"}
+    with closing(Database(hub.url, open_hub_for_reading)) as site.database:
+        assert defect_in_words("D1", site.read_defect_names()) == "cold joint (D1)"
+        hub.ask("INSERT INTO lines SELECT * FROM json_populate_record(NULL::lines, %s)", OTHER_LINE)
+        assert site.read_defect_names() == {"D1": "cold_joint or void"}
 
 
 def test_a_hub_of_the_schema_before_gets_the_columns_and_views_that_it_lacks(hub: HubDatabase) -> None:
