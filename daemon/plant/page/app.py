@@ -96,7 +96,7 @@ SELECT at, reviewer, verdict, defect, designator, note FROM board_decisions
 WHERE line = :line AND board_epoch = :epoch AND board_type = :board_type AND board_serial = :serial
   AND attempt = :attempt ORDER BY at, seq
 """
-_DEFECT_NAMES = "SELECT DISTINCT key, value FROM lines, jsonb_each_text(lines.defects) ORDER BY key, value"
+_DEFECT_NAMES = "SELECT DISTINCT key AS code, value AS name FROM lines, jsonb_each_text(lines.defects) ORDER BY code, name"
 
 
 class PlantSite(PageShell):
@@ -115,8 +115,8 @@ class PlantSite(PageShell):
 
     def read_defect_names(self) -> dict[str, str]:
         names: dict[str, str] = {}
-        for code, name in self.database.rows(_DEFECT_NAMES, limit=_MAX_NAMES):
-            names[code] = f"{names[code]} or {name}" if code in names else name
+        for row in self.database.rows(_DEFECT_NAMES, limit=_MAX_NAMES):
+            names[row.code] = f"{names[row.code]} or {row.name}" if row.code in names else row.name
         return names
 
     def since(self, days: int) -> str:

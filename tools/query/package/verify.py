@@ -132,8 +132,8 @@ def _read_manifest(manifest: Path) -> dict[str, Any]:
     """Return what is checked later too: time, boards, position in the line's results. Raises CommandError."""
     try:
         fields = json.loads(manifest.read_text(encoding="utf-8"))
-        fields["made"], int(fields["rows"]["boards"]), fields["last_seq"], fields["line"]["epoch"]
-        (fields.get("signed_by") or {}).get("key")
+        _ = fields["made"], int(fields["rows"]["boards"]), fields["last_seq"], fields["line"]["epoch"]
+        _ = (fields.get("signed_by") or {}).get("key")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise CommandError(f"{manifest} does not say when it was made and how many boards it has") from None
     return fields
