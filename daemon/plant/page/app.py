@@ -96,7 +96,7 @@ SELECT at, reviewer, verdict, defect, designator, note FROM board_decisions
 WHERE line = :line AND board_epoch = :epoch AND board_type = :board_type AND board_serial = :serial
   AND attempt = :attempt ORDER BY at, seq
 """
-_DEFECT_NAMES = "SELECT DISTINCT key AS code, value AS name FROM lines, jsonb_each_text(lines.defects) ORDER BY code, name"
+_DEFECT_NAMES = "SELECT DISTINCT n.code, n.name FROM lines, jsonb_each_text(defects) AS n(code, name) ORDER BY 1, 2"
 
 
 class PlantSite(PageShell):
