@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -258,6 +259,7 @@ class Operations:
             "status": lambda _: self._status(),
             "limits": self._limits_noted,
             "reload": lambda fields: self.reload(*_author(fields), now=_flag(fields, "now", default=False)),
+            "reload_refused": lambda fields: self._note_refusal(*_author(fields), str(fields.get("reason"))),
             "adopt": self._adopt,
             "keys": self._keys,
             "drain": self._noted("drain", self._drain),
@@ -461,8 +463,24 @@ class Operations:
         """Make an edition of the files that people edit, and judge by it; ControlError with every mistake.
 
         Where this process may not write beside the catalog, adopt the edition that a command made. `now`: the editions
-        before it end at once.
+        before it end at once. A refusal is in the log and in `changes`.
         """
+        try:
+            return self._reload(who, note, now=now)
+        except ControlError as error:
+            self._note_refusal(who, note, error.reason)
+            raise
+
+    def _note_refusal(self, who: str, note: str | None, reason: str) -> dict[str, Any]:
+        first, *others = problems = reason.splitlines() or [""]
+        for problem in problems:
+            self._log.error("reload_refused", problem=problem, who=who)
+        text = ": ".join(filter(None, (note, f"{first} (and {len(others)} more: the log)" if others else first)))
+        change = Change(utc_text(time.time()), who, "reload_refused", "files", note=text)
+        self.writer.store_changes(ChangeNotes((change,)))
+        return {}
+
+    def _reload(self, who: str, note: str | None, *, now: bool) -> dict[str, Any]:
         folder = EditionFolder(self.config.catalog)
         with self._reloading:
             try:
@@ -542,12 +560,10 @@ class Operations:
         return {"restart_for": restart_for, **({"settings_problems": problems} if problems else {})}
 
     def reload_or_say_why(self) -> None:
-        """Reload because of SIGHUP; each mistake is an event in the log."""
+        """Reload because of SIGHUP."""
         try:
-            self.reload(current_user(), "by signal SIGHUP")
-        except ControlError as error:
-            for problem in error.reason.splitlines():
-                self._log.error("reload_refused", problem=problem)
+            with suppress(ControlError):  # it is noted
+                self.reload(current_user(), "by signal SIGHUP")
         except Exception:  # noqa: BLE001 - the old rules stay in force, or the new ones are: the line goes on
             self._log.exception("reload_failed")
 

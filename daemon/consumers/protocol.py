@@ -68,6 +68,10 @@ class LineAccess(Protocol):
         """Return the `seq` before the first message that is kept."""
         ...
 
+    def defects(self) -> Mapping[str, str]:
+        """Return the names of defects by code, of the newest rules."""
+        ...
+
     def picture(self, inspection_id: int) -> bytes | None:
         """Return a kept picture, None if it is gone; NotYetError while its copy is still to be made."""
         ...

@@ -83,6 +83,9 @@ class StoredLine:
     def before_oldest(self) -> int:
         return self._reader.before_oldest()
 
+    def defects(self) -> Mapping[str, str]:
+        return self._reader.defects()
+
     def picture(self, inspection_id: int) -> bytes | None:
         path, is_coming = self._reader.kept_copy(inspection_id)
         if path is None:

@@ -174,6 +174,9 @@ class Alarms:
         self._watches = {REPEATED: AlarmWatch(REPEATED)}
         self._messages: deque[Message] = deque(maxlen=_WAITING)
         self._sent_twice = SentTwice()
+        #: The alarm of releases that late images took back; read again after each decision.
+        self._withdrawn: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._is_withdrawn_read = False
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
         self._thread = threading.Thread(target=self._run, name="alarms")
@@ -229,8 +232,13 @@ class Alarms:
         for watch in watches.values():
             watch.judge(time.time())
         self._watches = watches
+        decided = [message.body for message in waiting if message.topic.startswith("review/")]
+        self._is_withdrawn_read &= not any(body["inspection_id"] is None or self._withdrawn for body in decided)
+        if not self._is_withdrawn_read:
+            self._withdrawn = _withdrawn_alarm(self._reader.withdrawn_releases(_MAX_ACTIVE))
+            self._is_withdrawn_read = True
         of_rules = {(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()}
-        self._report(of_rules | self._sent_twice.active)
+        self._report(of_rules | self._sent_twice.active | self._withdrawn)
 
     def _report(self, active: dict[tuple[Any, ...], dict[str, Any]]) -> None:
         for event, rows, others in (("alarm_began", active, self._active), ("alarm_ended", self._active, active)):
@@ -244,6 +252,19 @@ class Alarms:
             self._file.parent.mkdir(exist_ok=True)
             replace_durably(self._file, written)
             self._written = written
+
+
+def _withdrawn_alarm(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return one alarm for all late images that took a release back."""
+    if not rows:
+        return {}
+    first = rows[0]
+    text = f"{first['board_type']} {first['serial']} was released and waits again: {first['note']}"
+    text += f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    row: dict[str, Any] = {"alarm": "release-withdrawn", "since": first["at"], "text": text, "count": len(rows)}
+    row |= {"remedy": "Decide on the board once more: its release counts no more."}
+    row |= {"images": [{name: image[name] for name in _REMEMBERED} for image in rows[-_SHOWN:]]}
+    return {(row["alarm"],): row}
 
 
 def _see(watches: Sequence[AlarmWatch], messages: Iterable[tuple[str, Body]]) -> None:

@@ -3,13 +3,18 @@
 from sqlalchemy import Connection, Engine, create_engine, select, text
 from sqlalchemy.engine import make_url
 
-from daemon.consumers.plant.tables import lines, metadata
+from daemon.consumers.plant.tables import VIEWS, lines, metadata
 from daemon.errors import StartError
 
 #: Two hubs that start at once wait for each other.
 _SCHEMA_LOCK = int.from_bytes(b"plant", "big")
 #: The version of the tables and of `ensure_day`; a hub refuses a newer one.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+#: Columns that came later.
+_ADDED = (
+    'ALTER TABLE reviews ADD COLUMN IF NOT EXISTS of_epoch text COLLATE "C"',
+    "ALTER TABLE lines ADD COLUMN IF NOT EXISTS defects jsonb",
+)
 _OTHER_DAYS = "CREATE TABLE IF NOT EXISTS inspections_other PARTITION OF inspections DEFAULT"
 #: Lines may not make tables: this function, which runs as the hub, makes the day of their rows for them. A day that is
 #: far off, or whose rows came before it could be made, stays in `inspections_other`.
@@ -63,7 +68,8 @@ def make_schema(engine: Engine) -> int:
         metadata.create_all(connection)
         # A role's own temporary tables come first unless they are named last: no line's may stand for the hub's.
         connection.execute(text("SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"))
-        for statement in (_OTHER_DAYS, _ENSURE_DAY):
+        views = [f"CREATE OR REPLACE VIEW {name} AS {select}" for name, select in VIEWS.items()]
+        for statement in (_OTHER_DAYS, _ENSURE_DAY, *((*_ADDED, *views) if present != SCHEMA_VERSION else ())):
             connection.execute(text(statement.replace(":", r"\:")))
         connection.execute(text("DELETE FROM schema_version"))
         connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": SCHEMA_VERSION})

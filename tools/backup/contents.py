@@ -168,8 +168,8 @@ def _paths(value: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, Path]]:
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from _paths(getattr(value, name), (*key, name))
-    elif isinstance(value, dict):
-        for name, inner in value.items():
+    elif isinstance(value, dict | list | tuple):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _paths(inner, (*key, name))
 
 

@@ -129,4 +129,6 @@ def _verify(package: Path, key: Path | None, config: Path | None, *, as_json: bo
             f" made {check.made}"
         )
     console.print(f"fingerprint {check.fingerprint}")
+    if not check.is_whole:
+        console.print(f"{package}: NOT WHOLE")
     return 0 if check.is_whole else 1

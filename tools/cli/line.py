@@ -185,13 +185,12 @@ def reload(
 
     Example: coserve reload --config demo/coserve.yaml
     """
-    from daemon.line.making import working_files
     from tools.experts.line import NO_DAEMON, open_line
 
     line = open_line(config)
     must_be_its_configuration(config)
     if line.folder.may_write():
-        made = line.make_edition(lambda _: working_files(line.config, note, now=now))
+        made = line.reload(note, now=now)
         answer = made.adopted or {"edition": made.edition.number, "note": NO_DAEMON}
         is_new = made.is_new
     else:

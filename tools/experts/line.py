@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 NO_DAEMON = "no daemon runs: it is in force from the next start on"
 _ASK_S = 3.0
+#: Characters of a refusal that the daemon notes.
+_MAX_REASON = 4000
 #: Weights may have to reach other PCs first.
 _ADOPT_S = 60.0
 _Answer = TypeVar("_Answer")
@@ -115,6 +117,15 @@ class ExpertsLine:
     def make_edition(self, build: Callable[[Edition | None], Draft], **options: bool) -> Made:
         """Put in force what `build` makes of the edition in force, in the name of the person who typed the command."""
         return make_edition(self.config, current_user(), build, self, **options)
+
+    def reload(self, note: str | None, *, now: bool = False) -> Made:
+        """Put in force what people edit; a running daemon notes a refusal in its log and in `changes`."""
+        try:
+            return self.make_edition(lambda _: working_files(self.config, note, now=now))
+        except (ConfigError, EditionError) as error:
+            with suppress(ControlError):
+                self.ask("reload_refused", who=current_user(), note=note, reason=str(error)[:_MAX_REASON])
+            raise
 
     # The line as the maker of an edition sees it (daemon/line/making.py)
 

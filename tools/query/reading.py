@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, and_, func, select, true, tuple_
 
 from daemon.storage.database.boards import has_serial
-from daemon.storage.database.reader import by_inspection
+from daemon.storage.database.reader import by_inspection, read_defect_labels
 from daemon.storage.database.reviews import DAEMON, answered_settings
 from daemon.storage.database.schema import (
     FINAL_BOARDS,
@@ -32,7 +32,6 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from routing_rules.defects import MAX_VERSIONS, defect_labels
 from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
 from tools.terminal.console import CommandError
 
@@ -454,11 +453,6 @@ def read_defect(connection: Connection, inspection_id: int) -> str | None:
     return connection.execute(query).scalar()
 
 
-def read_defect_labels(connection: Connection) -> dict[str, str]:
-    newest = select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()).limit(MAX_VERSIONS)
-    return defect_labels(connection.execute(newest).scalars())
-
-
 def is_defect_used(connection: Connection, code: str) -> bool:
     """Return True if the line or a person has given this defect before."""
     return any(
@@ -499,9 +493,12 @@ class BoardSelection:
         parts += [at < self.until] if self.until else []
         return and_(*parts)
 
-    def queries(self) -> "dict[str, Select[Any]]":
-        """Return a query for each table of a package, rows in the order of their keys, and for `pending` tasks."""
-        is_chosen = self.condition()
+    def queries(self, is_chosen: ColumnElement[bool] | None = None) -> "dict[str, Select[Any]]":
+        """Return a query for each table of a package, rows in the order of their keys, and for `pending` tasks.
+
+        With `is_chosen` its boards are those of that condition.
+        """
+        is_chosen = self.condition() if is_chosen is None else is_chosen
         board_ids = select(boards.c.board_id).where(is_chosen)
         on_boards = inspections.c.board_id.in_(board_ids)
         image_ids = select(inspections.c.inspection_id).where(on_boards)

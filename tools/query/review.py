@@ -15,13 +15,14 @@ from daemon.errors import ConfigError
 from daemon.storage.claims import claim
 from daemon.storage.database.boards import has_serial
 from daemon.storage.database.connections import StoreError, sqlite_path
+from daemon.storage.database.reader import read_defect_labels
 from daemon.storage.database.reviews import Review, ReviewRefusedError, WaitingFilter, history, waiting
 from daemon.storage.database.schema import boards
 from daemon.storage.database.store import Store
 from daemon.storage.decisions import Decision, not_stored
 from daemon.wire.control import ControlError, ask
 from routing_rules.defects import defect_code, defect_in_words
-from tools.query.reading import is_defect_used, newest_attempt, read_defect, read_defect_labels
+from tools.query.reading import is_defect_used, newest_attempt, read_defect
 from tools.terminal.console import DEFAULT_CONFIG, CommandError
 from tools.terminal.open_line import plant_time, reading
 

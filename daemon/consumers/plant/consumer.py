@@ -48,6 +48,8 @@ class PlantConsumer:
         self._settings, self._identifier, self._line, self._name = settings, identifier, line, line.name
         self._connection: AsyncConnection[dict[str, Any]] | None = None
         self._epoch, self._position = "", 0
+        #: Rules whose names of defects the hub has.
+        self._named: set[str] = set()
         self._next_seen_s = self._next_reviews_s = 0.0
         self._pictures: PictureSender | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -108,6 +110,13 @@ class PlantConsumer:
         days = {message["at"][:10] for message in messages if message["topic"].startswith("inspection/")}
         await connection.execute("SELECT ensure_day(day) FROM unnest(%s::date[]) AS day", (sorted(days),))
 
+    async def _name_defects(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> None:
+        rules = {message["rules_version"] for message in messages if "rules_version" in message}
+        if not rules <= self._named:
+            names = json.dumps(await asyncio.to_thread(self._line.defects))
+            await connection.execute("UPDATE lines SET defects = %s WHERE line = %s", (names, self._name))
+            self._named |= rules
+
     async def _send(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> None:
         epoch = (await asyncio.to_thread(self._line.end))[1]
         if epoch != self._epoch:
@@ -115,6 +124,7 @@ class PlantConsumer:
         fresh = [message for message in messages if message["seq"] > self._position]
         if fresh:
             await self._ensure_days(connection, fresh)
+            await self._name_defects(connection, fresh)
             async with connection.transaction():
                 await self._store(connection, fresh)
             self._position = fresh[-1]["seq"]
@@ -220,23 +230,23 @@ STORE: dict[str, tuple[str, ...]] = {
         INSERT INTO reviews SELECT filled.* FROM {new_rows("reviews")} AS new LEFT JOIN LATERAL (
             SELECT verdict AS verdict_by_line, expert, expert_version FROM inspections
             WHERE inspections.line = new.line AND inspections.inspection_id = new.inspection_id
-              AND inspections.board_serial = new.board_serial
+              AND inspections.epoch = coalesce(new.of_epoch, new.epoch)
             ORDER BY inspections.at DESC LIMIT 1
         ) AS image ON true, jsonb_populate_record(new, to_jsonb(image)) AS filled
         ON CONFLICT DO NOTHING
         """,  # noqa: S608
         # Only the newest decision of the batch about each attempt counts; its effect belongs to the hour of the board.
         f"""
-        WITH newest AS (
-            SELECT DISTINCT ON (line, board_type, board_serial, attempt) * FROM {new_rows("reviews")}
-            WHERE board_verdict IS NOT NULL ORDER BY line, board_type, board_serial, attempt, seq DESC
-        ), old AS (
-            SELECT board.*, newest.board_verdict AS after FROM newest CROSS JOIN LATERAL (
+        WITH old AS (
+            SELECT DISTINCT ON (board.epoch, board.seq) board.*, new.board_verdict AS after
+            FROM {new_rows("reviews")} AS new CROSS JOIN LATERAL (
                 SELECT line, epoch, seq, at, board_type, attempt, final_verdict FROM boards
-                WHERE boards.line = newest.line AND boards.board_serial = newest.board_serial
-                  AND boards.board_type = newest.board_type AND boards.attempt = newest.attempt
-                ORDER BY at DESC LIMIT 1
+                WHERE boards.line = new.line AND boards.board_serial = new.board_serial
+                  AND boards.board_type = new.board_type AND boards.attempt = new.attempt
+                  AND boards.epoch IN (new.epoch, new.of_epoch)
+                ORDER BY boards.epoch = new.epoch DESC LIMIT 1
             ) AS board
+            WHERE new.board_verdict IS NOT NULL ORDER BY board.epoch, board.seq, new.seq DESC
         ), changed AS (
             UPDATE boards SET final_verdict = old.after FROM old
             WHERE (boards.line, boards.epoch, boards.seq) = (old.line, old.epoch, old.seq)
@@ -269,7 +279,9 @@ def _row(kind: str, message: Message) -> dict[str, Any]:
     """Return the fields of a message that have a column, under the column's name."""
     board = message["board"]
     row = message | {"board_type": board["type"], "board_serial": board["serial"], "attempt": board["attempt"]}
-    if kind != "review":
+    if kind == "review":
+        row["of_epoch"] = message.get("epoch")
+    else:
         row |= {"lot": board.get("lot"), "station": board.get("station")}
     if kind == "board":
         row["final_verdict"] = message["verdict"]

@@ -20,6 +20,8 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Table,
+    column,
+    table,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -49,7 +51,8 @@ def _key() -> list[Column[Any]]:
 
 #: One row for each line. `last_seq` of `epoch` is its durable position: everything up to it is here. `last_seen` moves
 #: every few seconds while the line is connected. `identity` names the PC and the folders that write; `accepts` is set
-#: by `coserve plant accept`: the next identity or epoch that is not known may take over.
+#: by `coserve plant accept`: the next identity or epoch that is not known may take over. `defects` names the codes of
+#: its rules.
 lines = Table(
     "lines",
     metadata,
@@ -60,6 +63,7 @@ lines = Table(
     *_texts("software", nullable=True),
     Column("pictures_seq", BigInteger, nullable=False, server_default="0"),
     Column("accepts", Boolean, nullable=False, server_default="false"),
+    Column("defects", JSONB),
     CheckConstraint(f"line ~ '{LINE_NAME}'", name="line_name"),
 )
 
@@ -100,7 +104,8 @@ boards = Table(
 )
 
 #: `verdict_by_line`, `expert` and `expert_version` are those of the image when the decision came in; null if the
-#: decision is about a whole board, or its image is not at the hub any more.
+#: decision is about a whole board, or its image is not at the hub any more. `epoch` and `seq` number the decision;
+#: `of_epoch` is that of its image or attempt, null from lines before 1.2: then they are the same.
 reviews = Table(
     "reviews",
     metadata,
@@ -110,7 +115,7 @@ reviews = Table(
     *(Column(name, BigInteger) for name in ("inspection_id", "undo_of")),
     *_texts("board_type", "board_serial", "verdict", "reviewer"),
     *_texts("component", "designator", "defect", "note", nullable=True),
-    *_texts("board_verdict", "verdict_by_line", "expert", "expert_version", nullable=True),
+    *_texts("board_verdict", "verdict_by_line", "expert", "expert_version", "of_epoch", nullable=True),
     Index("reviews_by_image", "line", "inspection_id"),
     Index("reviews_by_serial", "board_serial", "board_type"),
     Index("reviews_by_time", "line", "at"),
@@ -183,6 +188,47 @@ pictures = Table(
     Index("pictures_by_sha256", "sha256"),
     Index("pictures_by_time", "line", "at"),
 )
+
+#: SELECTs of the views: the one place that matches decisions with images and boards. A decision after a restore may be
+#: about an image of an earlier epoch, and one before it about an image whose number now belongs to another.
+VIEWS = {
+    "final_images": """
+        SELECT image.*, CASE WHEN newest.seq IS NULL THEN image.verdict ELSE newest.verdict END AS final_verdict,
+               CASE WHEN newest.seq IS NULL THEN image.defect ELSE newest.defect END AS final_defect,
+               coalesce(newest.reviewer, 'daemon') AS decided_by, newest.at AS decided_at, newest.note
+        FROM inspections AS image LEFT JOIN LATERAL (
+            SELECT * FROM reviews WHERE reviews.line = image.line AND reviews.inspection_id = image.inspection_id
+              AND coalesce(reviews.of_epoch, reviews.epoch) = image.epoch
+            ORDER BY reviews.at DESC, reviews.seq DESC LIMIT 1
+        ) AS newest ON true
+    """,
+    "board_decisions": """
+        SELECT board.epoch AS board_epoch, decision.* FROM boards AS board JOIN reviews AS decision
+            ON decision.line = board.line AND decision.board_type = board.board_type
+           AND decision.board_serial = board.board_serial AND decision.attempt = board.attempt
+           AND board.epoch IN (decision.epoch, decision.of_epoch)
+    """,
+    "final_boards": """
+        SELECT board.*, coalesce(newest.reviewer, 'daemon') AS decided_by, coalesce(newest.at, board.at) AS decided_at
+        FROM boards AS board LEFT JOIN LATERAL (
+            SELECT reviewer, at FROM board_decisions AS decision
+            WHERE decision.line = board.line AND decision.board_type = board.board_type
+              AND decision.board_serial = board.board_serial AND decision.attempt = board.attempt
+              AND decision.board_epoch = board.epoch
+            ORDER BY at DESC, seq DESC LIMIT 1
+        ) AS newest ON true
+    """,
+}
+
+
+def _view(of: Table, name: str, **more: Any) -> Any:
+    columns = {c.name: c.type for c in of.c} | more | {"decided_by": Text, "decided_at": _Time}
+    return table(name, *(column(name, kind) for name, kind in columns.items()))
+
+
+#: The views, for queries.
+final_images = _view(inspections, "final_images", final_verdict=Text, final_defect=Text, note=Text)
+final_boards = _view(boards, "final_boards")
 
 partitions = Table("partitions", metadata, Column("day", Date, primary_key=True))
 

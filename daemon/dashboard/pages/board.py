@@ -44,7 +44,8 @@ _WORST_FIRST = ("fail", "unknown", "review", None, "pass")
 
 BOARDS = """
 SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards.lot, boards.station, first_seen_at,
-       completed_at, expected, inspected, boards.verdict, reason, rules_version, failed, missing, attributes
+       completed_at, expected, inspected, boards.verdict, reason, rules_version, failed, unknown, review, missing,
+       attributes
 FROM boards
 """
 #: The final verdict of closed attempts, and who decided it. Filtered by `board_id`: the view is slow for all boards.
@@ -150,7 +151,15 @@ def listed(
     database: Database, boards: Sequence[Row[Any]]
 ) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
     final = final_verdicts(database, [board.board_id for board in boards])
-    return [(board, json_rows(board.failed), final.get(board.board_id)) for board in boards]
+    return [(board, findings_of(board), final.get(board.board_id)) for board in boards]
+
+
+def findings_of(board: Row[Any]) -> list[dict[str, Any]]:
+    """Return the positions of a closed board to look at, the worst first; `why` says it of those without a defect."""
+    found = json_rows(board.failed)
+    for name, why in (("unknown", "not judged"), ("missing", "missing"), ("review", "review")):
+        found += [{**one, "why": why} for one in json_rows(getattr(board, name))]
+    return found
 
 
 def find_boards(database: Database, search: BoardSearch) -> list[Row[Any]]:

@@ -23,11 +23,14 @@ from daemon.dashboard.site.web_app import web_app
 from daemon.plant.hub import Hub, picture
 from daemon.plant.reading import open_hub_for_reading
 from experts.catalog import Digest
+from routing_rules.defects import defect_in_words
 
 NAVIGATION = (("/", "Plant", "l"), ("/boards", "Boards", "b"), ("/defects", "Defects", "d"))
 _RANGES = {"today": 1, "7d": 7, "30d": 30}
 #: Seconds from one rendering of a live part to the next, for all readers together.
 _LIVE_S = 5.0
+#: Seconds for which names of defects are kept, and how many are read.
+_NAMES_S, _MAX_NAMES = 30.0, 10_000
 _NOT_READ = "The hub's database cannot be read now; the lines go on"
 _SHORT_LIST = 10
 _LISTED_DEFECTS = 200
@@ -69,14 +72,9 @@ EVENTS = "SELECT event_id, line, at, kind, text FROM events ORDER BY event_id DE
 #: `decided_by` is the reviewer of the newest decision about the attempt or any of its images.
 _BOARDS = """
 SELECT b.line, b.epoch, b.seq, b.at, b.board_type, b.board_serial, b.attempt, b.lot, b.station, b.verdict,
-       b.final_verdict, coalesce((
-           SELECT r.reviewer FROM reviews AS r
-           WHERE r.line = b.line AND r.board_serial = b.board_serial AND r.board_type = b.board_type
-             AND r.attempt = b.attempt
-           ORDER BY r.at DESC, r.seq DESC LIMIT 1
-       ), 'daemon') AS decided_by
+       b.final_verdict, b.decided_by
 FROM lines CROSS JOIN LATERAL (
-    SELECT * FROM boards WHERE boards.line = lines.line {condition} ORDER BY at DESC LIMIT {limit}
+    SELECT * FROM final_boards AS b WHERE b.line = lines.line {condition} ORDER BY at DESC LIMIT {limit}
 ) AS b
 WHERE CAST(:line AS text) = '' OR lines.line = :line
 ORDER BY b.at {order}, b.line, b.seq LIMIT {limit}
@@ -86,26 +84,19 @@ _BEGINS = 'AND board_serial COLLATE "C" >= :serial AND board_serial COLLATE "C" 
 #: Images of one attempt that did not pass, or that a person decided.
 _FINDINGS = """
 SELECT i.designator, i.component, i.at, i.reason, i.verdict AS verdict_by_line, p.sha256,
-       coalesce(r.verdict, i.verdict) AS verdict,
-       CASE WHEN r.seq IS NULL THEN i.defect ELSE r.defect END AS defect
-FROM inspections AS i
-LEFT JOIN LATERAL (
-    SELECT seq, verdict, defect FROM reviews
-    WHERE reviews.line = i.line AND reviews.inspection_id = i.inspection_id
-      AND reviews.board_serial = i.board_serial AND reviews.attempt = i.attempt
-    ORDER BY at DESC, seq DESC LIMIT 1
-) AS r ON true
+       i.final_verdict AS verdict, i.final_defect AS defect
+FROM final_images AS i
 LEFT JOIN pictures AS p ON p.line = i.line AND p.epoch = i.epoch AND p.seq = i.seq AND p.state = 'stored'
 WHERE i.line = :line AND i.epoch = :epoch AND i.board_type = :board_type AND i.board_serial = :serial
-  AND i.attempt = :attempt AND (i.verdict <> 'pass' OR r.seq IS NOT NULL)
-ORDER BY array_position(ARRAY['fail', 'unknown', 'review', 'pass'], coalesce(r.verdict, i.verdict)), i.seq
+  AND i.attempt = :attempt AND (i.verdict <> 'pass' OR i.decided_at IS NOT NULL)
+ORDER BY array_position(ARRAY['fail', 'unknown', 'review', 'pass'], i.final_verdict), i.seq
 """
 _DECISIONS = """
-SELECT at, reviewer, verdict, defect, designator, note FROM reviews
-WHERE line = :line AND board_type = :board_type AND board_serial = :serial AND attempt = :attempt
-  AND (epoch = :epoch OR epoch NOT IN (SELECT epoch FROM boards WHERE line = :line AND board_serial = :serial))
-ORDER BY at, seq
+SELECT at, reviewer, verdict, defect, designator, note FROM board_decisions
+WHERE line = :line AND board_epoch = :epoch AND board_type = :board_type AND board_serial = :serial
+  AND attempt = :attempt ORDER BY at, seq
 """
+_DEFECT_NAMES = "SELECT DISTINCT n.code, n.name FROM lines, jsonb_each_text(defects) AS n(code, name) ORDER BY 1, 2"
 
 
 class PlantSite(PageShell):
@@ -113,8 +104,20 @@ class PlantSite(PageShell):
         self.hub = hub
         database = Database(hub.engine.url.render_as_string(hide_password=False), open_hub_for_reading)
         folder = Path(__file__).parent / "templates"
-        super().__init__(database, hub.settings.plant, NAVIGATION, str, folder, has_token=hub.token is not None)
+        clock, has_token = hub.settings.plant, hub.token is not None
+        super().__init__(database, clock, NAVIGATION, self.defect, folder, has_token=has_token)
+        self._defect_names = CachedAnswer(_NAMES_S, self.read_defect_names).get
         self.templates.globals["serial_path"] = serial_path
+
+    def defect(self, code: str | None) -> str:
+        """Name a defect as the lines' rules do: `bridge (D207)`, with both names where two lines differ."""
+        return defect_in_words(code, self._defect_names()) if code else ""
+
+    def read_defect_names(self) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for row in self.database.rows(_DEFECT_NAMES, limit=_MAX_NAMES):
+            names[row.code] = f"{names[row.code]} or {row.name}" if row.code in names else row.name
+        return names
 
     def since(self, days: int) -> str:
         """Return when the plant's last `days` days began, today included, as UTC text."""

@@ -34,6 +34,7 @@ from daemon.storage.database.boards import (
     positions_text,
 )
 from daemon.storage.database.connections import Prepared, among, update_rows
+from daemon.storage.database.reviews import withdraw_release
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
     boards,
@@ -285,6 +286,8 @@ class ResultsBatch:
         self._detections: list[Row] = []
         self._to_keep: list[int] = []
         self._to_drop: list[int] = []
+        #: By attempt, the first late image that is not `pass`.
+        self._late: dict[int, Verdict] = {}
         self.written = WrittenResults()
 
     def judge(self, verdicts: Sequence[Verdict]) -> None:
@@ -321,6 +324,14 @@ class ResultsBatch:
         for statement, ids in ((_KEEP, self._to_keep), (_DROP, self._to_drop)):
             if ids:
                 statement(tx.sql, ids=json.dumps(ids))
+
+    def withdraw_releases(self) -> None:
+        """Take back each person's `pass` of a whole attempt that a late image contradicts; after `flush`."""
+        for board_id, late in self._late.items():
+            image = late.image
+            named = f"image {image.inspection_id} ({image.source} {image.image_id}) at {image.designator}"
+            message = withdraw_release(self._tx, board_id, f"{named} came late and is {late.verdict}")
+            self.written.published += [message] if message is not None else []
 
     def _finish(self, verdict: Verdict) -> None:
         tx, image = self._tx, verdict.image
@@ -365,6 +376,8 @@ class ResultsBatch:
             self.written.to_copy.append((image, tx.at))
         else:
             self._drop(image.inspection_id, image.key.segment)
+        if attempt.closed and verdict.verdict != "pass":
+            self._late.setdefault(attempt.board_id, verdict)
         if not attempt.closed:
             self._boards[attempt.board_id] = (attempt, board_row)
             if attempt.is_complete:

@@ -14,8 +14,8 @@ from sqlalchemy.pool import PoolProxiedConnection
 from daemon.records import Generation, Message
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.generations import AS_SENT, as_sent
-from daemon.storage.database.reviews import messages_after
-from daemon.storage.database.rows import board_message, generation_message, inspection_message
+from daemon.storage.database.reviews import messages_after, withdrawn_releases
+from daemon.storage.database.rows import board_message, board_of, generation_message, inspection_message
 from daemon.storage.database.schema import (
     boards,
     detections,
@@ -24,9 +24,11 @@ from daemon.storage.database.schema import (
     inspections,
     pending,
     reviews,
+    rules_versions,
     stages,
     stream_position,
 )
+from routing_rules.defects import MAX_VERSIONS, defect_labels
 
 _FIND_IMAGE = "SELECT image_sha256 FROM inspections WHERE source = ? AND image_id = ?"
 
@@ -93,6 +95,15 @@ class ResultsReader:
         with self._engine.connect() as connection:
             return connection.execute(select(editions.c.sha256).where(editions.c.edition == number)).scalar()
 
+    def withdrawn_releases(self, limit: int) -> list[dict[str, Any]]:
+        with self._engine.connect() as connection:
+            rows = connection.execute(withdrawn_releases(limit)).mappings()
+            return [{**row, "board": board_of(row)} for row in rows]
+
+    def defects(self) -> dict[str, str]:
+        with self._engine.connect() as connection:
+            return read_defect_labels(connection)
+
     def last_seq(self) -> int:
         return self.end()[0]
 
@@ -151,6 +162,11 @@ class ResultsReader:
                     changed = {"seq": review["seq"], "at": review["at"], "final_verdict": review["board_verdict"]}
                     states.append({"topic": message.topic, **message.body, **changed})
         return states
+
+
+def read_defect_labels(connection: Connection) -> dict[str, str]:
+    newest = select(rules_versions.c.text).order_by(rules_versions.c.loaded_at.desc()).limit(MAX_VERSIONS)
+    return defect_labels(connection.execute(newest).scalars())
 
 
 def _rows_after(connection: Connection, query: Any, table: Table, seq: int, limit: int) -> Sequence[Any]:

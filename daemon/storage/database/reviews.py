@@ -2,7 +2,8 @@
 
 The newest row of an image or attempt counts, by `review_id`, which no clock spoils. A decision names the row that its
 reviewer saw last, so that none is overruled unseen. Undoing appends the decision before the undone one again, or the
-line's own verdict, by `daemon`; the note says what was undone and by whom.
+line's own verdict, by `daemon`; the note says what was undone and by whom. A late image that is not `pass` withdraws a
+person's `pass` of the whole attempt: a row by `daemon`, whose note names the image.
 
 The second half counts the outcomes of each expert version's answers, for `coserve experts` and the dashboard.
 """
@@ -94,9 +95,16 @@ class Review:
         """True if the image or attempt waits for a decision again after this row."""
         return self.verdict == "review" or (self.note or "").startswith(UNDECIDED)
 
+    @property
+    def is_withdrawal(self) -> bool:
+        """True if the line itself took a release back: what was decided before counts no more."""
+        return self.undo_of is not None and self.reviewer == DAEMON and not (self.note or "").startswith(UNDECIDED)
+
     def __str__(self) -> str:
         what = f"decided {self.answer}"
-        if self.undo_of is not None:
+        if self.is_withdrawal:
+            what = f"withdrew review {self.undo_of} ({self.note})"
+        elif self.undo_of is not None:
             waits = "so the image waits" if self.board_id is None else "so its images count again"
             after = waits if self.is_open else f"back to {self.answer}"
             what = f"undid review {self.undo_of}, {after}"
@@ -135,21 +143,35 @@ def append(tx: Transaction, wanted: Decision) -> tuple[Review, Message | None]:
         seen = newest or f"{wanted.subject} has no review {wanted.newest}"
         what = f"{wanted.subject} again" if newest else "it again"
         raise ReviewRefusedError("conflict", f"{seen}: look at {what}, then decide")
-    row: dict[str, Any] = {"inspection_id": wanted.inspection_id, "board_id": wanted.board_id, "at": tx.at}
-    row["epoch"] = subject["epoch"]
     if wanted.verdict is None:
-        row |= _undoing(past, wanted, subject["verdict"], subject["defect"])
+        row = _undoing(past, wanted, subject["verdict"], subject["defect"])
     else:
-        row |= {name: getattr(wanted, name) for name in ("reviewer", "verdict", "defect", "note")}
-    row["seq"] = tx.next_seq()
+        row = {name: getattr(wanted, name) for name in ("reviewer", "verdict", "defect", "note")}
+    review, message = _add_row(tx, wanted, subject, row)
+    names = drawn_boxes.c.keys()[1:]
+    if boxes := [dict(zip(names, (review.review_id, *box), strict=True)) for box in wanted.boxes]:
+        tx.connection.execute(insert(drawn_boxes), boxes)
+    return review, message
+
+
+def withdraw_release(tx: Transaction, board_id: int, note: str) -> Message | None:
+    """Take back a person's `pass` of a whole attempt, because of the late image in `note`; None if none stands."""
+    past = history(tx.connection, None, board_id)
+    if not past or past[-1].reviewer == DAEMON or past[-1].verdict != "pass":
+        return None
+    row = {"reviewer": DAEMON, "verdict": "review", "note": note, "undo_of": decisions(past)[-1].review_id}
+    wanted = Decision(None, DAEMON, past[-1].review_id, "review", board_id=board_id)
+    return _add_row(tx, wanted, _subject(tx.connection, wanted), row)[1]
+
+
+def _add_row(tx: Transaction, wanted: Decision, subject: dict[str, Any], row: dict[str, Any]) -> tuple[Review, Message]:
+    row = {"inspection_id": wanted.inspection_id, "board_id": wanted.board_id, "defect": None, **row}
+    row |= {"at": tx.at, "epoch": subject["epoch"], "seq": tx.next_seq()}
     row["review_id"] = tx.connection.execute(insert(reviews).returning(reviews.c.review_id), [row]).scalar_one()
     final = select(FINAL_BOARDS.c.verdict).where(FINAL_BOARDS.c.board_id == subject["of_board"])
     row["board_verdict"] = tx.connection.execute(final).scalar()
     changed = update(reviews).where(reviews.c.review_id == row["review_id"])
     tx.connection.execute(changed.values(board_verdict=row["board_verdict"]))
-    names = drawn_boxes.c.keys()[1:]
-    if boxes := [dict(zip(names, (row["review_id"], *box), strict=True)) for box in wanted.boxes]:
-        tx.connection.execute(insert(drawn_boxes), boxes)
     return Review(**row), review_message({**subject, "undo_of": None, **row})
 
 
@@ -199,7 +221,8 @@ def _subject(connection: Connection, wanted: Decision) -> dict[str, Any]:
 
 def decisions(past: list[Review]) -> list[Review]:
     """Return the rows of one subject that decide and were not undone, oldest first: the last one stands."""
-    undone = {review.undo_of for review in past}
+    withdrawn = max((at for at, review in enumerate(past, 1) if review.is_withdrawal), default=0)
+    past, undone = past[withdrawn:], {review.undo_of for review in past}
     return [review for review in past if review.undo_of is None and review.review_id not in undone]
 
 
@@ -228,6 +251,24 @@ def counting_boxes(ids: Sequence[int]) -> Select[*tuple[Any, ...]]:
         .join_from(drawn_boxes, reviews, reviews.c.review_id == drawn_boxes.c.review_id)
         .join(newest, newest.c.review_id == reviews.c.review_id)
         .order_by(reviews.c.inspection_id, drawn_boxes.c.box_id)
+    )
+
+
+def withdrawn_releases(limit: int) -> Select[*tuple[Any, ...]]:
+    """Select the late images that took a release back and that no person has decided on since, oldest first."""
+    image, later = inspections.c, reviews.alias("later")
+    late = (image.late == 1, image.verdict != "pass", image.seq < reviews.c.seq)
+    newest = select(func.max(image.inspection_id)).where(image.board_id == reviews.c.board_id, *late)
+    is_seen = (later.c.board_id == reviews.c.board_id) | (later.c.inspection_id == image.inspection_id)
+    return (
+        select(image.inspection_id, image.component, image.designator, image.verdict, image.defect, *_OF_BOARD)
+        .add_columns(reviews.c.at, reviews.c.note)
+        .join_from(reviews, boards, boards.c.board_id == reviews.c.board_id)
+        .join(inspections, image.inspection_id == newest.correlate(reviews).scalar_subquery())
+        .where(reviews.c.reviewer == DAEMON, reviews.c.verdict == "review", reviews.c.undo_of.is_not(None))
+        .where(~reviews.c.note.startswith(UNDECIDED), ~exists().where(is_seen, later.c.review_id > reviews.c.review_id))
+        .order_by(reviews.c.review_id)
+        .limit(limit)
     )
 
 

@@ -169,7 +169,7 @@ def inspection_message(row: AnyRow, stages: Sequence[AnyRow], detections: Sequen
         "inspection_id": row["inspection_id"],
         "id": row["image_id"],
         "source": row["source"],
-        "board": _board(row),
+        "board": board_of(row),
         **{name: row[name] for name in ("component", "designator", "verdict", "defect", "reason")},
         "late": bool(row["late"]),
         "stages": [_stage(stage, [box for box in detections if box["step"] == stage["step"]]) for stage in stages],
@@ -184,7 +184,7 @@ def board_message(row: AnyRow) -> Message:
     body = {
         "seq": row["seq"],
         "at": row["completed_at"],
-        "board": _board(row),
+        "board": board_of(row),
         **{name: row[name] for name in ("verdict", "expected", "inspected")},
         **{name: json.loads(row[name] or "[]") for name in ("failed", "review", "unknown", "missing")},
         **{name: row[name] for name in ("reason", "rules_version", "edition")},
@@ -195,7 +195,10 @@ def board_message(row: AnyRow) -> Message:
 def review_message(row: AnyRow) -> Message:
     """Render a row of `reviews` that has the columns of its board, and `component` and `designator` of its image."""
     body: Row = {"seq": row["seq"], **{name: row[name] for name in ("at", "review_id", "inspection_id")}}
-    body |= {"board": _board(row), **{name: row[name] for name in ("component", "designator", "verdict", "defect")}}
+    body |= {
+        "board": board_of(row),
+        **{name: row[name] for name in ("component", "designator", "verdict", "defect")},
+    }
     body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict", "epoch")}
     return Message(row["seq"], topic("review", row["board_type"], row["serial"]), body)
 
@@ -227,7 +230,7 @@ def rounded(value: float | None, digits: int = 3) -> float | None:
     return None if (number := finite(value)) is None else round(number, digits)
 
 
-def _board(row: AnyRow) -> Row:
+def board_of(row: AnyRow) -> Row:
     sent = {"type": row["board_type"], "serial": row["serial"]}
     sent |= {name: row[name] for name in ("lot", "station") if row[name] is not None}
     return sent | {"attempt": row["attempt"]}

@@ -241,6 +241,7 @@ class Store:
             batch.close_due()
             batch.note_copies([result for result in results if isinstance(result, ImageCopy)])
             batch.flush()
+            batch.withdraw_releases()
             switches = [rows.switch_row(result) for result in results if isinstance(result, ExpertSwitch)]
             tx.add(schema.expert_switches, switches)
             texts = [result for result in results if isinstance(result, Generation)]

@@ -125,6 +125,9 @@ def test_the_readme_of_the_package_shows_how_to_check_it_without_coserve(
     assert 0 not in check()
 
 
+ADDED = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, seq) "
+
+
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
@@ -135,7 +138,12 @@ def test_the_readme_of_the_package_shows_how_to_check_it_without_coserve(
         ("DELETE FROM detections", "not in the database any more"),
         ("UPDATE inspections SET image_path = NULL", None),
         ("UPDATE runs SET ended_at = '2027' WHERE ended_at IS NULL", None),
-        ("INSERT INTO reviews (inspection_id, at, reviewer, verdict) VALUES ({id}, '2026', 'Eva', 'pass')", None),
+        (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', 1000000)", None),
+        (ADDED + "VALUES ({id}, '2026-01-01', 'Eva', 'pass', 1000000)", "with the time 2026-01-01, before the package"),
+        (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', 0)", "with the seq 0, given out before the package was made"),
+        (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', NULL)", "reviews 1: added to the database since, without a seq"),
+        ("INSERT INTO detections VALUES (9999, {id}, 0, 'void', 0.9, 1, 1, 2, 2)", "detections 9999: added to the"),
+        ("UPDATE boards SET attributes = '9'", "attributes is 9 in the database, None in the package"),
     ],
 )  # fmt: skip
 def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(
@@ -148,4 +156,5 @@ def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(
     )
     assert ("its database has the same rows" in words) is (named is None)
     assert named is None or named.format(id=first) in words
+    assert words.rstrip().endswith("NOT WHOLE") is (named is not None)
     assert "the signature is valid" in words

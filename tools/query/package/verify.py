@@ -3,23 +3,25 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import islice
+from heapq import merge
+from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, func, select
 
 from daemon.registry.signing import SIGNATURE, read_public_key, signature_problem
-from daemon.storage.database.schema import metadata
+from daemon.storage.database.schema import boards, metadata
 from experts.weights import file_sha256
 from tools.query.package.write import MANIFEST, SUMS, json_lines
+from tools.query.reading import BATCH_ROWS, BoardSelection, Row, read_position
 from tools.terminal.console import CommandError
 
 _MAX_PROBLEMS = 100
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00\\]+)")
-_ROWS_PER_QUERY = 500
 #: By table: a row may still change while this column has this value.
 _UNFINISHED = {
     "boards": ("verdict", None),
@@ -27,8 +29,15 @@ _UNFINISHED = {
     "generations": ("status", "accepted"),
     "runs": ("ended_at", None),
 }
-#: Columns that change later: pictures are pruned, late images add attributes.
-_CHANGING = {("inspections", "image_path"), ("boards", "attributes")}
+#: Columns that change later: pictures are pruned.
+_CHANGING = {("inspections", "image_path")}
+#: Tables whose rows belong to other boards too.
+_TEXTS = frozenset({"rules_versions", "expert_versions", "expert_settings"})
+#: Tables whose rows are written with another row, which this column names.
+_PARTS = {"stages": "inspection_id", "detections": "inspection_id", "drawn_boxes": "review_id"}
+#: Columns that say when a row was written; rows of other tables may come after their time, or belong elsewhere too.
+_TIMES = {"reviews": "at", "inspections": "accepted_at", "generations": "accepted_at", "runs": "started_at"}
+_SECOND = len("2026-11-28T23:59:59")
 
 
 @dataclass(slots=True)
@@ -84,10 +93,12 @@ def verify_package(
     check.files += signature is not None
     check.added = sorted(map(_readable, present))
     if MANIFEST not in (*check.changed, *check.missing):
-        check.made, counts, check.signed_by, check.signer = _read_manifest(package / MANIFEST)
-        check.boards = counts["boards"]
+        manifest = _read_manifest(package / MANIFEST)
+        signed_by = manifest.get("signed_by") or {}
+        check.made, check.boards = str(manifest["made"]), int(manifest["rows"]["boards"])
+        check.signed_by, check.signer = signed_by.get("key"), signed_by.get("user")
         if check.is_whole and connect is not None:
-            check.problems += _row_problems(package / "rows", counts, connect)
+            check.problems += _row_problems(package / "rows", manifest, connect)
     if public is not None:
         problem = signature_problem(sums, public, check.signed_by)
         check.is_signature_valid = problem is None
@@ -107,26 +118,25 @@ def _compare_files(check: PackageCheck, checksums: dict[str, str], present: dict
 
 
 def _row_problems(
-    rows: Path, counts: dict[str, int], connect: Callable[[], AbstractContextManager[Connection]]
+    rows: Path, manifest: Mapping[str, Any], connect: Callable[[], AbstractContextManager[Connection]]
 ) -> list[str]:
     """Return the differences of rows; an unreadable file counts as one."""
     try:
         with connect() as connection:
-            return list(islice(_database_problems(connection, rows, counts), _MAX_PROBLEMS))
+            return list(islice(_database_problems(connection, rows, manifest), _MAX_PROBLEMS))
     except (ValueError, KeyError, TypeError, OSError) as error:
         return [f"rows cannot be compared: {error}"]
 
 
-def _read_manifest(manifest: Path) -> tuple[str, dict[str, int], str | None, str | None]:
-    """Return when the package was made, its rows by table, its signing key, and its signer. CommandError."""
+def _read_manifest(manifest: Path) -> dict[str, Any]:
+    """Return what is checked later too: time, boards, position in the line's results. Raises CommandError."""
     try:
         fields = json.loads(manifest.read_text(encoding="utf-8"))
-        counts = {str(name): int(count) for name, count in fields["rows"].items()}
-        signed_by = fields.get("signed_by") or {}
-        counts["boards"]  # a package has some
-        return str(fields["made"]), counts, signed_by.get("key"), signed_by.get("user")
+        _ = fields["made"], int(fields["rows"]["boards"]), fields["last_seq"], fields["line"]["epoch"]
+        _ = (fields.get("signed_by") or {}).get("key")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise CommandError(f"{manifest} does not say when it was made and how many boards it has") from None
+    return fields
 
 
 def _readable(name: str) -> str:
@@ -149,25 +159,65 @@ def _checksums(sums: Path) -> dict[str, str]:
     return checksums
 
 
-def _database_problems(connection: Connection, rows: Path, counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield the package's finished rows that were changed or deleted in the database since, by table and key."""
-    for name in counts.keys() & metadata.tables.keys():
+def _database_problems(connection: Connection, rows: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield differences between package and database, by table and key: each row of one is looked for in the other."""
+    ids = json.dumps([row["board_id"] for row in json_lines(rows / "boards.jsonl")])
+    chosen = boards.c.board_id.in_(select(func.json_each(ids).table_valued("value").c.value))
+    complete = {
+        "inspection_id": {row["inspection_id"] for row in json_lines(rows / "inspections.jsonl") if row["seq"]},
+        "review_id": {row["review_id"] for row in json_lines(rows / "reviews.jsonl")},
+    }
+    same_epoch = read_position(connection)[1] == manifest["line"]["epoch"]
+    last_seq = manifest["last_seq"] if same_epoch else None
+    for name, query in BoardSelection().queries(chosen).items():
+        if name not in manifest["rows"] or name not in metadata.tables:
+            continue
         table = metadata.tables[name]
+        of_table = select(table).order_by(*table.primary_key.columns) if name in _TEXTS else query
+        today = connection.execution_options(yield_per=BATCH_ROWS).execute(of_table).mappings()
         keys = [column.name for column in table.primary_key.columns]
-        lines = json_lines(rows / f"{name}.jsonl")
-        while part := list(islice(lines, _ROWS_PER_QUERY)):
-            is_one = tuple_(*table.primary_key.columns).in_([tuple(row[key] for key in keys) for row in part])
-            found = connection.execute(select(table).where(is_one)).mappings()
-            today = {tuple(row[key] for key in keys): row for row in found}
-            for row in part:
-                key = tuple(row[key] for key in keys)
-                what = f"{name} {' '.join(map(str, key))}"
-                if key not in today:
-                    yield f"{what}: not in the database any more (pruned, or deleted)"
-                    continue
-                column, value = _UNFINISHED.get(name, (keys[0], None))
-                if row[column] == value:
-                    continue
-                for column, value in row.items():
-                    if (name, column) not in _CHANGING and column in today[key] and today[key][column] != value:
-                        yield f"{what}: {column} is {today[key][column]} in the database, {value} in the package"
+        for key, before, now in _side_by_side(json_lines(rows / f"{name}.jsonl"), map(dict, today), keys):
+            what = f"{name} {' '.join(map(str, key))}"
+            if now is None:
+                yield f"{what}: not in the database any more (pruned, or deleted)"
+            elif before is not None:
+                yield from (f"{what}: {difference}" for difference in _changes(name, before, now))
+            elif name in _PARTS:
+                if now[_PARTS[name]] in complete[_PARTS[name]]:
+                    yield f"{what}: added to the database since, to a row that was complete"
+            elif name in _TIMES and (why := _too_old(now, now[_TIMES[name]], str(manifest["made"]), last_seq)):
+                yield f"{what}: added to the database since, {why}"
+
+
+def _side_by_side(
+    package: Iterator[Row], database: Iterator[Row], keys: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], Row | None, Row | None]]:
+    """Yield key, row of the package and row of the database, None where it has none; both come in order of key."""
+
+    def keyed(rows: Iterator[Row], side: int) -> Iterator[tuple[tuple[Any, ...], int, Row]]:
+        return ((tuple(row[key] for key in keys), side, row) for row in rows)
+
+    both = merge(keyed(package, 0), keyed(database, 1), key=lambda row: row[:2])
+    for key, rows in groupby(both, key=lambda row: row[0]):
+        sides = {side: row for _, side, row in rows}
+        yield key, sides.get(0), sides.get(1)
+
+
+def _changes(name: str, before: Row, now: Row) -> Iterator[str]:
+    unfinished = _UNFINISHED.get(name)
+    if unfinished is not None and before[unfinished[0]] == unfinished[1]:
+        return
+    for column, value in before.items():
+        if (name, column) not in _CHANGING and column in now and now[column] != value:
+            yield f"{column} is {now[column]} in the database, {value} in the package"
+
+
+def _too_old(row: Row, at: str, made: str, last_seq: int | None) -> str | None:
+    """Return why a row cannot be later than the package, None if it may be."""
+    if at[:_SECOND] < made[:_SECOND]:
+        return f"with the time {at}, before the package was made (or the clock was set back)"
+    if "reviewer" in row and row["seq"] is None:
+        return "without a seq, which each decision gets"
+    if last_seq is not None and (seq := row.get("seq")) is not None and seq <= last_seq:
+        return f"with the seq {seq}, given out before the package was made"
+    return None

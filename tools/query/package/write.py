@@ -71,6 +71,7 @@ def write_package(
 ) -> PackageReport:
     """Write the package `out`. After CommandError, OutputInUseError or OSError nothing is left of it."""
     key = None if sign_with is None else read_signing_key(sign_with)
+    made = datetime.now(UTC).isoformat(timespec="seconds")  # before the rows: what is not among them is later
     with unfinished_folder(out) as part:
         progress("rows")
         with engine.connect() as connection:
@@ -100,7 +101,7 @@ def write_package(
         manifest = {
             "coserve_export": _FORMAT,
             "coserve": version("coserve"),
-            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "made": made,
             "line": {
                 "name": settings.line,
                 "epoch": written.epoch,

@@ -54,6 +54,7 @@ class LineSide:
         self.reader = ResultsReader(self.database.url)
         self.name, self.alarms = "line-1", Path("none")
         self.end, self.at, self.before_oldest = self.reader.end, self.reader.at, self.reader.before_oldest
+        self.defects = self.reader.defects
 
     def picture(self, inspection_id: int) -> bytes | None:
         if inspection_id in self.not_copied:

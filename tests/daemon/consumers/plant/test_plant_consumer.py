@@ -11,15 +11,23 @@ from pathlib import Path
 import pytest
 
 from daemon.consumers.protocol import ReviewAnswerError
+from daemon.dashboard.site.database import Database
 from daemon.delivery import runner as runner_module
 from daemon.delivery.deliveries import SharedStatusPage
+from daemon.plant.page.app import PlantSite, board_attempts
+from daemon.plant.reading import open_hub_for_reading
+from daemon.plant.schema import make_schema
 from daemon.storage.database.store import Store
 from daemon.storage.decisions import Decision
+from routing_rules.defects import defect_in_words
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.small_disk import small_disk
 from tests.waiting import in_a_loop, soon
+from tools.query.plant_rows import PLANT_BOARDS, PLANT_IMAGES
+from tools.query.reading import ResultsQuery, read_batches
+from tools.query.rows import RowFilters
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
@@ -151,6 +159,99 @@ async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
     (event,) = hub.ask("SELECT text FROM events WHERE kind = 'restored'")
     assert f"its results after seq {common} are counted again" in event["text"]
     assert f"up to seq {last}, stays" in event["text"]
+
+
+OTHER_LINE = """{"line": "line-2", "epoch": "", "identity": "", "host": "", "last_seq": 0, "pictures_seq": 0,
+                 "accepts": false, "defects": {"D1": "void"}}"""
+
+
+def finish(database: ResultsDatabase, board: int, image: int, designator: str) -> None:
+    """Make a board and one of its images fail, as a run of the database's epoch finished them."""
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("INSERT INTO runs (started_at, version, epoch) SELECT '', '0', epoch FROM stream_position")
+        for table in ("inspections", "boards"):
+            rows.execute(f"UPDATE {table} SET run_id = (SELECT max(run_id) FROM runs) WHERE run_id IS NULL")  # noqa: S608
+        rows.execute("UPDATE boards SET verdict = 'fail' WHERE board_id = ?", (board,))
+        rows.execute("UPDATE inspections SET designator = ? WHERE inspection_id = ?", (designator, image))
+    fail(database, image)
+
+
+def decide(database: ResultsDatabase, image: int, reviewer: str, verdict: str) -> None:
+    with closing(Store(database.url)) as store:
+        store.review(Decision(image, reviewer, None, verdict))
+
+
+@pytest.mark.promise(
+    "Delivery to the plant",
+    "A decision counts at the hub for the image that a person saw, not for one with the same number after a restore",
+)
+@in_a_loop
+async def test_a_decision_is_shown_on_the_image_that_a_person_saw_and_not_on_the_one_that_has_its_number_now(
+    hub: HubDatabase, database: ResultsDatabase, tmp_path: Path
+) -> None:
+    database.grow(1, serial="kept")
+    finish(database, 1, 1, "R9")
+    backup = shutil.copy(database.file, tmp_path / "backup.db")
+    database.grow(1, serial="again")
+    finish(database, 2, 3, "R1")
+    decide(database, 3, "Eva", "pass")
+    async with sending(hub, database) as runner:
+        await soon(lambda: runner.position == 7)
+    for name in ("inspection.db-wal", "inspection.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    shutil.copy(backup, database.file)
+    database.begin_epoch()
+    database.begin = database.begin.replace(day=24)
+    database.grow(1, serial="again")
+    finish(database, 2, 3, "C5")
+    decide(database, 1, "Ben", "pass")  # an image of the epoch before, which the backup has
+    async with sending(hub, database) as runner:
+        await soon(lambda: runner.position == 7)
+
+    final, columns = [("pass", "Ben"), ("pass", "Eva"), ("fail", "daemon")], "final_verdict, decided_by"
+    view = hub.ask(f"SELECT designator, {columns} FROM final_images WHERE verdict = 'fail' ORDER BY at")  # noqa: S608
+    assert [tuple(row.values()) for row in view] == [
+        (place, *one) for place, one in zip(("R9", "R1", "C5"), final, strict=True)
+    ]
+    boards = hub.ask(f"SELECT {columns} FROM final_boards ORDER BY at")  # noqa: S608
+    assert [tuple(row.values()) for row in boards] == final
+    assert hub.ask("SELECT verdict_by_line FROM reviews") == [{"verdict_by_line": "fail"}] * 2
+    engine = open_hub_for_reading(hub.url)
+    for kind in (PLANT_IMAGES, PLANT_BOARDS):
+        query = ResultsQuery(kind, ("verdict", "decided_by"), RowFilters({"daemon_verdict": ("fail",)}), "oldest")
+        assert [tuple(row[-2:]) for batch in read_batches(engine, query) for row in batch] == final
+    engine.dispose()
+    with closing(Database(hub.url, open_hub_for_reading)) as pages:
+        attempts = board_attempts(pages, "pair", "again")
+    assert [(board.decided_by, [one.designator for one in decided]) for board, _, decided in attempts] == [
+        *(("Eva", ["R1"]), ("daemon", [])),
+    ]
+    found = [[(one.designator, one.verdict) for one in findings] for _, findings, _ in attempts]
+    assert found == [[("R1", "pass")], [("C5", "fail")]]
+
+
+@in_a_loop
+async def test_defects_have_the_names_of_the_rules_at_the_hub(hub: HubDatabase, database: ResultsDatabase) -> None:
+    text = "boards: {a: {components: {R: 1}}}\nclassifiers: {'*': {expert: e, pass: [ok]}}\ndefects: {cold_joint: D1}\n"
+    with closing(sqlite3.connect(database.file)) as rows, rows:
+        rows.execute("INSERT INTO rules_versions VALUES ('0123456789ab', '', '2026', ?)", (text,))
+    database.grow(1)
+    async with sending(hub, database) as runner:
+        await soon(lambda: runner.position == 3)
+    site = PlantSite.__new__(PlantSite)
+    with closing(Database(hub.url, open_hub_for_reading)) as site.database:
+        assert defect_in_words("D1", site.read_defect_names()) == "cold joint (D1)"
+        hub.ask("INSERT INTO lines SELECT * FROM json_populate_record(NULL::lines, %s)", OTHER_LINE)
+        assert site.read_defect_names() == {"D1": "cold_joint or void"}
+
+
+def test_a_hub_of_the_schema_before_gets_the_columns_and_views_that_it_lacks(hub: HubDatabase) -> None:
+    hub.ask("DROP VIEW final_images, final_boards, board_decisions")
+    hub.ask("ALTER TABLE reviews DROP COLUMN of_epoch")
+    hub.ask("ALTER TABLE lines DROP COLUMN defects")
+    hub.ask("UPDATE schema_version SET version = version - 1")
+    make_schema(hub.engine)
+    assert hub.ask("SELECT of_epoch, defects FROM reviews, lines, final_images, final_boards") == []
 
 
 @pytest.mark.promise(

@@ -1,5 +1,6 @@
 """Decisions on a whole board over HTTP: the page sends them as a form, the daemon's own code stores or refuses them."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -95,6 +96,16 @@ def test_a_decision_on_a_page_that_is_old_is_refused_with_its_note_kept(web: Web
     assert 'name="newest" value="2"' in answer.text
     assert decide(web, 1, "fail", BEN, newest=2).status == 303
     assert "Failed after review by Ben, " in header(web, 1)
+
+
+def test_the_list_says_what_to_look_at_also_where_nothing_failed(web: Web) -> None:
+    place = '[{"designator": "%s", "component": "QFP64"}]'
+    web.add_board(4, "A4", "review", review=place % "U7")
+    missing = '[{"component": "R0402", "count": 2, "designators": ["R1", "R2"]}, {"component": "C0603", "count": 3}]'
+    web.add_board(5, "A5", "unknown", unknown=place % "U8", missing=missing)
+    rows = " ".join(re.sub(r"<[^>]+>", "", web.get("/boards").text).split())
+    assert "U7 QFP64 (review)" in rows
+    assert "U8 QFP64 (not judged), R1, R2 R0402 (missing), 3 × C0603 (missing)" in rows
 
 
 def test_lists_show_and_find_final_verdicts(web: Web) -> None:
