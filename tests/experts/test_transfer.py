@@ -1,5 +1,6 @@
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def contents(tensor: torch.Tensor) -> bytes:
 
 
 def read_of(descriptor: int, digest=None) -> Read:
-    return region_read(CachedReader(), descriptor, 4, digest and digest.update)
+    helper, update = ThreadPoolExecutor(1), digest.update if digest else lambda _: None
+    return region_read(partial(CachedReader().read, descriptor), 4, helper, update)
 
 
 def filled(transfer: DeviceTransfer, descriptor: int, size_bytes: int, digest=None) -> bytes:

@@ -5,21 +5,20 @@ model; errors name those missing, left over or of another shape.
 """
 
 import math
-import os
 import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
 from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
-from experts.moe.weights.folder import stored_tensors
-from experts.reading import OPEN_FLAGS, read_exactly
+from experts.moe.weights.folder import open_part, stored_tensors
+from experts.reading import read_exactly
 from experts.weights import describe_os_error
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -146,7 +145,7 @@ class WeightFiles:
     """Open descriptors of the files that weights are read from. Thread-safe."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, int] = {}
+        self._open: dict[Path, BinaryIO] = {}
         self._lock = threading.Lock()
 
     def read(self, file: Path, view: memoryview, offset: int) -> None:
@@ -160,15 +159,15 @@ class WeightFiles:
 
     def close(self) -> None:
         with self._lock:
-            for descriptor in self._open.values():
-                os.close(descriptor)
+            for opened in self._open.values():
+                opened.close()
             self._open.clear()
 
     def _descriptor(self, file: Path) -> int:
         with self._lock:
             if file not in self._open:
-                self._open[file] = os.open(file, OPEN_FLAGS)
-            return self._open[file]
+                self._open[file] = open_part(file)
+            return self._open[file].fileno()
 
 
 def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:

@@ -25,7 +25,7 @@ from torch import nn
 
 from experts.errors import ExpertError
 from experts.memory import HostMemory
-from experts.reading import FileReader
+from experts.reading import FileReader, KeyedHash
 from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 from experts.transfer import SlotMemory
 from experts.vision.architectures import ARCHITECTURES
@@ -33,7 +33,7 @@ from experts.vision.infer import classify_answers, infer, normalise, select_dete
 from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import Prepared
-from experts.vision.slot import LayoutShelf, Slot, SlotPool, file_identity
+from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tests.bench.devices import bench_shelf
 from tests.bench.live.expert_files import ordinary_file
 
@@ -116,7 +116,10 @@ class SlotLoader:
 def accept_file(shelf: LayoutShelf, spec: ExpertSpec) -> None:
     """Note as in a line that has run for a while: the layout is built, and the file was checked when first loaded."""
     shelf.get(spec)
-    shelf.verified[spec.file] = file_identity(spec.file.stat(), spec)
+    if (known_as := (spec.sha256, spec.layout, spec.stored_as)) not in shelf.hashes:
+        keyed = KeyedHash(shelf.key)
+        keyed.update(spec.file.read_bytes()[-spec.read_bytes :])
+        shelf.hashes[known_as] = keyed.digest()
 
 
 class KeptModules:
