@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from routing_rules.check import Findings, entries, onward
+from routing_rules.check import Findings, entries, onward, requirements
 from routing_rules.document import KeyPath, meant
 from routing_rules.routes import ANY_LABEL, COMPONENT, Task
 from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile
@@ -15,8 +15,11 @@ Entry = ClassifierEntry | DetectorEntry
 
 @dataclass(frozen=True, slots=True)
 class ExpertLabels:
+    """`floor` is the confidence below which a detector reports no box."""
+
     task: Task
     classes: tuple[str, ...]
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, Ex
             message = f"expert `{use.expert}` is a {kind}, expected a {expected}; a {kind} goes {where}"
             findings.add((*use.path, "expert"), message)
     _check_labels(right, findings, experts)
+    for use in right:
+        if isinstance(use.entry, DetectorEntry):
+            _check_floor(use.path, use.entry, findings, use.expert, experts[use.expert].floor)
+            _check_unnamed(use.path, use.entry, findings, use.expert, experts[use.expert].classes)
     if len(right) == len(uses) and not findings.removed:
         _check_defects(rules, right, findings, experts)
 
@@ -135,6 +142,36 @@ def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, Ex
         findings.add(path, message, key=is_key)
 
 
+def _check_floor(path: KeyPath, entry: DetectorEntry, findings: Findings, expert: str, floor: float) -> None:
+    thresholds: dict[KeyPath, float | None] = {
+        **{(*path, "fail_on", label): least for label, least in entry.fail_on.items()},
+        **{(*path, "review_on", label): least for label, least in entry.review_on.items()},
+        **{(*at, "confidence"): requirement.confidence for at, requirement in requirements(path, entry)},
+    }
+    for at, least in thresholds.items():
+        if least and least < floor:
+            findings.add(
+                at,
+                f"expert `{expert}` reports no box below {floor:g}, its confidence_floor in the catalog: expected"
+                f" {floor:g} or more here, or a floor of {least:g} or less",
+            )
+
+
+def _check_unnamed(
+    path: KeyPath, entry: DetectorEntry, findings: Findings, expert: str, classes: Sequence[str]
+) -> None:
+    named = {*entry.fail_on, *entry.review_on, *entry.require, *(entry.then if isinstance(entry.then, dict) else ())}
+    for index, label in enumerate(entry.ignore):
+        if label in named or ANY_LABEL in named:
+            findings.add((*path, "ignore", index), f"another key names `{label}` or `*`: expected one that none names")
+    unnamed = [f"`{label}`" for label in classes if label not in named and label not in entry.ignore]
+    if unnamed and ANY_LABEL not in named:
+        names = ", ".join(unnamed[:5]) + (f" and {len(unnamed) - 5} more" if len(unnamed) > 5 else "")
+        text = f"no key names {names} of expert `{expert}`, so boxes of it decide nothing: name it under"
+        text += " fail_on or review_on, or under ignore if that is meant"
+        findings.warnings.append(findings.document.problem(path, text, key=True))
+
+
 def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
     if isinstance(use.entry, ClassifierEntry):
         for index, label in enumerate(use.entry.pass_labels):
@@ -148,6 +185,8 @@ def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
             for label in labels:
                 if label != ANY_LABEL:
                     yield (*use.path, section, label), label, True
+        for index, label in enumerate(use.entry.ignore):
+            yield (*use.path, "ignore", index), label, False
     if isinstance(use.entry.then, dict):
         for label in use.entry.then:
             if label != ANY_LABEL:
