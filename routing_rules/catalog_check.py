@@ -58,8 +58,7 @@ def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, Ex
     _check_labels(right, findings, experts)
     for use in right:
         if isinstance(use.entry, DetectorEntry):
-            _check_floor(use.path, use.entry, findings, use.expert, experts[use.expert].floor)
-            _check_unnamed(use.path, use.entry, findings, use.expert, experts[use.expert].classes)
+            _check_detector(use, use.entry, findings, experts[use.expert])
     if len(right) == len(uses) and not findings.removed:
         _check_defects(rules, right, findings, experts)
 
@@ -142,34 +141,27 @@ def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, Ex
         findings.add(path, message, key=is_key)
 
 
-def _check_floor(path: KeyPath, entry: DetectorEntry, findings: Findings, expert: str, floor: float) -> None:
+def _check_detector(use: _Use, entry: DetectorEntry, findings: Findings, expert: ExpertLabels) -> None:
+    """Add thresholds that no box can be below, and warn of classes that decide nothing."""
     thresholds: dict[KeyPath, float | None] = {
-        **{(*path, "fail_on", label): least for label, least in entry.fail_on.items()},
-        **{(*path, "review_on", label): least for label, least in entry.review_on.items()},
-        **{(*at, "confidence"): requirement.confidence for at, requirement in requirements(path, entry)},
+        **{(*use.path, "fail_on", label): least for label, least in entry.fail_on.items()},
+        **{(*use.path, "review_on", label): least for label, least in entry.review_on.items()},
+        **{(*at, "confidence"): requirement.confidence for at, requirement in requirements(use.path, entry)},
     }
     for at, least in thresholds.items():
-        if least and least < floor:
-            findings.add(
-                at,
-                f"expert `{expert}` reports no box below {floor:g}, its confidence_floor in the catalog: expected"
-                f" {floor:g} or more here, or a floor of {least:g} or less",
-            )
-
-
-def _check_unnamed(
-    path: KeyPath, entry: DetectorEntry, findings: Findings, expert: str, classes: Sequence[str]
-) -> None:
+        if least and least < expert.floor:
+            no_box = f"expert `{use.expert}` reports no box below {expert.floor:g}, its confidence_floor in the catalog"
+            findings.add(at, f"{no_box}: expected {expert.floor:g} or more here, or a floor of {least:g} or less")
     named = {*entry.fail_on, *entry.review_on, *entry.require, *(entry.then if isinstance(entry.then, dict) else ())}
     for index, label in enumerate(entry.ignore):
-        if label in named or ANY_LABEL in named:
-            findings.add((*path, "ignore", index), f"another key names `{label}` or `*`: expected one that none names")
-    unnamed = [f"`{label}`" for label in classes if label not in named and label not in entry.ignore]
-    if unnamed and ANY_LABEL not in named:
+        if label in named:
+            findings.add((*use.path, "ignore", index), f"another key names `{label}`: expected one that none names")
+    unnamed = [f"`{label}`" for label in expert.classes if label not in named and label not in entry.ignore]
+    if unnamed and ANY_LABEL not in {**entry.fail_on, **entry.review_on}:
         names = ", ".join(unnamed[:5]) + (f" and {len(unnamed) - 5} more" if len(unnamed) > 5 else "")
-        text = f"no key names {names} of expert `{expert}`, so boxes of it decide nothing: name it under"
-        text += " fail_on or review_on, or under ignore if that is meant"
-        findings.warnings.append(findings.document.problem(path, text, key=True))
+        text = f"no key names {names} of expert `{use.expert}`, so boxes of it decide nothing: name it under fail_on or"
+        text += " review_on, or under ignore if that is meant"
+        findings.warnings.append(findings.document.problem(use.path, text, key=True))
 
 
 def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:

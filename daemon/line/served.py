@@ -44,7 +44,7 @@ def compile_edition(
 ) -> Served:
     """Compile an edition with the weights that `experts` name. Raises ConfigError with every mistake.
 
-    One that is not new may have settings that contradict each other: it came into force before they were refused.
+    One that is in force already serves on with settings that contradict each other.
     """
     kept = ("file",) if is_new else ("file", "temperature")
     what = f"edition {edition.number}"

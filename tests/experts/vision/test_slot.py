@@ -267,12 +267,10 @@ def test_a_byte_that_changes_through_a_mapping_after_the_first_load_fails_the_ex
     spec = an_expert_file(tmp_path, stored_as=stored_as)
     pool, place = a_pool(100 << 20), -spec.read_bytes // 2
     with spec.file.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
-        mapping[place] = mapping[place]  # later writes to this page change no times
+        mapping[place] = mapping[place]  # until the page is written back, later writes to it change no times
         pool.load(spec)
-        state = spec.file.stat()
         pool.unload(spec.expert)
         mapping[place] ^= 1
-        assert spec.file.stat() == state
         for _ in range(2):
             with pytest.raises(ExpertError, match="contents changed"):
                 pool.load(spec)
