@@ -290,8 +290,8 @@ def test_a_catalogs_folder_serves_one_line_and_its_copy_another(config: Config, 
 @pytest.mark.parametrize(
     ("expert", "fields", "says"),
     [
-        ("yolo-solder", {"confidence_floor": 0.8}, r"fail_on|reports no box below 0.8"),
-        ("R0402", {"temperature": 30.0}, r"temperature: 30 is not from 0.05 to 20"),
+        ("yolo-solder", {"confidence_floor": 0.995}, r"reports no box below 0\.995"),
+        ("R0402", {"temperature": 30.0}, r"30 is not from 0\.05 to 20"),
     ],
 )
 def test_settings_that_contradict_each_other_come_into_force_by_no_command(
@@ -313,6 +313,6 @@ def test_an_edition_from_before_its_settings_were_refused_goes_on_serving(config
     """A line that was updated judges on; the next edition must be right."""
     edition = loaded(config).edition
     experts = edition.experts | {"R0402": edition.experts["R0402"].model_copy(update={"temperature": 30.0})}
-    experts |= {"yolo-solder": edition.experts["yolo-solder"].model_copy(update={"confidence_floor": 0.8})}
+    experts |= {"yolo-solder": edition.experts["yolo-solder"].model_copy(update={"confidence_floor": 0.995})}
     served = compile_stored(edition.model_copy(update={"experts": experts}), EditionFolder(config.catalog))
     assert len(served.catalog) == len(experts)
