@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Protocol
 
@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 #: Linux moves at most 2 GiB per read call.
 MAX_READ_BYTES = 1 << 30
-#: One of these is hashed while the next is read.
-_HASHED_BYTES = 2 << 20
+#: What is hashed at a time. All reads but a region's last are whole multiples, so that every device has equal hashes.
+HASHED_BYTES = 2 << 20
 #: Without O_NONBLOCK, opening a pipe of that name would block.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -32,40 +32,42 @@ class FileReader(Protocol):
 Read = Callable[[memoryview, int], None]
 
 
-class KeyedHash:
-    """GMAC (NIST SP 800-38D) under a secret key: finds any change, and nobody can aim at an equal value. 21 GB/s."""
+class RegionHash:
+    """A keyed hash of a region: GMAC (NIST SP 800-38D) of each piece, some computed by `helper` during the reading.
 
-    def __init__(self, key: bytes) -> None:
-        self._gmac = Cipher(AES(key), GCM(bytes(12))).encryptor()
-        self.update = self._gmac.authenticate_additional_data
-
-    def digest(self) -> bytes:
-        """Return the value, which must stay secret. Ends the hash."""
-        self._gmac.finalize()
-        return self._gmac.tag
-
-
-def region_read(
-    read_file: Callable[[memoryview, int], None], begin: int, helper: Executor, update: Callable[[memoryview], object]
-) -> Read:
-    """Return a function that reads a file's region from byte `begin` on, with `read_file` (memory, offset).
-
-    `update` gets all parts in order, as they are in memory: on `helper`, one thread, while this one reads the next.
+    Nobody without the key can aim at equal values: `value` must stay secret.
     """
 
-    def read(view: memoryview, position: int) -> None:
-        hashed = None
-        for at in range(0, len(view), _HASHED_BYTES):
-            piece = view[at : at + _HASHED_BYTES]
-            read_file(piece, begin + position + at)
-            if hashed is not None:
-                hashed.result()
-            if at + _HASHED_BYTES < len(view):
-                hashed = helper.submit(update, piece)
-            else:
-                update(piece)
+    def __init__(self, key: bytes, helper: Executor) -> None:
+        self.value = b""
+        self._key, self._helper = key, helper
 
-    return read
+    def read(
+        self,
+        read_file: Callable[[memoryview, int], None],
+        begin: int,
+        on_bytes: Callable[[memoryview], object] = lambda _: None,
+    ) -> Read:
+        """Return a function that reads the region at byte `begin` with `read_file` (memory, offset), and hashes it."""
+
+        def read(view: memoryview, position: int) -> None:
+            pieces = [view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES)]
+            futures = list[Future[bytes]]()
+            for number, piece in enumerate(pieces):
+                read_file(piece, begin + position + number * HASHED_BYTES)
+                futures.append(self._helper.submit(self._hash, piece))
+                on_bytes(piece)
+            # A helper that got no processor is not waited for.
+            own = [self._hash(piece) if future.cancel() else b"" for future, piece in zip(futures, pieces, strict=True)]
+            self.value += b"".join(value or future.result() for value, future in zip(own, futures, strict=True))
+
+        return read
+
+    def _hash(self, piece: memoryview) -> bytes:
+        gmac = Cipher(AES(self._key), GCM(bytes(12))).encryptor()
+        gmac.authenticate_additional_data(piece)
+        gmac.finalize()
+        return gmac.tag
 
 
 class CachedReader:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from experts.errors import ExpertError, WeightsError
-from experts.reading import CachedReader, FileReader, KeyedHash, region_read
+from experts.reading import CachedReader, FileReader, RegionHash
 from experts.spec import ExpertId, ExpertSpec, LayoutId, LoadReport
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
@@ -286,24 +286,21 @@ class SlotPool:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         form, known_as = slot.layout.form(spec.stored_as), (spec.sha256, spec.layout, spec.stored_as)
 
-        def fill(begin: int, *updates: Callable[[memoryview], object]) -> None:
-            read_file = partial(self._reader.read, descriptor)
-            read = region_read(read_file, begin, self._shelf.hasher, lambda part: [add(part) for add in updates])
-            self.transfer.fill(slot.place, read, form)
+        def fill(begin: int, on_bytes: Callable[[memoryview], object] = lambda _: None) -> bytes:
+            keyed = RegionHash(self._shelf.key, self._shelf.hasher)
+            self.transfer.fill(slot.place, keyed.read(partial(self._reader.read, descriptor), begin, on_bytes), form)
+            return keyed.value
 
         try:
-            begin = os.fstat(descriptor).st_size - form.region_bytes
-            if known_as in self._shelf.hashes and begin >= 0:
-                keyed = KeyedHash(self._shelf.key)
-                fill(begin, keyed.update)
-                if keyed.digest() == self._shelf.hashes[known_as]:
-                    return  # else the file says what is wrong with it
+            begin, known = os.fstat(descriptor).st_size - form.region_bytes, self._shelf.hashes.get(known_as)
+            if known is not None and begin >= 0 and fill(begin) == known:
+                return  # else the file says what is wrong with it
             head = _checked_head(spec, slot.layout)
-            digest, keyed = hashlib.sha256(head), KeyedHash(self._shelf.key)
-            fill(len(head), digest.update, keyed.update)
+            digest = hashlib.sha256(head)
+            keyed = fill(len(head), digest.update)
             check_digest(digest.hexdigest(), spec)
             _check_finite(slot, spec)
-            self._shelf.hashes[known_as] = keyed.digest()
+            self._shelf.hashes[known_as] = keyed
         except WeightsError as error:
             raise ExpertError(spec.expert, error.message, spec.file) from error
         except EOFError as error:

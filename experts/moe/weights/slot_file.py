@@ -26,7 +26,7 @@ from experts.moe.weights.expert_store import CheckpointStore
 from experts.moe.weights.folder import open_part
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
-from experts.reading import KeyedHash, region_read
+from experts.reading import RegionHash
 from experts.weights import PAGE_BYTES
 
 Storage = Literal["exact", "int8", "int4"]
@@ -137,11 +137,11 @@ class SlotFileStore:
         slot = torch.frombuffer(view, dtype=torch.uint8, count=self.expert_bytes)
         packing = self._layout.packing
         stored = slot if packing is None else torch.empty(self.stored_bytes, dtype=torch.uint8)
-        data, keyed = stored.numpy().data, KeyedHash(self._key)
-        region_read(partial(self._files.read, self.file), offset, self._hasher, keyed.update)(data, 0)
-        if (hashed := keyed.digest()) != self._hashes.get(number):
+        data, keyed = stored.numpy().data, RegionHash(self._key, self._hasher)
+        keyed.read(partial(self._files.read, self.file), offset)(data, 0)
+        if keyed.value != self._hashes.get(number):
             self._check(number, key, data)
-            self._hashes[number] = hashed
+            self._hashes[number] = keyed.value
         if packing is not None:
             packing.unpack(stored, self.arch.weights(slot))
 

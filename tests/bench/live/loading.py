@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,7 +26,7 @@ from torch import nn
 
 from experts.errors import ExpertError
 from experts.memory import HostMemory
-from experts.reading import FileReader, KeyedHash
+from experts.reading import FileReader, RegionHash, read_exactly
 from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 from experts.transfer import SlotMemory
 from experts.vision.architectures import ARCHITECTURES
@@ -117,9 +118,11 @@ def accept_file(shelf: LayoutShelf, spec: ExpertSpec) -> None:
     """Note as in a line that has run for a while: the layout is built, and the file was checked when first loaded."""
     shelf.get(spec)
     if (known_as := (spec.sha256, spec.layout, spec.stored_as)) not in shelf.hashes:
-        keyed = KeyedHash(shelf.key)
-        keyed.update(spec.file.read_bytes()[-spec.read_bytes :])
-        shelf.hashes[known_as] = keyed.digest()
+        with spec.file.open("rb") as file:
+            keyed, begin = RegionHash(shelf.key, shelf.hasher), spec.file.stat().st_size - spec.read_bytes
+            read = keyed.read(partial(read_exactly, file.fileno()), begin)
+            read(memoryview(bytearray(spec.read_bytes)), 0)
+        shelf.hashes[known_as] = keyed.value
 
 
 class KeptModules:
