@@ -328,7 +328,12 @@ def at_their_keys(path: Path, mistakes: Sequence[str]) -> list[str]:
 def at_their_paths(path: Path, config: Config, problems: Sequence[Problem | str]) -> list[str]:
     """Return mistakes as texts; a file that cannot be read is one of the key in `path` that names it."""
     keys: dict[str, KeyPath] = {}
-    placed(config, lambda key, file: Path(keys.setdefault(str(file), key) and file))
+
+    def note(key: KeyPath, file: Path) -> Path:
+        keys.setdefault(str(file), key)
+        return file
+
+    placed(config, note)
     named = [(keys.get(str(each).partition(": cannot read the file")[0]), str(each)) for each in problems]
     return [
         at_their_lines(path, [(key, f"{'.'.join(map(str, key))}: {text}")])[0] if key else text for key, text in named
