@@ -5,12 +5,13 @@ model; errors name those missing, left over or of another shape.
 """
 
 import math
+import os
 import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import nn
@@ -145,7 +146,7 @@ class WeightFiles:
     """Open descriptors of the files that weights are read from. Thread-safe."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, BinaryIO] = {}
+        self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
 
     def read(self, file: Path, view: memoryview, offset: int) -> None:
@@ -159,15 +160,16 @@ class WeightFiles:
 
     def close(self) -> None:
         with self._lock:
-            for opened in self._open.values():
-                opened.close()
+            for descriptor in self._open.values():
+                os.close(descriptor)
             self._open.clear()
 
     def _descriptor(self, file: Path) -> int:
         with self._lock:
             if file not in self._open:
-                self._open[file] = open_part(file)
-            return self._open[file].fileno()
+                with open_part(file) as opened:
+                    self._open[file] = os.dup(opened.fileno())
+            return self._open[file]
 
 
 def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
