@@ -220,6 +220,7 @@ def test_a_backbone_that_cannot_be_loaded_is_one_cause_for_all_of_its_heads(web:
     why = {"failed": "expert line@50e527a8f71d: /w.safetensors: no such file", "backbone": "line@50e527a8f71d"}
     heads = [an_expert(f"part-{number}", **why) for number in range(3)]
     with answering_control(web, experts={"experts": heads}):
-        page = web.get("/").text
-    assert page.count("line@50e527a8f71d cannot be loaded: /w.safetensors: no such file") == 1
-    assert "part-0 cannot be loaded" not in page
+        line, listing = web.get("/").text, web.get("/experts").text
+    assert line.count("<strong>line@50e527a8f71d cannot be loaded: /w.safetensors: no such file<") == 1
+    assert listing.count("<strong>line@50e527a8f71d cannot be loaded<") == 1
+    assert "part-0 cannot be loaded" not in line + listing
