@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 #: Linux moves at most 2 GiB per read call.
 MAX_READ_BYTES = 1 << 30
-#: What is hashed at a time. All reads but a region's last are whole multiples, so that every device has equal hashes.
-HASHED_BYTES = 2 << 20
+#: One of these is hashed while the next is read: large enough for a disk's queue and for few hand-overs.
+_HASHED_BYTES = 8 << 20
 #: Without O_NONBLOCK, opening a pipe of that name would block.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -35,7 +35,7 @@ Read = Callable[[memoryview, int], None]
 class RegionHash:
     """A keyed hash of a region: GMAC (NIST SP 800-38D) of each piece, some computed by `helper` during the reading.
 
-    Nobody without the key can aim at equal values: `value` must stay secret.
+    Nobody without the key can aim at equal values: `value` must stay secret. It depends on how the reads are cut.
     """
 
     def __init__(self, key: bytes, helper: Executor) -> None:
@@ -51,10 +51,10 @@ class RegionHash:
         """Return a function that reads the region at byte `begin` with `read_file` (memory, offset), and hashes it."""
 
         def read(view: memoryview, position: int) -> None:
-            pieces = [view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES)]
+            pieces = [view[at : at + _HASHED_BYTES] for at in range(0, len(view), _HASHED_BYTES)]
             futures = list[Future[bytes]]()
             for number, piece in enumerate(pieces):
-                read_file(piece, begin + position + number * HASHED_BYTES)
+                read_file(piece, begin + position + number * _HASHED_BYTES)
                 futures.append(self._helper.submit(self._hash, piece))
                 on_bytes(piece)
             # A helper that got no processor is not waited for.

@@ -23,15 +23,16 @@ import torch
 from numpy.typing import NDArray
 
 from experts.memory import HostMemory
-from experts.reading import HASHED_BYTES, Read
+from experts.reading import Read
 from experts.stored import StoredForm
+from experts.weights import PAGE_BYTES
 
 #: Two of these per loader thread and pool are in flight between file and GPU; large enough that neither side waits
 #: for calls.
 _STAGING_BYTES = 16 << 20
 #: A thin file is expanded behind its reading, which advances by half of what is left, one to four times this much: few
 #: reads keep a disk busy, and little is left to expand after the last one.
-_READ_BYTES = HASHED_BYTES
+_READ_BYTES = 2 << 20
 
 #: A call, and how many bytes of the region must have arrived before it.
 _Expansion = tuple[int, Callable[[], object]]
@@ -340,7 +341,7 @@ def _read_and_expand(buffer: torch.Tensor, end: memoryview, form: StoredForm, re
         try:
             begin = 0
             while begin < len(end):
-                half_bytes = (len(end) - begin) // (2 * _READ_BYTES) * _READ_BYTES
+                half_bytes = (len(end) - begin) // (2 * PAGE_BYTES) * PAGE_BYTES
                 part = end[begin : begin + min(4 * _READ_BYTES, max(_READ_BYTES, half_bytes))]
                 read(part, begin)
                 begin += len(part)

@@ -284,7 +284,8 @@ class SlotPool:
             descriptor = self._reader.open(spec.file)
         except OSError as error:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
-        form, known_as = slot.layout.form(spec.stored_as), (spec.sha256, spec.layout, spec.stored_as)
+        form = slot.layout.form(spec.stored_as)
+        known_as = (spec.sha256, spec.layout, spec.stored_as, type(self.transfer).__name__)
 
         def fill(begin: int, on_bytes: Callable[[memoryview], object] = lambda _: None) -> bytes:
             keyed = RegionHash(self._shelf.key, self._shelf.hasher)

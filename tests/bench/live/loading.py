@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -26,7 +25,7 @@ from torch import nn
 
 from experts.errors import ExpertError
 from experts.memory import HostMemory
-from experts.reading import FileReader, RegionHash, read_exactly
+from experts.reading import FileReader
 from experts.spec import Answer, ExpertId, ExpertSpec, LoadReport
 from experts.transfer import SlotMemory
 from experts.vision.architectures import ARCHITECTURES
@@ -103,7 +102,7 @@ class SlotLoader:
         self._pool = SlotPool(device, memory_bytes, self._shelf, reader)
 
     def load(self, spec: ExpertSpec) -> Slot:
-        accept_file(self._shelf, spec)
+        accept_file(self._shelf, spec, self._pool.device)
         self._pool.load(spec)
         return self._pool.slot(spec.expert)
 
@@ -114,15 +113,10 @@ class SlotLoader:
         return infer(model, prepared)
 
 
-def accept_file(shelf: LayoutShelf, spec: ExpertSpec) -> None:
-    """Note as in a line that has run for a while: the layout is built, and the file was checked when first loaded."""
-    shelf.get(spec)
-    if (known_as := (spec.sha256, spec.layout, spec.stored_as)) not in shelf.hashes:
-        with spec.file.open("rb") as file:
-            keyed, begin = RegionHash(shelf.key, shelf.hasher), spec.file.stat().st_size - spec.read_bytes
-            read = keyed.read(partial(read_exactly, file.fileno()), begin)
-            read(memoryview(bytearray(spec.read_bytes)), 0)
-        shelf.hashes[known_as] = keyed.value
+def accept_file(shelf: LayoutShelf, spec: ExpertSpec, device: str) -> None:
+    """Load an expert once, so that the layout is built and its file's hash known as in a line that has run a while."""
+    if not any(spec.sha256 in known_as for known_as in shelf.hashes):
+        SlotPool(device, spec.weights_bytes, shelf).load(spec)
 
 
 class KeptModules:
