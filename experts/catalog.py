@@ -163,11 +163,12 @@ class Catalog(dict[ExpertId, ExpertSpec]):
         specs: Mapping[ExpertId, ExpertSpec],
         headers: Mapping[ExpertId, WeightsHeader],
         entries: Mapping[str, CatalogEntry] | None = None,
+        unusable: Mapping[ExpertId, str] | None = None,
     ) -> None:
         super().__init__(specs)
         self.headers = dict(headers)
         self.entries = dict(entries or {})
-        self.unusable: dict[ExpertId, str] = {}
+        self.unusable = dict(unusable or {})
         self.confidences: dict[ExpertId, Confidences] = {
             ExpertId(name): entry.confidences for name, entry in self.entries.items() if entry.confidences
         }
@@ -223,9 +224,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
             if header.stored_as:
                 spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
             specs[expert] = identified(replace(spec, backbone=family))
-    catalog = Catalog(specs, headers, catalog_file.experts)
-    catalog.unusable = unusable
-    return catalog, problems
+    return Catalog(specs, headers, catalog_file.experts, unusable), problems
 
 
 def _header_of(file: Path) -> WeightsHeader:

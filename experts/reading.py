@@ -42,12 +42,7 @@ class RegionHash:
         self.value = b""
         self._key, self._helper = key, helper
 
-    def read(
-        self,
-        read_file: Callable[[memoryview, int], None],
-        begin: int,
-        on_bytes: Callable[[memoryview], object] = lambda _: None,
-    ) -> Read:
+    def read(self, read_file: Read, begin: int, on_bytes: Callable[[memoryview], object] = lambda _: None) -> Read:
         """Return a function that reads the region at byte `begin` with `read_file` (memory, offset), and hashes it."""
 
         def read(view: memoryview, position: int) -> None:
