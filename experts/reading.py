@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Protocol
 
@@ -12,8 +11,8 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 #: Linux moves at most 2 GiB per read call.
 MAX_READ_BYTES = 1 << 30
-#: One of these is hashed while the next is read: large enough for a disk's queue and for few hand-overs.
-_HASHED_BYTES = 8 << 20
+#: Hashed at a time: other threads run between two pieces.
+_HASHED_BYTES = 1 << 20
 #: Without O_NONBLOCK, opening a pipe of that name would block.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -33,36 +32,29 @@ Read = Callable[[memoryview, int], None]
 
 
 class RegionHash:
-    """A keyed hash of a region: GMAC (NIST SP 800-38D) of each piece, some computed by `helper` during the reading.
+    """A keyed hash of a region, computed as it is read: GMAC (NIST SP 800-38D).
 
-    Nobody without the key can aim at equal values: `value` must stay secret. It depends on how the reads are cut.
+    Nobody without the key can aim at equal values: `value` must stay secret.
     """
 
-    def __init__(self, key: bytes, helper: Executor) -> None:
-        self.value = b""
-        self._key, self._helper = key, helper
+    def __init__(self, key: bytes) -> None:
+        self._gmac = Cipher(AES(key), GCM(bytes(12))).encryptor()
+
+    def value(self) -> bytes:
+        """End the hash and return its value."""
+        self._gmac.finalize()
+        return self._gmac.tag
 
     def read(self, read_file: Read, begin: int, on_bytes: Callable[[memoryview], object] = lambda _: None) -> Read:
         """Return a function that reads the region at byte `begin` with `read_file` (memory, offset), and hashes it."""
 
         def read(view: memoryview, position: int) -> None:
-            pieces = [view[at : at + _HASHED_BYTES] for at in range(0, len(view), _HASHED_BYTES)]
-            futures = list[Future[bytes]]()
-            for number, piece in enumerate(pieces):
-                read_file(piece, begin + position + number * _HASHED_BYTES)
-                futures.append(self._helper.submit(self._hash, piece))
-                on_bytes(piece)
-            # A helper that got no processor is not waited for.
-            own = [self._hash(piece) if future.cancel() else b"" for future, piece in zip(futures, pieces, strict=True)]
-            self.value += b"".join(value or future.result() for value, future in zip(own, futures, strict=True))
+            read_file(view, begin + position)
+            on_bytes(view)
+            for at in range(0, len(view), _HASHED_BYTES):
+                self._gmac.authenticate_additional_data(view[at : at + _HASHED_BYTES])
 
         return read
-
-    def _hash(self, piece: memoryview) -> bytes:
-        gmac = Cipher(AES(self._key), GCM(bytes(12))).encryptor()
-        gmac.authenticate_additional_data(piece)
-        gmac.finalize()
-        return gmac.tag
 
 
 class CachedReader:

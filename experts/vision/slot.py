@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -61,7 +60,6 @@ class LayoutShelf:
 
     hashes: dict[tuple[str, ...], bytes] = field(default_factory=dict, repr=False)
     key: bytes = field(default_factory=lambda: os.urandom(16), repr=False)
-    hasher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "weights-hash"), repr=False)
     recorders: Recorders = field(default_factory=Recorders)
     transfers: Callable[[str], DeviceTransfer] | None = None
     packs: bool = False
@@ -285,12 +283,12 @@ class SlotPool:
         except OSError as error:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         form = slot.layout.form(spec.stored_as)
-        known_as = (spec.sha256, spec.layout, spec.stored_as, type(self.transfer).__name__)
+        known_as = (spec.sha256, spec.layout, spec.stored_as)
 
         def fill(begin: int, on_bytes: Callable[[memoryview], object] = lambda _: None) -> bytes:
-            keyed = RegionHash(self._shelf.key, self._shelf.hasher)
+            keyed = RegionHash(self._shelf.key)
             self.transfer.fill(slot.place, keyed.read(partial(self._reader.read, descriptor), begin, on_bytes), form)
-            return keyed.value
+            return keyed.value()
 
         try:
             begin, known = os.fstat(descriptor).st_size - form.region_bytes, self._shelf.hashes.get(known_as)

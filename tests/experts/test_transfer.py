@@ -1,6 +1,5 @@
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def contents(tensor: torch.Tensor) -> bytes:
 
 
 def read_of(descriptor: int, digest=None) -> Read:
-    keyed, on_bytes = RegionHash(bytes(16), ThreadPoolExecutor(1)), digest.update if digest else lambda _: None
+    keyed, on_bytes = RegionHash(bytes(16)), digest.update if digest else lambda _: None
     return keyed.read(partial(CachedReader().read, descriptor), 4, on_bytes)
 
 

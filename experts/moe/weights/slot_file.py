@@ -9,7 +9,6 @@ import json
 import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -128,7 +127,7 @@ class SlotFileStore:
         self._data_start, self._digests = _read_header(self._layout, self.file)
         #: By expert: of its bytes, once they had their sha256.
         self._hashes: dict[int, bytes] = {}
-        self._key, self._hasher = os.urandom(16), ThreadPoolExecutor(1, "weights-hash")
+        self._key = os.urandom(16)
         self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
@@ -137,17 +136,16 @@ class SlotFileStore:
         slot = torch.frombuffer(view, dtype=torch.uint8, count=self.expert_bytes)
         packing = self._layout.packing
         stored = slot if packing is None else torch.empty(self.stored_bytes, dtype=torch.uint8)
-        data, keyed = stored.numpy().data, RegionHash(self._key, self._hasher)
+        data, keyed = stored.numpy().data, RegionHash(self._key)
         keyed.read(partial(self._files.read, self.file), offset)(data, 0)
-        if keyed.value != self._hashes.get(number):
+        if (value := keyed.value()) != self._hashes.get(number):
             self._check(number, key, data)
-            self._hashes[number] = keyed.value
+            self._hashes[number] = value
         if packing is not None:
             packing.unpack(stored, self.arch.weights(slot))
 
     def close(self) -> None:
         self._files.close()
-        self._hasher.shutdown()
 
     def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
         digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
