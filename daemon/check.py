@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.cluster.joining import cluster_problems
-from daemon.config.settings import Config, Model, at_their_keys, at_their_lines, sound_config
+from daemon.config.settings import Config, Model, at_their_keys, at_their_lines, at_their_paths, sound_config
 from daemon.delivery.deliveries import consumer_problems, consumer_warnings
 from daemon.errors import ConfigError, MissingExtraError
 from daemon.line.devices import complete, device_problems, profile_warnings
@@ -43,7 +43,8 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
     if config is None:
         return list(map(str, mistakes)), {}
     config, measured, found = complete(path, config, this_machine())
-    problems = [*map(str, mistakes), *map(str, found), *at_their_keys(path, settings_problems(config, touched))]
+    problems = [*map(str, mistakes), *at_their_paths(path, config, found)]
+    problems += [*at_their_keys(path, _missing(config)), *at_their_keys(path, settings_problems(config, touched))]
     of_machine = [] if "devices" in touched else device_problems(config, _gpu_count(config))
     is_capacity_known = not (of_machine or found or {"devices", "policy", "models"} & touched)
     problems += at_their_keys(path, [*of_machine, *(in_storage := storage_problems(config))])
@@ -52,12 +53,12 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
     problems += at_their_keys(path, check_allowed_clients(curve_keys(config.security)))
     folders = () if "security" in touched else weights_folders(config)
     catalog, mistakes, unusable = load_catalog(config.catalog, folders)
-    problems += [str(problem) for problem in (*mistakes, *unusable)]
+    problems += at_their_paths(path, config, [*mistakes, *unusable])
     problems += _edition_problems(config)
     try:
         routes = load_routes(config.rules, catalog or None)
     except RulesError as error:
-        return [*_in_order([*problems, *map(str, error.problems)]), *claims], {}
+        return [*_in_order([*problems, *at_their_paths(path, config, error.problems)]), *claims], {}
     if catalog is None:
         return [*_in_order(problems), *claims], {}
     problems += _weights_problems(config.catalog, catalog) if reads_weights else []
@@ -76,6 +77,7 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
             *consumer_warnings(path, config),
             *profile_warnings(path, config, measured, catalog),
             *_unguarded(config, catalog),
+            *routes.warnings,
         ],
     }
     return [*_in_order(problems), *claims], facts
@@ -89,6 +91,12 @@ def _unguarded(config: Config, catalog: Catalog) -> list[str]:
     remedy = "train them again, or import them again with --images and pictures of good and bad parts"
     what = "no limits of the pictures that they can judge, so that one in the dark may pass"
     return [f"{', '.join(names)}: {what}: {remedy}"] if names else []
+
+
+def _missing(config: Config) -> list[str]:
+    """Return the named files that only some commands read, if they are not there."""
+    named = (("security.weights", config.security.weights), ("plant.signers", config.plant.signers))
+    return [f"{key}: there is no {file}" for key, files in named for file in files if not file.exists()]
 
 
 def _in_order(problems: list[str]) -> list[str]:

@@ -194,7 +194,7 @@ class Operations:
         unjudged = [f"results cannot be written: {self.writer.last_error}"] if self.writer.is_failing else []
         unjudged += out if out and len(out) == len(executors) else []
         troubles = [
-            f"expert {expert} cannot be loaded: {why}"
+            f"expert {expert} cannot be loaded: {why.removeprefix(f'expert {expert}: ')}"
             for expert, why in self.drive.last_status.get("failed", {}).items()
         ]
         troubles += [*out, *(why for why in (self.access.problem, self.language.trouble()) if why)]
@@ -548,7 +548,7 @@ class Operations:
             self._log.info("expert_changed", **change)
         answer = {"edition": number, "rules_version": served.routes.version, "experts": len(served.catalog)}
         answer["changed_experts"] = changed
-        unusable = warn_of_weights(served.catalog)
+        unusable = [*warn_of_weights(served.catalog)]
         return answer | ({"without_weights": unusable} if unusable else {})
 
     def _settings_changed(self) -> dict[str, Any]:

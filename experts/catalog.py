@@ -30,6 +30,9 @@ from routing_rules.document import read_yaml_text
 #: The layout of an expert whose file could not be read: it fits no slot, so loading it fails and says why.
 UNREADABLE = LayoutId("unreadable")
 
+#: Beyond these every answer is certain, or none is.
+TEMPERATURES = (0.05, 20.0)
+
 Problem = tuple[tuple[str | int, ...], str]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -154,7 +157,7 @@ class CatalogFile(BaseModel):
 
 class Catalog(dict[ExpertId, ExpertSpec]):
     """Experts by name, in the file's order. `headers` has those whose weights file could be read, `confidences` those
-    that were measured on images held out, `entries` all as the file has them.
+    that were measured on images held out, `entries` all as the file has them, `unusable` why a file cannot be read.
     """
 
     def __init__(
@@ -162,10 +165,12 @@ class Catalog(dict[ExpertId, ExpertSpec]):
         specs: Mapping[ExpertId, ExpertSpec],
         headers: Mapping[ExpertId, WeightsHeader],
         entries: Mapping[str, CatalogEntry] | None = None,
+        unusable: Mapping[ExpertId, str] | None = None,
     ) -> None:
         super().__init__(specs)
         self.headers = dict(headers)
         self.entries = dict(entries or {})
+        self.unusable = dict(unusable or {})
         self.confidences: dict[ExpertId, Confidences] = {
             ExpertId(name): entry.confidences for name, entry in self.entries.items() if entry.confidences
         }
@@ -180,6 +185,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
     """
     specs: dict[ExpertId, ExpertSpec] = {}
     headers: dict[ExpertId, WeightsHeader] = {}
+    unusable: dict[ExpertId, str] = {}
     backbones: dict[str, ExpertSpec] = {}
     backbone_names = {entry.sha256: name for name, entry in catalog_file.experts.items() if not entry.classes}
     problems: list[Problem] = []
@@ -195,6 +201,9 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
             remedy = "move it, or name its folder in security.weights of coserve.yaml"
             problems.append((place, f"{outside[0]} lies outside the catalog's folder: {remedy}"))
             continue
+        low, high = TEMPERATURES
+        if not low <= entry.temperature <= high:
+            problems.append(((*place, "temperature"), f"{entry.temperature:g} is not from {low:g} to {high:g}"))
         backbone, contradictions = None, list[tuple[str, str]]()
         try:
             header = _header_of(file)
@@ -203,6 +212,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
                 backbone = _backbone_spec(named, entry.backbone, entry, root)
         except WeightsError as error:
             problems.append(((*place, "file"), str(error)))
+            unusable[expert] = str(error)
             specs[expert] = identified(_spec(expert, entry, file, UNREADABLE, PAGE_BYTES))
             continue
         family = None if backbone is None else backbones.setdefault(backbone.sha256, backbone)
@@ -216,7 +226,7 @@ def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ())
             if header.stored_as:
                 spec = replace(spec, stored_as=header.stored_as, stored_bytes=header.region_bytes)
             specs[expert] = identified(replace(spec, backbone=family))
-    return Catalog(specs, headers, catalog_file.experts), problems
+    return Catalog(specs, headers, catalog_file.experts, unusable), problems
 
 
 def _header_of(file: Path) -> WeightsHeader:

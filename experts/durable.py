@@ -8,6 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def read_only_mount(path: Path) -> str | None:
+    """Say that nothing can be written below `path`, whoever owns it, because its file system is mounted read-only."""
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not os.statvfs(there).f_flag & os.ST_RDONLY:
+        return None
+    return f"{there} is mounted read-only: mount it for writing (a service: ReadWritePaths), or name another folder"
+
+
 def sync(path: Path) -> None:
     """Make a file's bytes durable; for a folder, the names made, changed or removed in it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

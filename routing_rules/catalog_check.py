@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from routing_rules.check import Findings, entries, onward
+from routing_rules.check import Findings, entries, onward, requirements
 from routing_rules.document import KeyPath, meant
 from routing_rules.routes import ANY_LABEL, COMPONENT, Task
 from routing_rules.schema import ClassifierEntry, DetectorEntry, Glob, RequirementEntry, RulesFile
@@ -15,8 +15,11 @@ Entry = ClassifierEntry | DetectorEntry
 
 @dataclass(frozen=True, slots=True)
 class ExpertLabels:
+    """`floor` is the confidence below which a detector reports no box."""
+
     task: Task
     classes: tuple[str, ...]
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ def check_experts(rules: RulesFile, findings: Findings, experts: Mapping[str, Ex
             message = f"expert `{use.expert}` is a {kind}, expected a {expected}; a {kind} goes {where}"
             findings.add((*use.path, "expert"), message)
     _check_labels(right, findings, experts)
+    for use in right:
+        if isinstance(use.entry, DetectorEntry):
+            _check_detector(use, use.entry, findings, experts[use.expert])
     if len(right) == len(uses) and not findings.removed:
         _check_defects(rules, right, findings, experts)
 
@@ -135,6 +141,29 @@ def _check_labels(uses: list[_Use], findings: Findings, experts: Mapping[str, Ex
         findings.add(path, message, key=is_key)
 
 
+def _check_detector(use: _Use, entry: DetectorEntry, findings: Findings, expert: ExpertLabels) -> None:
+    """Add thresholds that no box can be below, and warn of classes that decide nothing."""
+    thresholds: dict[KeyPath, float | None] = {
+        **{(*use.path, "fail_on", label): least for label, least in entry.fail_on.items()},
+        **{(*use.path, "review_on", label): least for label, least in entry.review_on.items()},
+        **{(*at, "confidence"): requirement.confidence for at, requirement in requirements(use.path, entry)},
+    }
+    for at, least in thresholds.items():
+        if least and least < expert.floor:
+            no_box = f"expert `{use.expert}` reports no box below {expert.floor:g}, its confidence_floor in the catalog"
+            findings.add(at, f"{no_box}: expected {expert.floor:g} or more here, or a floor of {least:g} or less")
+    named = {*entry.fail_on, *entry.review_on, *entry.require, *(entry.then if isinstance(entry.then, dict) else ())}
+    for index, label in enumerate(entry.ignore):
+        if label in named:
+            findings.add((*use.path, "ignore", index), f"another key names `{label}`: expected one that none names")
+    unnamed = [f"`{label}`" for label in expert.classes if label not in named and label not in entry.ignore]
+    if unnamed and ANY_LABEL not in {**entry.fail_on, **entry.review_on}:
+        names = ", ".join(unnamed[:5]) + (f" and {len(unnamed) - 5} more" if len(unnamed) > 5 else "")
+        text = f"no key names {names} of expert `{use.expert}`, so boxes of it decide nothing: name it under fail_on or"
+        text += " review_on, or under ignore if that is meant"
+        findings.warnings.append(findings.document.problem(use.path, text, key=True))
+
+
 def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
     if isinstance(use.entry, ClassifierEntry):
         for index, label in enumerate(use.entry.pass_labels):
@@ -148,6 +177,8 @@ def _labels(use: _Use) -> Iterator[tuple[KeyPath, str, bool]]:
             for label in labels:
                 if label != ANY_LABEL:
                     yield (*use.path, section, label), label, True
+        for index, label in enumerate(use.entry.ignore):
+            yield (*use.path, "ignore", index), label, False
     if isinstance(use.entry.then, dict):
         for label in use.entry.then:
             if label != ANY_LABEL:

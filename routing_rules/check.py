@@ -23,11 +23,12 @@ Links = dict[KeyPath, list[tuple[KeyPath, KeyPath]]]
 
 @dataclass
 class Findings:
-    """The mistakes found so far in `document`, and the paths taken out of it as wrong in themselves."""
+    """The mistakes found so far in `document`, what is only odd, and the paths taken out as wrong in themselves."""
 
     document: Document
     removed: Sequence[KeyPath]
     problems: list[Problem] = field(default_factory=list[Problem])
+    warnings: list[Problem] = field(default_factory=list[Problem])
 
     def add(self, path: KeyPath, message: str, *, key: bool = False) -> None:
         self.problems.append(self.document.problem(path, message, key=key))
@@ -167,12 +168,16 @@ def _check_detector(path: KeyPath, entry: DetectorEntry, findings: Findings) -> 
                 f"expected less than the {entry.fail_on[label]:g} from which `{label}` fails "
                 f"(line {findings.line((*path, 'fail_on', label))}): at {threshold:g} it can never be a review",
             )
+    for at, requirement in requirements(path, entry):
+        _check_requirement(at, requirement, findings)
+
+
+def requirements(path: KeyPath, entry: DetectorEntry) -> Iterator[tuple[KeyPath, RequirementEntry]]:
     for label, requirement in entry.require.items():
         if isinstance(requirement, RequirementEntry):
-            _check_requirement((*path, "require", label), requirement, findings)
+            yield (*path, "require", label), requirement
         else:
-            for index, alternative in enumerate(requirement):
-                _check_requirement((*path, "require", label, index), alternative, findings)
+            yield from (((*path, "require", label, index), each) for index, each in enumerate(requirement))
 
 
 def _check_requirement(path: KeyPath, entry: RequirementEntry, findings: Findings) -> None:

@@ -41,14 +41,14 @@ def compile_rules(
     """Compile a document, or a text called `name`; check experts if given. RulesError has all mistakes."""
     document = source if isinstance(source, Document) else read_yaml_text(source, name)
     rules, problems, removed = salvage(RulesFile, document)
+    findings = Findings(document, removed, problems)
     if rules is not None:
-        findings = Findings(document, removed, problems)
         check_rules(rules, findings)
         check_experts(rules, findings, experts)
         problems = sorted(dict.fromkeys(findings.problems))
     if rules is None or problems:
         raise RulesError(problems)
-    return _Compiler(rules, experts).routes(document.text)
+    return _Compiler(rules, experts).routes(document.text, sorted(dict.fromkeys(findings.warnings)))
 
 
 class _Compiler:
@@ -60,7 +60,7 @@ class _Compiler:
         self._codes: Mapping[str, str] = MappingProxyType(dict(rules.defects))
         self._named: dict[str, Step] = {}
 
-    def routes(self, text: str) -> Routes:
+    def routes(self, text: str, warnings: Sequence[Problem]) -> Routes:
         patterns = tuple(
             Pattern(glob, Glob.of(glob).regex, self._classifier(glob, entry))
             for glob, entry in self._rules.classifiers.items()
@@ -85,6 +85,7 @@ class _Compiler:
             usage=MappingProxyType({name: min(1.0, flow.runs.get(name, 0.0)) for name in names}),
             successors=MappingProxyType({name: flow.successors(name) for name in names}),
             alarms=tuple(AlarmRule(name, **dict(alarm)) for name, alarm in self._rules.alarms.items()),
+            warnings=tuple(map(str, warnings)),
         )
 
     def _step(self, name: str | None) -> Step | None:

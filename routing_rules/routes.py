@@ -395,6 +395,7 @@ class Routes:
     usage: Mapping[str, float] = field(hash=False)
     successors: Mapping[str, tuple[tuple[str, float], ...]] = field(hash=False)
     alarms: tuple[AlarmRule, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def version(self) -> str:

@@ -258,6 +258,7 @@ class DetectorEntry(_Strict):
     fail_on: Thresholds = {}
     review_on: Thresholds = {}
     require: dict[Label, Requirements] = {}
+    ignore: list[Label] = []
     review_below: Fraction = 0.0
     then: Then | None = None
     pass_rate: Fraction = 0.95

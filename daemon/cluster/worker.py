@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import threading
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -23,9 +22,6 @@ from experts.errors import ExpertError
 from experts.spec import ExpertId
 from experts.weights import file_sha256
 
-#: A use is noted at most this often: a pool checks a file's sha256 again whenever its times have changed.
-_NOTE_USE_EVERY_S = 3600.0
-
 
 class CacheError(Exception):
     """A refused weights file, and why. `is_altered`: its bytes do not match its digest."""
@@ -36,24 +32,20 @@ class CacheError(Exception):
 
 
 class ExpertCache:
-    """A folder of at most `max_bytes`, for any process. A file's modification time is roughly its last use."""
+    """A folder of at most `max_bytes`, for any process. A file's modification time is its last use."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._used_s: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Return the digests without a file; the others count as used now."""
         missing: list[str] = []
         for digest in dict.fromkeys(digests):
-            path, now_s = self._path(digest), time.time()
             try:
-                if abs(now_s - path.stat().st_mtime) > _NOTE_USE_EVERY_S:
-                    os.utime(path)
-                self._used_s[digest] = now_s
+                os.utime(self._path(digest))
             except FileNotFoundError:
                 missing.append(digest)
         return missing
@@ -105,16 +97,13 @@ class ExpertCache:
             with suppress(FileNotFoundError):  # another process has put it in its place, or deleted it
                 if path.is_file() and not _is_being_written(path):
                     states.append((path, path.stat()))
-        states.sort(key=lambda each: (each[0].suffix != ".part", self._last_used_s(*each)))
+        states.sort(key=lambda each: (each[0].suffix != ".part", each[1].st_mtime))
         used = sum(state.st_size for _, state in states)
         for path, state in states:
             if used + size <= self._max_bytes and path.suffix != ".part":
                 return
             path.unlink(missing_ok=True)
             used -= state.st_size
-
-    def _last_used_s(self, path: Path, state: os.stat_result) -> float:
-        return max(state.st_mtime, self._used_s.get(path.name, 0.0))
 
 
 def _is_being_written(path: Path) -> bool:

@@ -358,6 +358,21 @@ def at_their_keys(path: Path, mistakes: Sequence[str]) -> list[str]:
     return at_their_lines(path, [(tuple(text.partition(":")[0].split(".")), text) for text in mistakes])
 
 
+def at_their_paths(path: Path, config: Config, problems: Sequence[Problem | str]) -> list[str]:
+    """Return mistakes as texts; a file that cannot be read is one of the key in `path` that names it."""
+    keys: dict[str, KeyPath] = {}
+
+    def note(key: KeyPath, file: Path) -> Path:
+        keys.setdefault(str(file), key)
+        return file
+
+    placed(config, note)
+    named = [(keys.get(str(each).partition(": cannot read the file")[0]), str(each)) for each in problems]
+    return [
+        at_their_lines(path, [(key, f"{'.'.join(map(str, key))}: {text}")])[0] if key else text for key, text in named
+    ]
+
+
 def _resolve(
     config: Config, folder: Path, document: Document, environ: Mapping[str, str]
 ) -> tuple[Config, list[tuple[KeyPath, str]]]:

@@ -88,6 +88,8 @@ class Chains:
         self.retries = 0
         self._last_error: str | None = None
         self.last_error_at_s = 0.0
+        #: The last step's expert that failed an image, and why: its next answer ends that error.
+        self._failed = ("", "")
         self.is_stopping = False
         self.take_editions()
 
@@ -159,6 +161,9 @@ class Chains:
         before = chain.judgement
         chain.stages.append(stage)
         chain.guards += answer.guards
+        if chain.step.expert == self._failed[0]:
+            self.last_error = None if self.last_error == self._failed[1] else self.last_error
+            self._failed = ("", "")
         if self._serves_no_more(chain):
             self._end(chain, "edition_gone")
             return
@@ -190,6 +195,7 @@ class Chains:
                 self.retry(request, MAX_LOSSES if is_lost else 1)
             case "expert_failed":
                 self.last_error = f"expert {name_of(request.expert)}: {fault.detail}"
+                self._failed = (self.chain_of(request).step.expert, self.last_error)
                 self.end(request, "expert_failed")
 
     def retry(self, request: Request, max_failures: int = 1) -> None:

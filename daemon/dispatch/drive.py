@@ -145,7 +145,9 @@ class Drive:
             guards=guards,
         )
         self._health = ExecutorHealth(makeup.executors, self._scheduler)
-        self._control = SchedulerControl(self._scheduler, self._chains, self._health)
+        self._control = SchedulerControl(
+            self._scheduler, self._chains, self._health, lambda: {**serving.current.routes.usage, **self._usage}
+        )
         self._thread = threading.Thread(target=self._loop, name="drive", daemon=True)
         self._remote_pools = {facts.pool for facts in makeup.pools if facts.is_remote}
         #: Loads that no batch has used yet, and when they ended: the first batch records them.
@@ -509,6 +511,8 @@ class Drive:
 
     def _note_failures(self) -> None:
         failed = self._scheduler.snapshot().failed or self._health.out_of_service() or self._work.hanging()
+        if self._failing and not failed:
+            self._chains.last_error = None
         self._failing = bool(failed)
 
     def _answer(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:

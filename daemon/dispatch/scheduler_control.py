@@ -20,7 +20,11 @@ from experts.spec import ExpertId, ExpertSpec, name_of
 class SchedulerControl:
     """`handlers` maps each kind of request to a function from its fields to the answer's. Raises ControlError."""
 
-    def __init__(self, scheduler: Scheduler, chains: Chains, health: ExecutorHealth) -> None:
+    def __init__(
+        self, scheduler: Scheduler, chains: Chains, health: ExecutorHealth, usage: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """`usage` returns the probability that an image uses an expert, by name."""
+        self._usage = usage
         self._scheduler = scheduler
         self._chains = chains
         self._health = health
@@ -44,7 +48,7 @@ class SchedulerControl:
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """For a head, residency, pins and queue are its backbone's."""
-        now = self._scheduler.snapshot()
+        now, usage = self._scheduler.snapshot(), self._usage()
         rows = [
             {
                 "expert": name,
@@ -53,7 +57,7 @@ class SchedulerControl:
                 "architecture": spec.architecture,
                 "task": spec.task,
                 "bytes": spec.weights_bytes,
-                "usage": self._scheduler.usage(expert),
+                "usage": usage.get(name, 0.0),
                 **_places(now, expert),
                 "pinned": [pool.pool for pool in now.pools if expert in pool.pinned],
                 "queued": now.queued.get(expert, 0),

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from daemon.errors import StartError
-from experts.durable import sync
+from experts.durable import read_only_mount, sync
 
 FOLDER_MODE = 0o750
 #: The lock file in a folder, and the suffix of the one beside a file.
@@ -28,6 +28,8 @@ def folder_problem(folder: Path) -> str | None:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir():
         return f"{there} is a file, where a folder is needed: move it, or name another folder"
+    if mounted := read_only_mount(there):
+        return mounted
     # Nothing can be made in /proc and similar filesystems, even with permission.
     if not os.access(there, os.W_OK | os.X_OK) or os.statvfs(there).f_blocks == 0:
         return f"nothing can be written in {there}: give this user the right to, or name another folder"

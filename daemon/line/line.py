@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.settings import CREDENTIALS, Config, Security, load_config
+from daemon.config.settings import CREDENTIALS, Config, Security, at_their_paths, load_config
 from daemon.errors import ConfigError
 from daemon.host.folders import folder_problem
 from daemon.line.devices import Measurements, complete, device_problems, memory_problems, profile_warnings
@@ -35,6 +35,8 @@ NO_EXPERTS = (
 #: A file that was changed more recently may be half-written by an editor or a copy.
 QUIET_S = 0.3
 _WRITTEN_WITHIN_S = 5.0
+#: Experts without weights that the log names.
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def load_line(
         served = served_by(config)
         routes, catalog = (served.routes, served.catalog) if served else load_rules_and_catalog(config)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
+        raise ConfigError(at_their_paths(path, config, [*problems, *error.problems])) from None
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(at_their_paths(path, config, problems))
     return Line(config, routes, catalog, measured, profile_warnings(path, config, measured, catalog), served)
 
 
@@ -161,15 +163,15 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
     return catalog, by_cause[False], by_cause[True]
 
 
-def warn_of_weights(catalog: Catalog) -> list[ExpertId]:
-    """Return experts with missing or damaged weights, and log that there are any, or no experts at all."""
+def warn_of_weights(catalog: Catalog) -> dict[ExpertId, str]:
+    """Return why experts have no usable weights, and log the first of them, or that there are no experts at all."""
+    log = structlog.get_logger("line")
     if not catalog:
-        structlog.get_logger("line").warning("no_experts", advice=NO_EXPERTS)
-    experts = [expert for expert in catalog if expert not in catalog.headers]
-    if experts:
-        advice = "their images get `unknown`; `coserve check CONFIG` says what is wrong with each file"
-        structlog.get_logger("line").warning("weights_unusable", of=len(experts), first=experts[0], advice=advice)
-    return experts
+        log.warning("no_experts", advice=NO_EXPERTS)
+    unusable = {expert: catalog.unusable.get(expert, "") for expert in catalog if expert not in catalog.headers}
+    for expert, problem in list(unusable.items())[:_NAMED]:
+        log.warning("weights_unusable", expert=expert, problem=problem, so="its images get `unknown`", of=len(unusable))
+    return unusable
 
 
 def start_problems(line: Line, gpu_count: int) -> list[str]:

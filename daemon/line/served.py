@@ -36,17 +36,23 @@ class Served:
 
 def compile_stored(edition: Edition, folder: EditionFolder) -> Served:
     """Compile an edition with the weights of its folder's store. Raises ConfigError."""
-    return compile_edition(edition, folder.absolute_entries(edition), folder.root)
+    return compile_edition(edition, folder.absolute_entries(edition), folder.root, is_new=False)
 
 
-def compile_edition(edition: Edition, experts: Mapping[str, CatalogEntry], root: Path) -> Served:
-    """Compile an edition with the weights that `experts` name. Raises ConfigError with every mistake."""
+def compile_edition(
+    edition: Edition, experts: Mapping[str, CatalogEntry], root: Path, *, is_new: bool = True
+) -> Served:
+    """Compile an edition with the weights that `experts` name. Raises ConfigError with every mistake.
+
+    One that is in force already serves on with settings that contradict each other.
+    """
+    kept = ("file",) if is_new else ("file", "temperature")
     what = f"edition {edition.number}"
     catalog, mistakes = resolve(CatalogFile(experts=dict(experts)), root)
-    problems = [f"{what}: {'.'.join(map(str, where))}: {text}" for where, text in mistakes if where[-1] != "file"]
+    problems = [f"{what}: {'.'.join(map(str, where))}: {text}" for where, text in mistakes if where[-1] not in kept]
     try:
         document = read_yaml_text(edition.rules, f"{what}, rules", refuse_hidden=True)
-        routes = compile_rules(document, document.name, labels_of(catalog or None))
+        routes = compile_rules(document, document.name, labels_of(catalog or None, floors=is_new))
     except RulesError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:
@@ -54,7 +60,11 @@ def compile_edition(edition: Edition, experts: Mapping[str, CatalogEntry], root:
     return Served(edition, routes, catalog)
 
 
-def labels_of(catalog: Catalog | None) -> Mapping[str, ExpertLabels] | None:
+def labels_of(catalog: Catalog | None, *, floors: bool = True) -> Mapping[str, ExpertLabels] | None:
     if catalog is None:
         return None
-    return {spec.name: ExpertLabels(spec.task, spec.classes) for spec in catalog.values() if spec.classes}
+    return {
+        spec.name: ExpertLabels(spec.task, spec.classes, spec.confidence_floor if floors else 0.0)
+        for spec in catalog.values()
+        if spec.classes
+    }

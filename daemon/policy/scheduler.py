@@ -320,9 +320,6 @@ class Scheduler:
     def pools(self) -> tuple[PoolId, ...]:
         return tuple(self._residency.pools)
 
-    def usage(self, expert: ExpertId) -> float:
-        return self._residency.usage(expert)
-
     def budgets(self) -> dict[PoolId, int]:
         return dict(self._residency.targets_bytes)
 

@@ -65,9 +65,10 @@ def is_as_sent(content: bytes, suffix: str, sha256: str) -> bool:
     return hashlib.sha256(payload).hexdigest() == sha256
 
 
-def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
-    """Delete copies and emptied folders of `images/`; return the `image_path` of failures, with the reason."""
+def remove_images(folder: Path, image_paths: Sequence[str]) -> tuple[int, dict[str, str]]:
+    """Delete copies and emptied folders of `images/`; return the bytes, and `image_path` and reason of failures."""
     failures: dict[str, str] = {}
+    removed_bytes = 0
     folders: set[Path] = set()
     for image_path in image_paths:
         parts = PurePosixPath(image_path).parts
@@ -75,7 +76,11 @@ def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
             continue  # a row that was edited by hand
         path = folder.parent / image_path
         try:
-            path.unlink(missing_ok=True)
+            size_bytes = path.stat().st_size
+            path.unlink()
+            removed_bytes += size_bytes
+        except FileNotFoundError:
+            pass
         except OSError as error:
             failures[image_path] = error.strerror or str(error)
         folders.add(path.parent)
@@ -83,7 +88,7 @@ def remove_images(folder: Path, image_paths: Sequence[str]) -> dict[str, str]:
         if emptied != folder:
             with suppress(OSError):  # not empty
                 emptied.rmdir()
-    return failures
+    return removed_bytes, failures
 
 
 def images_by_folder(folder: Path) -> Iterator[list[tuple[int, str]]]:

@@ -144,16 +144,14 @@ class Pruner:
     def prune_images(self) -> None:
         """Prune until no image is too old, and images need no more room than they may. Replaced examples go first."""
         replaced = self._run_task(lambda store: store.drop_examples())
-        self._count_images(len(replaced) - len(remove_images(self._images, replaced)), 0)
+        self._remove_images(replaced)
         total_bytes = self._query(prune.kept_bytes) if self._settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
             began_s = time.monotonic()
             ids = [image.inspection_id for image in images]
             self._run_task(lambda store, ids=ids: store.transact(prune.forget_images, ids))
-            failures = remove_images(self._images, [image.path for image in images])
-            removed_bytes = sum(image.size_bytes for image in images if image.path not in failures)
-            total_bytes -= removed_bytes
-            self._count_images(len(images) - len(failures), removed_bytes)
+            failures = self._remove_images([image.path for image in images])
+            total_bytes -= sum(image.size_bytes for image in images if image.path not in failures)
             if failures:
                 left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
                 self._run_task(lambda store, left=left: store.write_results(left))
@@ -192,7 +190,7 @@ class Pruner:
         for files in images_by_folder(self._images):
             left = self._query(lambda connection, files=files: prune.strays(connection, files, before))
             if left:
-                removed = len(left) - len(remove_images(self._images, left))
+                removed = len(left) - len(remove_images(self._images, left)[1])
                 self.counts.stray_files += removed
                 self._log.info("stray_files_removed", files=removed, example=left[0])
             if not self._rest(_PAUSE_S):
@@ -223,17 +221,19 @@ class Pruner:
     def _forget(self, boards: Sequence[Row[*tuple[Any, ...]]], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
         pruned = self._run_task(lambda store: store.forget_boards(ids, old))
-        remove_images(self._images, pruned.image_paths)
+        self._remove_images(pruned.image_paths)
         self.counts.boards += pruned.boards
         self.counts.inspections += pruned.inspections
         self._on_pruned("boards", pruned.boards)
-        self._count_images(len(pruned.image_paths), 0)
         return self._rest(_PAUSE_S)
 
-    def _count_images(self, images: int, image_bytes: int) -> None:
-        self.counts.images += images
-        self.counts.image_bytes += image_bytes
-        self._on_pruned("images", images)
+    def _remove_images(self, paths: Sequence[str]) -> dict[str, str]:
+        """Delete and count copies; return those that cannot be deleted, and why."""
+        removed_bytes, failures = remove_images(self._images, paths)
+        self.counts.images += len(paths) - len(failures)
+        self.counts.image_bytes += removed_bytes
+        self._on_pruned("images", len(paths) - len(failures))
+        return failures
 
     def _old(self, age_s: float | None) -> AgeLimit | None:
         return None if age_s is None else self._ages(age_s)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from experts.catalog import CatalogEntry, CatalogError, dump, read_catalog, rendered
-from experts.durable import give_to_owner_of, make_folders, replace_durably, replace_text, sync
+from experts.durable import give_to_owner_of, make_folders, read_only_mount, replace_durably, replace_text, sync
 from experts.editions.edition import Edition, EditionError, decode
 from experts.editions.weights import WeightsStore
 
@@ -207,9 +207,10 @@ class EditionWriter:
         """Raises EditionError if this user may not write the working files that differ from an edition."""
         for file in self._folder.stale_files(edition, rules):
             if not os.access(file.resolve().parent, os.W_OK | os.X_OK):
+                remedy = read_only_mount(file.resolve().parent) or "run this with sudo"
                 raise EditionError(
-                    f"{file}: edition {edition.number} would change it, and this user may not write it: run this with"
-                    " sudo; nothing has changed"
+                    f"{file}: edition {edition.number} would change it, and this user may not write it: {remedy};"
+                    " nothing has changed"
                 )
 
     def follow(self, rules: Path) -> None:
@@ -305,5 +306,6 @@ def _translated(folder: Path) -> Iterator[None]:
         what = f"{error.filename or folder}: {error.strerror or error}"
         remedy = "see to the disk, then repeat the command"
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-            remedy = "who makes editions must be able to write in this folder (group coserve-experts of the service)"
+            rights = "who makes editions must be able to write in this folder (group coserve-experts of the service)"
+            remedy = read_only_mount(folder) or rights
         raise EditionError(f"{what}: {remedy}") from None

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import nn
 
 from experts.errors import ExpertError, WeightsError
-from experts.reading import CachedReader, FileReader, region_read
+from experts.reading import CachedReader, FileReader, RegionHash
 from experts.spec import ExpertId, ExpertSpec, LayoutId, LoadReport
 from experts.transfer import DeviceTransfer, SlotMemory, transfer_for
 from experts.vision.graphs import GraphedNetwork, Recorders
@@ -51,13 +51,15 @@ class Slot:
 
 @dataclass(slots=True)
 class LayoutShelf:
-    """Shared by the pools of one process: layouts by name, built once, files already verified, recorders of batches.
+    """Shared by the pools of one process: layouts by name, built once, hashes of weights, recorders of batches.
 
+    `hashes` has the keyed hash of each region whose file had its sha256: later loads check that, which takes less time.
     `packs`: the CPU's networks pack weights (packing.py), because no pool copies experts from the CPU's. A function may
     replace `transfer_for`.
     """
 
-    verified: dict[Path, tuple[object, ...]] = field(default_factory=dict)
+    hashes: dict[tuple[str, ...], bytes] = field(default_factory=dict, repr=False)
+    key: bytes = field(default_factory=lambda: os.urandom(16), repr=False)
     recorders: Recorders = field(default_factory=Recorders)
     transfers: Callable[[str], DeviceTransfer] | None = None
     packs: bool = False
@@ -275,27 +277,29 @@ class SlotPool:
         return True
 
     def _fill(self, slot: Slot, spec: ExpertSpec) -> None:
-        """Read the file's region into the slot; a new or changed file is checked by its sha256."""
+        """Read the file's region into the slot, and check these bytes: by the keyed hash, else by the sha256."""
         try:
             descriptor = self._reader.open(spec.file)
         except OSError as error:
             raise ExpertError(spec.expert, describe_os_error(error), spec.file) from error
         form = slot.layout.form(spec.stored_as)
+        known_as = (spec.sha256, spec.layout, spec.stored_as)
+
+        def fill(begin: int, on_bytes: Callable[[memoryview], object] = lambda _: None) -> bytes:
+            keyed = RegionHash(self._shelf.key)
+            self.transfer.fill(slot.place, keyed.read(partial(self._reader.read, descriptor), begin, on_bytes), form)
+            return keyed.value()
+
         try:
-            state = os.fstat(descriptor)
-            identity = file_identity(state, spec)
-            if self._shelf.verified.get(spec.file) == identity:
-                read = region_read(self._reader, descriptor, state.st_size - form.region_bytes)
-                self.transfer.fill(slot.place, read, form)
-                if file_identity(os.fstat(descriptor), spec) == identity:
-                    return  # else it was written to while it was read: the bytes must be checked
+            begin, known = os.fstat(descriptor).st_size - form.region_bytes, self._shelf.hashes.get(known_as)
+            if known is not None and begin >= 0 and fill(begin) == known:
+                return  # else the file says what is wrong with it
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
-            self.transfer.fill(slot.place, region_read(self._reader, descriptor, len(head), digest.update), form)
+            keyed = fill(len(head), digest.update)
             check_digest(digest.hexdigest(), spec)
             _check_finite(slot, spec)
-            if file_identity(os.fstat(descriptor), spec) == identity:
-                self._shelf.verified[spec.file] = identity
+            self._shelf.hashes[known_as] = keyed
         except WeightsError as error:
             raise ExpertError(spec.expert, error.message, spec.file) from error
         except EOFError as error:
@@ -328,12 +332,6 @@ def _check_finite(slot: Slot, spec: ExpertSpec) -> None:
                 raise WeightsError(
                     spec.file, f"holds {what} that are not finite numbers; train or import the expert again"
                 )
-
-
-def file_identity(state: os.stat_result, spec: ExpertSpec) -> tuple[object, ...]:
-    """Return what must stay the same for a checked file, including its change time, which cannot be set back."""
-    times = (state.st_mtime_ns, state.st_ctime_ns)
-    return (state.st_dev, state.st_ino, state.st_size, *times, spec.sha256, spec.layout, spec.stored_as)
 
 
 def _pop(slots: list[Slot], layout: Layout) -> Slot | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NOTES = (
     "random weights; medians; shares and ratios within a round",
-    "a file's sha256 is checked at its first load only: later loads are measured",
+    "a file's sha256 is checked at its first load only: later loads, checked by a keyed hash, are measured",
     "ordinary ways end with load_state_dict; slot is faster: how many times faster the slot is, cold or warm alike",
     "slots from thin files stand beside a read of that file alone, and beside the slot from the plain file",
 )

@@ -309,6 +309,26 @@ def test_expert_usage_counts_each_batch_once(database):
     ]
 
 
+def test_a_backbone_counts_the_images_of_its_heads_and_a_head_only_its_own(database):
+    sha256 = "50e527a8f71d" + "0" * 52
+    for head in ("R0402", "C0603"):
+        settings = json.dumps({"backbone": sha256})
+        database.add("expert_settings", expert=head, expert_settings="s", settings=settings, first_used_at="")
+    board = database.board("S")
+    for batch_id, heads in ((1, ["R0402"] * 3 + ["C0603"]), (2, ["R0402"])):
+        for head in heads:
+            values = {"batch_id": batch_id, "batch_size": len(heads), "load_ms": 0.0, "infer_ms": 4.0}
+            database.stage(database.image(board), expert=head, expert_settings="s", **values)
+    switch = {"at": "", "executor": "e", "device": "cpu", "evicted": json.dumps([]), "bytes": 1, "tier": "disk"}
+    database.add("expert_switches", **switch, loaded="line@50e527a8f71d", load_ms=9.0, cause="startup")
+    query = "SELECT expert, images, batches, mean_batch, loads FROM expert_usage ORDER BY expert"
+    assert database.ask(query) == [
+        ("C0603", 1, 1, 1.0, 0),
+        ("R0402", 4, 2, 2.0, 0),
+        ("line@50e527a8f71d", 5, 2, 2.5, 1),
+    ]
+
+
 def test_false_calls_and_escapes_follow_the_newest_review(database):
     board = database.board("S")
     fail = [database.image(board, "fail", "R") for _ in range(3)]

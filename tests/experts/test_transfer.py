@@ -9,7 +9,7 @@ import torch
 
 from daemon.errors import is_device_error
 from experts.memory import HostMemory
-from experts.reading import CachedReader, Read, region_read
+from experts.reading import CachedReader, Read, RegionHash
 from experts.stored import plan_form
 from experts.transfer import DeviceTransfer, StagedTransfer, transfer_for
 from experts.vision.infer import infer
@@ -46,7 +46,8 @@ def contents(tensor: torch.Tensor) -> bytes:
 
 
 def read_of(descriptor: int, digest=None) -> Read:
-    return region_read(CachedReader(), descriptor, 4, digest and digest.update)
+    keyed, on_bytes = RegionHash(bytes(16)), digest.update if digest else lambda _: None
+    return keyed.read(partial(CachedReader().read, descriptor), 4, on_bytes)
 
 
 def filled(transfer: DeviceTransfer, descriptor: int, size_bytes: int, digest=None) -> bytes:

@@ -336,6 +336,13 @@ BREAKS = (
         "    if False:",
     ),
     Break(
+        "weights | other weights under the same name, or a byte",
+        "experts/vision/slot.py",
+        "fill(begin) == known:",
+        "fill(begin):",
+        ("experts/vision/test_slot.py",),
+    ),
+    Break(
         "Setting the clock closes",
         "daemon/storage/database/inspections.py",
         "            accepted_s=tx.now_s,\n",

@@ -1,5 +1,7 @@
 """Every kind of mistake in rules: its line, its column, and the name that was meant."""
 
+from dataclasses import replace
+
 import pytest
 
 from routing_rules.compile import ExpertLabels, RulesError, compile_rules
@@ -300,3 +302,35 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file() -> None:
     places = [(problem.line, problem.column) for problem in raised.value.problems]
     assert places == [(3, 17), (5, 14), (6, 23), (8, 59), (8, 62), (11, 16), (15, 35), (17, 20), (18, 19), (20, 31)]
     assert str(raised.value).count("\n") == 9
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "least"),
+    [
+        ("", "", "15:23", "0.4"),
+        ("void: 0.55}", "void: 0.9}\n    review_on: {smear: 0.3}", "16:24", "0.3"),
+        ("min: 64", "confidence: 0.45, min: 64", "17:27", "0.45"),
+    ],
+)
+def test_a_threshold_below_the_confidence_floor_of_its_detector_is_a_mistake(
+    old: str, new: str, place: str, least: str
+) -> None:
+    catalog = CATALOG | {"yolo-solder": replace(CATALOG["yolo-solder"], floor=0.8)}
+    says = (
+        "expert `yolo-solder` reports no box below 0.8, its confidence_floor in the catalog: expected 0.8 or more here"
+    )
+    assert f"f:{place}: {says}, or a floor of {least} or less" in mistakes(old, new, catalog)
+
+
+def test_a_class_that_no_key_names_is_a_warning_unless_it_is_ignored() -> None:
+    catalog = CATALOG | {"yolo-solder": ExpertLabels("detect", ("bridge", "void", "joint", "smear", "silk", "dust"))}
+    (warning,) = compile_rules(RULES, "f", catalog).warnings
+    assert warning.startswith(
+        "f:13:3: no key names `silk`, `dust` of expert `yolo-solder`, so boxes of it decide nothing"
+    )
+    ignoring = RULES.replace("then: {smear: wash}", "then: {smear: wash}\n    ignore: [silk, dust]")
+    assert compile_rules(ignoring, "f", catalog).warnings == ()
+    assert mistakes("then: {", "ignore: [void]\n    then: {", catalog) == [
+        "f:18:14: another key names `void`: expected one that none names"
+    ]
+    assert "expert `yolo-solder` has no label `dirt`" in mistakes("then: {", "ignore: [dirt]\n    then: {", catalog)[0]

@@ -33,6 +33,8 @@ from tools.terminal.console import os_errors_end
 
 Progress = Callable[[str, int, int], None]
 _HEAD_BYTES = 64 * 2**10
+#: A line has a few, such as an empty catalog.
+_MAX_EMPTY = 100
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
@@ -115,6 +117,7 @@ class _Unpacking:
         self._total = total
         self._progress = progress
         self._sums: dict[str, str] = {}
+        self._empty = 0
         self._last = "its beginning"
 
     def run(self) -> tuple[Head, int]:
@@ -166,6 +169,11 @@ class _Unpacking:
         confined = tarfile.data_filter(member, str(self._part))
         if not _is_plain(member) or confined is None or confined.name != member.name or member.name in self._sums:
             raise BackupError(f"{self._archive}: {member.name} is not a file of a backup: the archive was altered")
+        self._empty += member.size == 0
+        if self._empty > _MAX_EMPTY:
+            raise BackupError(
+                f"{self._archive} has over {_MAX_EMPTY} empty files, as no backup has: take another archive"
+            )
         source = tar.extractfile(member)
         assert source is not None
         target = self._part / member.name

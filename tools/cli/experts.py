@@ -354,7 +354,8 @@ def _switch(config: Path, name: str, version: str | None, note: str | None, *, d
     switch = change.switch(_line(config), name, version, note, discard=discard)
     where = f"edition {switch.edition}{', which the daemon judges by' if switch.heard else ''}"
     sentence = f"{name} {switch.version} is in force, in {where}; before: {switch.before or 'none'}"
-    say(asdict(switch), "\n".join(filter(None, (sentence, switch.shadow, switch.note))), as_json=as_json)
+    warnings = [f"warning: {warning}" for warning in switch.warnings]
+    say(asdict(switch), "\n".join(filter(None, (sentence, switch.shadow, switch.note, *warnings))), as_json=as_json)
 
 
 def _print_facts(facts: dict[str, Any], plant: PlantTime) -> None:

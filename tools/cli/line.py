@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from daemon.errors import MissingExtraError, StartError
 from daemon.units import count_text, size_text
 from daemon.wire import keys
 from daemon.wire.control import ControlError, ask
+from experts.durable import read_only_mount
 from experts.people import current_user
 from tools.terminal.console import (
     DEFAULT_CONFIG,
@@ -192,12 +193,14 @@ def reload(
     if line.folder.may_write():
         made = line.reload(note, now=now)
         answer = made.adopted or {"edition": made.edition.number, "note": NO_DAEMON}
-        is_new = made.is_new
+        is_new, lacking, before = made.is_new, made.lacking, made.before
     else:
         if line.ask("health") is None:
             root = line.folder.root
-            fail(f"you cannot write in {root}, and no daemon runs: reload as {root.owner()}, or see to the disk", 1)
-        answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
+            remedy = read_only_mount(root) or f"reload as {root.owner()}, or see to the disk"
+            fail(f"you cannot write in {root}, and no daemon runs: {remedy}", 1)
+        answer = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {}))
+        is_new, lacking, before = True, {}, None
     nothing = "" if is_new else ": nothing has changed"
     say(answer, f"edition {answer['edition']} is in force{nothing}", as_json=as_json)
     if as_json:
@@ -209,14 +212,23 @@ def reload(
         console.print(f"{name if change['version'] else change['expert']}: {change['what']}")
     if note is not None and not is_new:
         console.print("rules and experts are as before: without a change the note is not kept")
-    if experts := answer.get("without_weights"):
-        names = ", ".join(experts[:_LISTED]) + (", …" if len(experts) > _LISTED else "")
-        console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why")
+    _say_what_lacks(answer.get("without_weights", ()), [*lacking.values()])
+    if is_new and before is not None:
+        console.print(f"the way back: {as_typed(f'rollback {before.number} --config {config}')}")
     if changed := answer.get("restart_for"):
         console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}")
     for problem in answer.get("settings_problems", ()):
         console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}")
     _say_what_waits(config, line.folder)
+
+
+def _say_what_lacks(experts: Sequence[str], problems: Sequence[str]) -> None:
+    """Name the experts that the daemon cannot load, and the weights files that the edition lacks."""
+    if experts:
+        names = ", ".join(experts[:_LISTED]) + (", …" if len(experts) > _LISTED else "")
+        console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why")
+    for problem in problems[:_LISTED]:
+        console.print(f"{problem}: images of its expert get `unknown`")
 
 
 def _say_what_waits(config: Path, folder: "EditionFolder") -> None:

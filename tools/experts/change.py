@@ -40,6 +40,7 @@ class VersionSwitch:
     heard: bool
     note: str | None
     shadow: str | None = None
+    warnings: Sequence[str] = ()
 
 
 def find_candidate(name: str, source: Path) -> CatalogEntry:
@@ -109,7 +110,9 @@ def switch(
     last, heard = switches[-1], made.adopted is not None
     lacks = None if shadow is None or shadow["holds"] else f"its shadow {shadow['sentence']}"
     number, no_daemon = made.edition.number, None if heard else NO_DAEMON
-    return VersionSwitch(name, last.version, last.before, number, heard, no_daemon, lacks)
+    routes = line.in_force()[1]
+    warnings = routes.warnings if routes and requested else ()
+    return VersionSwitch(name, last.version, last.before, number, heard, no_daemon, lacks, warnings)
 
 
 def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discard: bool = False) -> Made:

@@ -32,6 +32,7 @@ from daemon.storage.disk_space import DiskSpace
 from daemon.storage.disk_space import places as written_places
 from daemon.units import size_text
 from daemon.wire.keys import open_to
+from experts.durable import read_only_mount
 from tools.setup.gpu import Driver, find_driver
 from tools.setup.service_files import Places, secrets, started_config
 from tools.terminal.console import as_typed
@@ -391,6 +392,7 @@ def _refused(user: str, name: str, path: Path, *, writes: bool) -> Finding | Non
         return None
     remedy = f"chown or chmod {present}, which is {stat.filemode(present.stat().st_mode)}"
     remedy += "" if present == path else f"; or make it: install -d -o {user} {path}"
+    remedy = (writes and read_only_mount(present)) or remedy
     return wrong("permissions", f"{name}: {user} cannot {'write to' if writes else 'read'} {path}", remedy)
 
 

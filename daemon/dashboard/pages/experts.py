@@ -231,8 +231,10 @@ class ExpertOverview:
         return bool(self._places.get())
 
     def unusable(self) -> list[str]:
-        failed = [f"{row['expert']} cannot be loaded: {row['failed']}" for row in self._places.get() if row["failed"]]
-        return failed or self.catalog()[1]
+        """Return one sentence for each cause: the heads of a backbone that cannot be loaded share theirs."""
+        failed = {row.get("backbone", row["expert"]): row["failed"] for row in self._places.get() if row["failed"]}
+        said = [f"{name} cannot be loaded: {why.removeprefix(f'expert {name}: ')}" for name, why in failed.items()]
+        return said or self.catalog()[1]
 
     def _find_drifted(self) -> list[str]:
         catalog, _ = self.catalog()

@@ -380,7 +380,11 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
     state, last_error = status.get("state"), status.get("last_error")
     if state == "degraded":
         ready = str(status.get("ready") or "").removeprefix("degraded").lstrip(": ")
-        yield LineAlarm("trouble", ready or str(last_error or "The line is degraded."), "coserve status says more")
+        for problem in (unusable := status.get("unusable", ())):  # of these there are alarms
+            ready = ready.replace(f"expert {problem}", "")
+        ready = "; ".join(filter(None, ready.split("; ")))
+        if ready or not unusable:
+            yield LineAlarm("trouble", ready or str(last_error or "The line is degraded."), "coserve status says more")
     elif state == "draining":
         remedy = "coserve drain --off accepts images again"
         yield LineAlarm("notice", "The line is draining: it accepts no new images.", remedy)

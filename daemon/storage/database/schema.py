@@ -331,6 +331,13 @@ def _newest_decision(name: str) -> str:
                     )"""  # noqa: S608 - our own column names
 
 
+#: Heads by their settings, and the backbone that is loaded for them, by name and version: `line@50e527a8f71d`.
+_HEADS = """
+(SELECT settings.expert, settings.expert_settings, max(loaded) AS backbone
+ FROM expert_settings AS settings JOIN (SELECT DISTINCT loaded FROM expert_switches) AS switches
+ ON substr(loaded, -13) = '@' || substr(json_extract(settings.settings, '$.backbone'), 1, 12)
+ GROUP BY settings.expert, settings.expert_settings) AS heads
+"""
 #: Name and SELECT, in the order in which they are made.
 VIEWS: dict[str, str] = {
     "stream": """
@@ -426,7 +433,7 @@ VIEWS: dict[str, str] = {
         ) AS ranked
         GROUP BY hour
     """,
-    "expert_usage": """
+    "expert_usage": f"""
         SELECT names.expert,
                coalesce(used.images, 0) AS images,
                coalesce(used.batches, 0) AS batches,
@@ -439,9 +446,16 @@ VIEWS: dict[str, str] = {
             SELECT expert, sum(images) AS images, count(*) AS batches, avg(1.0 * batch_size) AS mean_batch,
                    sum(load_ms) / nullif(sum(load_ms) + sum(infer_ms), 0.0) AS load_share
             FROM (
-                SELECT expert, executor, batch_id, count(*) AS images, max(batch_size) AS batch_size,
-                       max(load_ms) AS load_ms, max(infer_ms) AS infer_ms
-                FROM stages
+                SELECT expert, executor, batch_id, count(*) AS images, max(load_ms) AS load_ms,
+                       max(infer_ms) AS infer_ms,
+                       CASE WHEN max(is_head) THEN count(*) ELSE max(batch_size) END AS batch_size
+                FROM (
+                    SELECT expert, executor, batch_id, load_ms, infer_ms, batch_size, backbone IS NOT NULL AS is_head
+                    FROM stages LEFT JOIN {_HEADS} USING (expert, expert_settings)
+                    UNION ALL
+                    SELECT backbone, executor, batch_id, load_ms, infer_ms, batch_size, 0
+                    FROM stages JOIN {_HEADS} USING (expert, expert_settings)
+                ) AS used_by
                 GROUP BY expert, executor, batch_id
             ) AS batch
             GROUP BY expert
@@ -449,7 +463,7 @@ VIEWS: dict[str, str] = {
         LEFT JOIN (
             SELECT loaded AS expert, count(*) AS loads, sum(load_ms) AS load_ms FROM expert_switches GROUP BY loaded
         ) AS loaded ON loaded.expert = names.expert
-    """,
+    """,  # noqa: S608 - our own text
     "false_calls": f"""
         SELECT inspections.component,
                sum(CASE WHEN inspections.verdict = 'fail' AND reviews.verdict = 'pass' THEN 1 ELSE 0 END)

@@ -18,8 +18,8 @@ from torch import nn
 
 from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
-from experts.moe.weights.folder import stored_tensors
-from experts.reading import OPEN_FLAGS, read_exactly
+from experts.moe.weights.folder import open_part, stored_tensors
+from experts.reading import read_exactly
 from experts.weights import describe_os_error
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -167,7 +167,8 @@ class WeightFiles:
     def _descriptor(self, file: Path) -> int:
         with self._lock:
             if file not in self._open:
-                self._open[file] = os.open(file, OPEN_FLAGS)
+                with open_part(file) as opened:
+                    self._open[file] = os.dup(opened.fileno())
             return self._open[file]
 
 

@@ -4,9 +4,11 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
+from experts.errors import WeightsError
 from experts.moe.errors import ModelError
-from experts.weights import tensor_place
+from experts.weights import open_weights, tensor_place
 
 _MAX_HEADER_BYTES = 256 << 20
 
@@ -28,10 +30,18 @@ def _dense_bytes(file: Path) -> int:
     return sum(end - begin for _, _, begin, end in places)
 
 
+def open_part(file: Path) -> BinaryIO:
+    """Open a regular file of a checkpoint, never a pipe. Raises ModelError or OSError."""
+    try:
+        return open_weights(file)
+    except WeightsError:
+        raise ModelError(file, "is not a regular file; fetch the checkpoint again") from None
+
+
 def stored_tensors(file: Path) -> dict[str, StoredTensor]:
     """Read the header of a safetensors file, and check it against the file's size. Raises ModelError."""
     try:
-        with file.open("rb") as opened:
+        with open_part(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             prefix = opened.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from experts.moe.errors import ModelError
+from experts.moe.weights.folder import open_part
 
 FOLDER = "coserve"
 TRAIN = "traces/train"
@@ -38,7 +39,7 @@ def stamp_of(checkpoint: Path) -> str:
     for file in weights:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
-        with file.open("rb") as stream:
+        with open_part(file) as stream:
             for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
                 stream.seek(start)
                 digest.update(stream.read(_SAMPLE_BYTES))

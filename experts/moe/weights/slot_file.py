@@ -1,7 +1,7 @@
 """Slot files: a checkpoint's experts written as contiguous, page-aligned regions, so that a fill is one read.
 
 A safetensors file with one tensor of bytes. The header names the model and weights that it
-was made from, and a sha256 for each expert, checked at that expert's first read.
+was made from, and a sha256 for each expert, checked at that expert's first read, and by a keyed hash at later ones.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,8 +22,10 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.checkpoint import Checkpoint, WeightFiles
 from experts.moe.weights.expert_store import CheckpointStore
+from experts.moe.weights.folder import open_part
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
+from experts.reading import RegionHash
 from experts.weights import PAGE_BYTES
 
 Storage = Literal["exact", "int8", "int4"]
@@ -123,7 +125,9 @@ class SlotFileStore:
         self._layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
         self.stored_bytes = self._layout.stored_bytes
         self._data_start, self._digests = _read_header(self._layout, self.file)
-        self._unchecked = set(range(len(self._digests)))
+        #: By expert: of its bytes, once they had their sha256.
+        self._hashes: dict[int, bytes] = {}
+        self._key = os.urandom(16)
         self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
@@ -132,9 +136,11 @@ class SlotFileStore:
         slot = torch.frombuffer(view, dtype=torch.uint8, count=self.expert_bytes)
         packing = self._layout.packing
         stored = slot if packing is None else torch.empty(self.stored_bytes, dtype=torch.uint8)
-        data = stored.numpy().data
-        self._files.read(self.file, data, offset)
-        self._check(number, key, data)
+        data, keyed = stored.numpy().data, RegionHash(self._key)
+        keyed.read(partial(self._files.read, self.file), offset)(data, 0)
+        if (value := keyed.value()) != self._hashes.get(number):
+            self._check(number, key, data)
+            self._hashes[number] = value
         if packing is not None:
             packing.unpack(stored, self.arch.weights(slot))
 
@@ -142,18 +148,17 @@ class SlotFileStore:
         self._files.close()
 
     def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
-        if number in self._unchecked:
-            digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
-            if digest != expected:
-                message = f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {digest[:12]}…, expected"
-                raise ModelError(self.file, f"{message} {expected[:12]}…; {_rewrite(self._layout)}")
-            self._unchecked.discard(number)
+        digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
+        if digest != expected:
+            message = f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {digest[:12]}…, expected"
+            raise ModelError(self.file, f"{message} {expected[:12]}…; {_rewrite(self._layout)}")
 
 
 def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
     """Return the offset of the first expert, and all digests. Raises ModelError if the file has another layout."""
     again = _rewrite(layout)
     try:
+        open_part(file).close()
         with safe_open(file, framework="pt") as opened:  # which compares the header with the file's size
             facts = dict(opened.metadata() or {})
     except FileNotFoundError:

@@ -146,7 +146,7 @@ class LiveEngine:
             }
         shelf = bench_shelf(packs={facts.device for facts in pools} == {"cpu"})
         for spec in resident_in(self._specs).values():
-            accept_file(shelf, spec)
+            accept_file(shelf, spec, pools[0].device)
         return {facts.pool: SlotPool(facts.device, facts.budget_bytes, shelf, reader) for facts in pools}
 
 

@@ -139,6 +139,26 @@ def test_a_repaired_expert_is_tried_again_after_a_while_and_the_line_is_failing_
     line.run(until_s=40.0)
     assert [line.outcomes[n].reason for n in (1, 2, 3)] == ["expert_failed", "expert_failed", None]
     assert not line.drive.is_failing
+    assert line.ask("status")["last_error"] is None
+
+
+def test_the_error_of_an_expert_is_shown_until_it_answers_again():
+    line = a_line(answer=says({1: "expert_failed"}))
+    line.accept(an_image(1, "B"))
+    line.run()
+    assert line.ask("status")["last_error"] == "expert B: as the test says"
+    line.accept(an_image(2, "C"))
+    line.run()
+    assert line.ask("status")["last_error"] == "expert B: as the test says"
+    line.accept(an_image(3, "B"))
+    line.run()
+    assert line.ask("status")["last_error"] is None
+
+
+def test_the_usage_of_a_head_is_its_own_and_not_that_of_its_backbone():
+    line = a_line(catalog=on_backbone(a_catalog(), "line", "B", "C"))
+    usage = {row["expert"]: round(row["usage"], 3) for row in line.ask("experts")["experts"]}
+    assert (usage["A1"], usage["B"], usage["C"]) == (0.222, 0.444, 0.111)
 
 
 def test_an_expert_larger_than_every_pool_fails_its_images_and_says_why():

@@ -1,6 +1,8 @@
 """Mistakes in a whole line that `coserve check` and the daemon's start find before anything runs."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from daemon.app import App
 from daemon.check import check_line
 from daemon.config.settings import load_config
 from daemon.errors import ConfigError
+from daemon.host.folders import folder_problem
 from daemon.line.line import load_line
 from daemon.line.profile import this_machine
 from daemon.wire.keys import make_key_pair
@@ -163,3 +166,23 @@ def test_one_round_names_every_mistake_of_settings_rules_and_catalog_in_the_orde
 def test_a_value_that_cannot_be_read_is_one_mistake(folder: Path) -> None:
     (problem,) = check_line(settings(folder, expert_memory="150 megs"))[0]
     assert "150 megs" in problem
+
+
+@pytest.mark.parametrize("key", ["rules", "catalog"])
+def test_a_path_that_leads_nowhere_is_a_mistake_of_the_line_that_names_it(folder: Path, key: str) -> None:
+    path = folder / "coserve.yaml"
+    content = yaml.safe_load(path.read_text()) | {key: "nowhere.yaml"}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    line = 1 + next(n for n, text in enumerate(path.read_text().splitlines()) if text.startswith(f"{key}:"))
+    says = f"{path}:{line}:{len(key) + 3}: {key}: {folder / 'nowhere.yaml'}: cannot read the file: No such file or"
+    says += " directory"
+    assert says in check_line(path)[0]
+    with pytest.raises(ConfigError) as refused:
+        load_line(path)
+    assert says in refused.value.problems
+
+
+def test_a_folder_that_is_mounted_read_only_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY, f_blocks=1))
+    says = f"{tmp_path} is mounted read-only: mount it for writing (a service: ReadWritePaths), or name another folder"
+    assert folder_problem(tmp_path / "images") == says

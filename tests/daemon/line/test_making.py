@@ -1,5 +1,6 @@
 """An edition is made by one function: checked, put in force and adopted, or nothing has changed."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from daemon.check import check_line
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.line.line import served_by
@@ -58,14 +61,14 @@ def loaded(config: Config, running: ARunningLine | None = None, note: str | None
     return make_edition(config, "ines", lambda _: working_files(config, note), running or ARunningLine())
 
 
-def changed(config: Config, **fields: Any) -> Callable[[Edition | None], Draft]:
-    """A promotion of R0402 with other settings."""
+def changed(config: Config, expert: str = "R0402", **fields: Any) -> Callable[[Edition | None], Draft]:
+    """A promotion of an expert with other settings."""
 
     def build(before: Edition | None) -> Draft:
         assert before is not None
         folder = EditionFolder(config.catalog)
         experts = folder.absolute_entries(before)
-        return Draft(before.rules, experts | {"R0402": experts["R0402"].model_copy(update=fields)}, "promote")
+        return Draft(before.rules, experts | {expert: experts[expert].model_copy(update=fields)}, "promote")
 
     return build
 
@@ -277,3 +280,39 @@ def test_a_catalogs_folder_serves_one_line_and_its_copy_another(config: Config, 
     shutil.copytree(config.catalog.parent, tmp_path / "copy")
     copied = other.model_copy(update={"catalog": tmp_path / "copy/catalog.yaml", "rules": config.rules})
     assert loaded(copied).edition.number == 1
+
+
+@pytest.mark.promise(
+    "Versions of experts",
+    "a `confidence_floor` above a threshold of the rules, a temperature beyond .05 to 20 | `check`, `reload`, "
+    "`promote` and `pull` refuse it",
+)
+@pytest.mark.parametrize(
+    ("expert", "fields", "says"),
+    [
+        ("yolo-solder", {"confidence_floor": 0.995}, r"reports no box below 0\.995"),
+        ("R0402", {"temperature": 30.0}, r"30 is not from 0\.05 to 20"),
+    ],
+)
+def test_settings_that_contradict_each_other_come_into_force_by_no_command(
+    config: Config, expert: str, fields: dict[str, Any], says: str
+) -> None:
+    before = loaded(config).edition
+    with pytest.raises(ConfigError, match=says):
+        make_edition(config, "ines", changed(config, expert, **fields), ARunningLine())
+    catalog = yaml.safe_load(config.catalog.read_text())
+    catalog["experts"][expert] |= fields
+    config.catalog.write_text(yaml.safe_dump(catalog))
+    with pytest.raises(ConfigError, match=says):
+        loaded(config)
+    assert any(re.search(says, problem) for problem in check_line(config.catalog.parents[1] / "coserve.yaml")[0])
+    assert EditionFolder(config.catalog).in_force() == before
+
+
+def test_an_edition_from_before_its_settings_were_refused_goes_on_serving(config: Config) -> None:
+    """A line that was updated judges on; the next edition must be right."""
+    edition = loaded(config).edition
+    experts = edition.experts | {"R0402": edition.experts["R0402"].model_copy(update={"temperature": 30.0})}
+    experts |= {"yolo-solder": edition.experts["yolo-solder"].model_copy(update={"confidence_floor": 0.995})}
+    served = compile_stored(edition.model_copy(update={"experts": experts}), EditionFolder(config.catalog))
+    assert len(served.catalog) == len(experts)

@@ -1,4 +1,5 @@
 import hashlib
+import mmap
 import os
 import threading
 from collections import Counter
@@ -247,17 +248,34 @@ def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Pa
     assert answers(pool, good)
 
 
-@pytest.mark.promise(
-    "Prepared files",
-    "weights | other weights under the same name | sha256 is compared with the catalog at the first load and "
-    "whenever the file changes",
-)
 def test_an_expert_replaced_on_disk_is_checked_again(tmp_path: Path):
     spec = an_expert_file(tmp_path, "r18", seed=1)
     pool = a_pool(100 << 20, spec)
     pool.unload(spec.expert)
     an_expert_file(tmp_path, "r18", seed=2)
     with pytest.raises(ExpertError, match="contents changed"):
+        pool.load(spec)
+
+
+@pytest.mark.promise(
+    "Prepared files",
+    "weights | other weights under the same name, or a byte changed in place | the bytes of each load are checked as "
+    "they are read, before they judge: by their sha256 at the first, then by a keyed hash",
+)
+@pytest.mark.parametrize("stored_as", ["", "int8"])
+def test_a_byte_that_changes_through_a_mapping_after_the_first_load_fails_the_expert(tmp_path: Path, stored_as: str):
+    spec = an_expert_file(tmp_path, stored_as=stored_as)
+    pool, place = a_pool(100 << 20), -spec.read_bytes // 2
+    with spec.file.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        mapping[place] = mapping[place]  # until the page is written back, later writes to it change no times
+        pool.load(spec)
+        pool.unload(spec.expert)
+        mapping[place] ^= 1
+        for _ in range(2):
+            with pytest.raises(ExpertError, match="contents changed"):
+                pool.load(spec)
+        assert pool.resident() == ()
+        mapping[place] ^= 1
         pool.load(spec)
 
 

@@ -454,6 +454,21 @@ def test_a_member_that_leads_out_of_the_folder_or_comes_twice_is_refused(tmp_pat
     assert not (tmp_path / "restored").exists()
 
 
+def test_an_archive_of_empty_files_is_refused_before_they_are_written(tmp_path: Path):
+    a_folder(tmp_path / "line")
+    archive, bad = backed_up(tmp_path / "line"), tmp_path / "bad.tar"
+    with tarfile.open(archive) as old, tarfile.open(bad, "w") as new:
+        first, *rest = old.getmembers()
+        new.addfile(first, old.extractfile(first))
+        for number in range(101):
+            new.addfile(tarfile.TarInfo(f"images/{number}"))
+        for member in rest:
+            new.addfile(member, old.extractfile(member))
+    with pytest.raises(BackupError, match="over 100 empty files"):
+        unpack(bad, tmp_path / "restored")
+    assert not (tmp_path / "restored").exists()
+
+
 def with_head(archive: Path, target: Path, head: bytes, pax: dict[str, str] | None = None, said_of: str = SUMS) -> Path:
     """The archive with another first member and right sums; `pax` says more of the member `said_of`."""
     was = b""

@@ -214,3 +214,13 @@ def test_a_version_in_shadow_is_compared_on_the_page_of_its_expert_with_links_to
     catalog.with_name("candidates.json").unlink()
     with answering_control(web, experts=experts(web, "R0402")):
         assert "shadow-title" not in web.get("/experts/R0402").text
+
+
+def test_a_backbone_that_cannot_be_loaded_is_one_cause_for_all_of_its_heads(web: Web) -> None:
+    why = {"failed": "expert line@50e527a8f71d: /w.safetensors: no such file", "backbone": "line@50e527a8f71d"}
+    heads = [an_expert(f"part-{number}", **why) for number in range(3)]
+    with answering_control(web, experts={"experts": heads}):
+        line, listing = web.get("/").text, web.get("/experts").text
+    assert line.count("<strong>line@50e527a8f71d cannot be loaded: /w.safetensors: no such file<") == 1
+    assert listing.count("<strong>line@50e527a8f71d cannot be loaded<") == 1
+    assert "part-0 cannot be loaded" not in line + listing

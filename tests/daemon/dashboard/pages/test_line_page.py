@@ -141,14 +141,24 @@ def test_what_is_wrong_with_the_line_itself_is_told_troubles_first() -> None:
     status = {
         **STATUS,
         "state": "degraded",
-        "ready": "degraded: takes no images: the disk is full; expert R0402 cannot be loaded",
+        "ready": "degraded: takes no images: the disk is full; expert R0402 cannot be loaded: no such file; mend it",
         "rejected": [row],
-        "unusable": ["R0402 cannot be loaded: no such file", "C0603 cannot be loaded: no such file"],
+        "unusable": ["R0402 cannot be loaded: no such file; mend it", "C0603 cannot be loaded: no such file"],
     }
     titles = [(alarm.level, alarm.title) for alarm in alarms(status)]
     assert titles == [
-        ("trouble", "takes no images: the disk is full; expert R0402 cannot be loaded"),
-        ("trouble", "R0402 cannot be loaded: no such file (and 1 more: see Experts)"),
+        ("trouble", "takes no images: the disk is full"),
+        ("trouble", "R0402 cannot be loaded: no such file; mend it (and 1 more: see Experts)"),
         ("notice", "cam-2: 12 images rejected in the last hour (bad image)."),
     ]
     assert "its end is missing" in alarms(status)[-1].remedy
+
+
+def test_one_expert_that_cannot_be_loaded_is_one_alarm() -> None:
+    status = {
+        **STATUS,
+        "state": "degraded",
+        "ready": "degraded: expert R0402 cannot be loaded: no such file",
+        "unusable": ["R0402 cannot be loaded: no such file"],
+    }
+    assert [alarm.title for alarm in alarms(status)] == ["R0402 cannot be loaded: no such file"]

@@ -237,6 +237,7 @@ def test_old_boards_go_with_all_their_rows_and_their_files(kit):
     new = kit.add("fail", serial="new")
     pruner = kit.prune(results_for="9d")
     assert (pruner.counts.boards, pruner.counts.inspections) == (3, 3)
+    assert pruner.counts.image_bytes == 1000 * pruner.counts.images > 0
     assert kit.files == [new]
     for count in ("SELECT count(*) FROM inspections", "SELECT count(*) FROM boards", "SELECT count(*) FROM stages"):
         assert kit.column(count) == [1]

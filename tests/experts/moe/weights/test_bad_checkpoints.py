@@ -1,5 +1,6 @@
 """A checkpoint that is not right, or a request that cannot be served, ends in one sentence that says what to do."""
 
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -54,6 +55,11 @@ def truncate(folder: Path) -> None:
         opened.truncate(file.stat().st_size - 1000)
 
 
+def pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
 def spoil_header(folder: Path) -> None:
     with (folder / "model.safetensors").open("r+b") as opened:
         opened.seek(8)
@@ -77,6 +83,7 @@ DAMAGES: dict[str, tuple[Damage, tuple[str, ...]]] = {
     ),
     "truncated": (truncate, ("model.safetensors", "is truncated: tensor ", "fetch the file again")),
     "empty": (content("model.safetensors", b""), ("model.safetensors", "is not a safetensors file")),
+    "a pipe": (pipe, ("model.safetensors", "is not a regular file", "fetch the checkpoint again")),
     "damaged header": (spoil_header, ("model.safetensors", "damaged header")),
     "other family": (config(model_type="llama"), ("config.json", "'llama'", "mixtral, qwen2_moe")),
     "family list": (config(model_type=["mixtral"]), ("config.json", "model_type is ['mixtral']")),

@@ -117,3 +117,14 @@ def test_packed_storage_that_was_not_imported_says_which_command_makes_it(tmp_pa
         a_prefill(tmp_path, "int8")
     with pytest.raises(ModelError, match=r"no storage .int2.; choose one of auto, checkpoint, exact, int8, int4"):
         a_prefill(tmp_path, "int2")
+
+
+def test_an_expert_that_changes_after_its_first_read_is_not_computed_with(tmp_path, slots):
+    _, store = open_stores(tmp_path)
+    buffer = torch.zeros(store.expert_bytes, dtype=torch.uint8).numpy().data
+    store.read(ExpertKey(2, 7), buffer)
+    with slots.open("r+b") as opened:
+        opened.seek(-4096, 2)
+        opened.write(b"damage")
+    with pytest.raises(ModelError, match="expert 7 of layer 2 is damaged"):
+        store.read(ExpertKey(2, 7), buffer)
