@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,17 +132,23 @@ def _unpickled(file: Path) -> Any:
         if any(member.endswith("/constants.pkl") for member in members):
             raise TrainingError(f"{file}: {_TORCHSCRIPT.format(name=file.name)}")
         if not any(member.endswith("/data.pkl") for member in members):
-            raise TrainingError(f"{file}: is a zip without weights of torch: unpack it and import the file in it")
+            has_some = any(Path(member).suffix in {".pt", ".pth", ".ckpt", ".safetensors"} for member in members)
+            remedy = "unpack it and import the file in it" if has_some else _SAVE
+            raise TrainingError(f"{file}: is a zip without weights of torch: {remedy}")
         names = torch.serialization.get_unsafe_globals_in_checkpoint(str(file))
     stand_ins: list[Any] = [(type(name, (_StandIn,), {}), name) for name in names]
-    with torch.serialization.safe_globals(stand_ins), file.open("rb") as opened:
+    with torch.serialization.safe_globals(stand_ins), file.open("rb") as opened, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pickles that are not torch's
         return torch.load(opened, map_location="cpu", weights_only=True)
 
 
 def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
     beside = content if isinstance(content, Mapping) else {}
-    names_from = next((key for key in _NAME_KEYS if isinstance(beside.get(key), dict | list | tuple)), "")
-    names = beside.get(names_from)
+    places = [beside, *(value for value in beside.values() if isinstance(value, Mapping))]
+    held = (
+        (key, place[key]) for key in _NAME_KEYS for place in places if isinstance(place.get(key), dict | list | tuple)
+    )
+    names_from, names = next(held, ("", None))
     if found := dict(_state_dicts(content)):
         most = max(map(len, found.values()))
         found = {path: tensors for path, tensors in found.items() if 2 * len(tensors) >= most}
@@ -197,26 +204,21 @@ def _unwrapped(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def refuse_whole(file: Path, pickled: str) -> None:
-    """Refuse a network that was pickled whole, unless it is an ultralytics detector. Raises TrainingError."""
-    framework, *_, kind = pickled.split(".")
-    if kind == "DetectionModel" and framework == "ultralytics":
-        return
-    if framework == "models":
-        remedy = "train it again, with `coserve train detector DATA.YAML --architecture yolov5n` or ultralytics"
-        where = f"the old YOLOv5's or YOLOv7's own repository ({pickled})"
-        raise TrainingError(f"{file}: comes from {where}, which ultralytics cannot open: {remedy}")
-    if framework == "ultralytics":
-        remedy = "train a detection model on boxes, with `coserve train detector DATA.YAML` or `yolo detect train`"
-        if kind == "ClassificationModel":
-            remedy = "train a classifier on its pictures with `coserve train classifier FOLDER`"
-        raise TrainingError(f"{file}: holds ultralytics' {kind}, whose answers no expert gives: {remedy}")
-    remedy = _ALONE.format(name=file.name, what=".state_dict()")
-    raise TrainingError(f"{file}: holds a whole pickled network ({pickled}), not weights alone: {remedy}")
-
-
 def weights_for(kind: Architecture, checkpoint: Checkpoint, file: Path) -> dict[str, torch.Tensor]:
-    """Return the weights under the names of the framework's `kind`. Raises TrainingError, which says what they are."""
+    """Return the weights under the names of the framework's `kind`, of a state_dict or an ultralytics detector.
+
+    Raises TrainingError, which says what the file holds instead and what to do.
+    """
+    framework, *_, of = (checkpoint.pickled or "").split(".")
+    if framework == "models":
+        where = f"the old YOLOv5's or YOLOv7's own repository ({checkpoint.pickled})"
+        remedy = "train it again, with `coserve train detector DATA.YAML --architecture yolov5n` or ultralytics"
+        raise TrainingError(f"{file}: comes from {where}, which ultralytics cannot open: {remedy}")
+    if framework == "ultralytics" and of != "DetectionModel":
+        remedy = "train a detection model on boxes, with `coserve train detector DATA.YAML` or `yolo detect train`"
+        if of == "ClassificationModel":
+            remedy = "train a classifier on its pictures with `coserve train classifier FOLDER`"
+        raise TrainingError(f"{file}: holds ultralytics' {of}, whose answers no expert gives: {remedy}")
     expected = weight_shapes(kind.source)
     weights = _named_as(expected, checkpoint.tensors)
     if (misfit := _misfit(expected, weights)) is not None:
@@ -229,6 +231,11 @@ def weights_for(kind: Architecture, checkpoint: Checkpoint, file: Path) -> dict[
         held = f"is {', '.join(sorted(strange))}" if strange else "is missing"
         remedy = "one Linear is taken, alone or in a Sequential after Dropout: train it with that"
         raise TrainingError(f"{file}: its last layer (fc) {held}; {remedy}")
+    if checkpoint.pickled is not None and framework != "ultralytics":
+        remedy = _ALONE.format(name=file.name, what=".state_dict()")
+        raise TrainingError(
+            f"{file}: holds a whole pickled network ({checkpoint.pickled}), not weights alone: {remedy}"
+        )
     if kind.family == "resnet":
         weights.setdefault("fc.bias", weights["fc.weight"].new_zeros(len(weights["fc.weight"])))
     return weights
@@ -280,7 +287,7 @@ def _other_network(kind: Architecture, tensors: Mapping[str, torch.Tensor], misf
     family = "yolo" if any(re.search(r"(^|\.)model\.\d+\.", name) for name in tensors) else "resnet"
     others = {each.source: each.name for each in ARCHITECTURES.values() if each.family == family and each != kind}
     if family == "resnet":
-        more = torchvision().models.list_models(include="*resne*")
+        more = torchvision().models.list_models(torchvision().models, include="*resne*")
         others |= {name: "" for name in more if name not in ARCHITECTURES}
     for source, name in others.items():
         expected = weight_shapes(source)
@@ -292,7 +299,7 @@ def _other_network(kind: Architecture, tensors: Mapping[str, torch.Tensor], misf
     return f"its weights are not those of a {kind.name}: {misfit}; train a {kind.name} that is not changed"
 
 
-def class_names(value: Any) -> tuple[list[str], str | None]:
+def class_names(value: Any) -> tuple[list[Any], str | None]:
     """Return the names of classes in the network's order, and what is wrong with them.
 
     They come as a list, by number ({0: "ok"}; keys may be text), or as numbers by name, as torchvision's class_to_idx.
@@ -303,13 +310,11 @@ def class_names(value: Any) -> tuple[list[str], str | None]:
             value = sorted(value, key=value.__getitem__)
         else:
             by_number = {int(key): name for key, name in value.items() if re.fullmatch(r"\d+", str(key))}
-            if sorted(by_number) != list(range(len(value))):
-                return [], f"cannot be read as names by number: {value!s:.100}"
-            value = [by_number[number] for number in range(len(value))]
-    names = [str(name) for name in value] if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if not names or any(isinstance(name, (Mapping, _StandIn, torch.Tensor)) for name in value):
-        return [], f"cannot be read as names: {value!s:.100}"
-    return names, next(_mistakes(value), None)
+            is_whole = by_number.keys() == {*range(len(value))}
+            value = [by_number[number] for number in sorted(by_number)] if is_whole else None
+    if not value or not all(isinstance(name, str | int | float) for name in value):
+        return [], "cannot be read as names of classes"
+    return [*value], next(_mistakes(value), None)
 
 
 def _mistakes(names: Sequence[Any]) -> Iterator[str]:

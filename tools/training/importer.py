@@ -27,7 +27,6 @@ from tools.training.checkpoint import (
     answers_elsewhere,
     class_names,
     read_checkpoint,
-    refuse_whole,
     weights_for,
 )
 from tools.training.expert_file import (
@@ -84,8 +83,6 @@ def import_file(  # noqa: PLR0913 - most by keyword
         what = "holds no image that can be decoded" if images is not None and images.is_dir() else "is not a folder"
         raise TrainingError(f"{images}: {what}; name another folder, or none")
     checkpoint = read_checkpoint(file)
-    if checkpoint.pickled is not None:
-        refuse_whole(file, checkpoint.pickled)
     state = weights_for(kind, checkpoint, file)
     named, notes = _classes_of(file, checkpoint, job.classes)
     job = replace(job, classes=named)
@@ -255,27 +252,25 @@ def _outputs_elsewhere(
 def _classes_of(file: Path, checkpoint: Checkpoint, named: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
     """Return the names to take, of the file or of --classes, and what to say. Raises TrainingError."""
     notes = [checkpoint.note] if checkpoint.note is not None else []
-    given, given_mistake = class_names(list(named)) if named else ([], None)
-    if given_mistake is not None:
-        raise TrainingError(f"--classes {given_mistake}: give each class a name of its own")
-    values = [*checkpoint.names.values()] if isinstance(checkpoint.names, Mapping) else checkpoint.names
-    if values is None or (values == [*range(len(values))] and checkpoint.names_from != "class_to_idx"):
-        if not named:
-            raise TrainingError(f"{file}: holds weights without class names; give them in order with --classes")
-        return named, notes
-    held, mistake = class_names(checkpoint.names)
-    if mistake is not None and not named:
-        raise TrainingError(f"{file}: its {checkpoint.names_from} {mistake}: name the classes in order with --classes")
+    if named and (mistake := class_names(named)[1]) is not None:
+        raise TrainingError(f"--classes {mistake}: give each class a name of its own")
+    names_from = checkpoint.names_from
+    held, mistake = class_names(checkpoint.names) if names_from else ([], None)
+    names, is_numbered = tuple(map(str, held)), any(not isinstance(name, str) for name in held)
+    if not named and (mistake is not None or held == [*range(len(held))]):
+        lack = f"its {names_from} {mistake}" if mistake is not None else "holds weights without class names"
+        raise TrainingError(f"{file}: {lack}; give them in order with --classes")
     if mistake is not None:
-        return named, [*notes, f"{file.name}: its {checkpoint.names_from} {mistake}: --classes is taken"]
-    if given and given != held:
+        notes.append(f"{file.name}: its {names_from} {mistake}: --classes is taken")
+    if mistake is not None or held == [*range(len(held))]:
+        return named, notes
+    if named and named != names:
         raise TrainingError(
-            f"{file}: its {checkpoint.names_from} says {', '.join(held)}, --classes says {', '.join(given)}: leave "
-            "--classes out, or save the weights without those names"
+            f"{file}: its {names_from} says {', '.join(names)}, --classes says {', '.join(named)}: leave --classes "
+            "out, or save the weights without those names"
         )
-    has_numbers = checkpoint.names_from != "class_to_idx" and any(isinstance(value, int | float) for value in values)
-    lost = " (numbers there: did YAML drop a leading 0?)" if has_numbers else ""
-    return tuple(held), [*notes, f"classes {', '.join(held)}, from {checkpoint.names_from} of {file.name}{lost}"]
+    lost = " (numbers there: did YAML drop a leading 0?)" if is_numbered else ""
+    return names, [*notes, f"classes {', '.join(names)}, from {names_from} of {file.name}{lost}"]
 
 
 def _load_original(
@@ -284,11 +279,10 @@ def _load_original(
     """Return the framework's model with these weights; its first layer takes as many channels as theirs."""
     count = next((len(bias) for name, bias in state.items() if re.search(_LAST_BIAS, name)), len(classes))
     if count != len(classes):
-        names = ", ".join(classes[:12])
-        remedy = "name each with --classes, in the network's order" if count > 1 else "train it with an output for each"
+        remedy = "name one for each with --classes, in the network's order" if count > 1 else "train one for each class"
+        named = ", ".join(classes[:12])
         raise TrainingError(
-            f"{file}: the network has {count_text(count, 'output')} for as many classes, and {len(classes)} are named "
-            f"({names}): {remedy}"
+            f"{file}: the network has {count_text(count, 'output')}, and the classes are {named}: {remedy}"
         )
     original = build_original(kind, count)
     name, first = next(original.named_parameters())
