@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -183,7 +183,7 @@ def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str
             yield from _state_dicts(value, (*path, str(key)))
 
 
-def _is_network(content: Any) -> bool:
+def _is_network(content: Any) -> TypeGuard[_StandIn]:
     return isinstance(content, _StandIn) and "_modules" in content.attributes
 
 
@@ -209,9 +209,10 @@ def weights_for(kind: Architecture, checkpoint: Checkpoint, file: Path) -> dict[
 
     Raises TrainingError, which says what the file holds instead and what to do.
     """
-    framework, *_, of = (checkpoint.pickled or "").split(".")
+    pickled = checkpoint.pickled or ""
+    framework, of = pickled.partition(".")[0], pickled.rpartition(".")[2]
     if framework == "models":
-        where = f"the old YOLOv5's or YOLOv7's own repository ({checkpoint.pickled})"
+        where = f"the old YOLOv5's or YOLOv7's own repository ({pickled})"
         remedy = "train it again, with `coserve train detector DATA.YAML --architecture yolov5n` or ultralytics"
         raise TrainingError(f"{file}: comes from {where}, which ultralytics cannot open: {remedy}")
     if framework == "ultralytics" and of != "DetectionModel":
@@ -231,11 +232,9 @@ def weights_for(kind: Architecture, checkpoint: Checkpoint, file: Path) -> dict[
         held = f"is {', '.join(sorted(strange))}" if strange else "is missing"
         remedy = "one Linear is taken, alone or in a Sequential after Dropout: train it with that"
         raise TrainingError(f"{file}: its last layer (fc) {held}; {remedy}")
-    if checkpoint.pickled is not None and framework != "ultralytics":
+    if pickled and framework != "ultralytics":
         remedy = _ALONE.format(name=file.name, what=".state_dict()")
-        raise TrainingError(
-            f"{file}: holds a whole pickled network ({checkpoint.pickled}), not weights alone: {remedy}"
-        )
+        raise TrainingError(f"{file}: holds a whole pickled network ({pickled}), not weights alone: {remedy}")
     if kind.family == "resnet":
         weights.setdefault("fc.bias", weights["fc.weight"].new_zeros(len(weights["fc.weight"])))
     return weights

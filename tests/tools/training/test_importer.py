@@ -209,7 +209,9 @@ def labelled_images(folder: Path, normalisation: str, channels: int = 3) -> tupl
     "Versions of experts",
     "An imported classifier is measured on labelled images: another normalisation or order of classes is refused",
 )
-@pytest.mark.parametrize("fits", ["imagenet", "none", ".5"])
+@pytest.mark.parametrize(
+    "fits", [*(pytest.param(each, marks=pytest.mark.test_all) for each in ("imagenet", "none")), ".5"]
+)
 def test_the_normalisation_that_fits_labelled_images_is_taken_and_another_is_refused(tmp_path: Path, fits: str):
     file, images = labelled_images(tmp_path, fits)
     target = a_target(tmp_path, input_size=32, classes=("a", "b"), expert="e", images=images, form=Form(tolerance=0.5))
