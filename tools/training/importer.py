@@ -279,7 +279,11 @@ def _load_original(
     """Return the framework's model with these weights; its first layer takes as many channels as theirs."""
     count = next((len(bias) for name, bias in state.items() if re.search(_LAST_BIAS, name)), len(classes))
     if count != len(classes):
-        remedy = "name one for each with --classes, in the network's order" if count > 1 else "train one for each class"
+        remedy = (
+            "name one for each with --classes, in the network's order"
+            if count > 1
+            else "train it with an output for each"
+        )
         named = ", ".join(classes[:12])
         raise TrainingError(
             f"{file}: the network has {count_text(count, 'output')}, and the classes are {named}: {remedy}"
