@@ -118,10 +118,8 @@ def read_checkpoint(file: Path) -> Checkpoint:
         what = f"is a pickled program{f' that names {named[1]}' if named else ''}, not weights alone"
         raise TrainingError(f"{file}: {what}: {_SAVE}") from error
     except Exception as error:  # damaged bytes cause any
-        line = str(error).strip().splitlines()[:1]
-        raise TrainingError(
-            f"{file}: is damaged, cut or not written by torch.save ({': '.join(line)[:200]})"
-        ) from error
+        what = str(error).strip().partition("\n")[0].partition(". ")[0]
+        raise TrainingError(f"{file}: is damaged, cut or not written by torch.save ({what}): copy it again") from error
 
 
 def _unpickled(file: Path) -> Any:
