@@ -23,10 +23,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 #: One number per RGB channel.
 Triple = tuple[float, float, float]
 
-#: Means and standard deviations per RGB channel, of values in 0..1.
+#: Means and standard deviations per RGB channel, of values in 0..1. Catalogs have names for the first two.
 NORMALISATIONS: Mapping[str, tuple[Triple, Triple]] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    ".5": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 
 

@@ -346,6 +346,20 @@ def _build_ultralytics(architecture: Architecture, rows: int) -> nn.Module:
     return DetectionModel(architecture.source, nc=rows, verbose=False)
 
 
+def weight_shapes(source: str) -> dict[str, torch.Size]:
+    """Return the names and shapes of a framework's own model, by `Architecture.source`, without memory for weights."""
+    with torch.device("meta"):
+        if not source.endswith(".yaml"):
+            network = torchvision().models.get_model(source, weights=None)
+        else:  # the whole model measures its strides, which the meta device cannot answer
+            ultralytics()
+            from ultralytics.nn.tasks import parse_model, yaml_model_load  # noqa: PLC0415  # only after its settings
+
+            layers, _ = parse_model(yaml_model_load(source), 3, verbose=False)
+            network = nn.ModuleDict({"model": layers})
+    return {name: tensor.shape for name, tensor in network.state_dict().items()}
+
+
 def _adapt_yolo(network: nn.Module, input_size: int) -> Detector:
     detector = Detector(network, input_size)
     fold_batch_norms(detector)

@@ -95,8 +95,8 @@ def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, expe
 
 @pytest.mark.promise(
     "Prepared files",
-    "a `.pt` for `coserve import` | a program | refused; with `--trust` it is opened in a process of its own. "
-    "The program then runs, so trust only files of your own",
+    "a network for `coserve import` | a program | its weights are read and nothing of it runs. With `--trust` an "
+    "ultralytics `.pt` runs in a process of its own, so trust only files of your own",
 )
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])

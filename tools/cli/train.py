@@ -57,13 +57,22 @@ ExpertName = Annotated[str | None, typer.Option("--id", help="The expert's id; d
 
 
 def import_expert(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A torchvision state_dict or an ultralytics .pt.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Weights of torchvision (a state_dict) or an ultralytics .pt.")
+    ],
     architecture: Annotated[str, typer.Option(help="resnet18 … resnet152, yolov5n … yolo26l.", show_default=False)],
     input_size: InputSize = 224,
     classes: Annotated[str | None, typer.Option(help="Labels in the network's order, with commas between.")] = None,
     out: Out = Path("experts"),
     expert: ExpertName = None,
-    images: Annotated[Path | None, typer.Option(help="Prove the agreement on these images, not on patterns.")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Prove the agreement on these images; in folders named as the classes, measure it on them."),
+    ] = None,
+    normalize: Annotated[
+        Literal["imagenet", "none", ".5"] | None,
+        typer.Option(help="How a classifier's pictures were normalised; without it, what fits labelled --images."),
+    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="How weights are computed; auto: the fastest that agrees with the original."),
@@ -79,7 +88,7 @@ def import_expert(
 
     Exit status 1 if the file cannot become an expert; then nothing was changed.
 
-    Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --out experts
+    Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --images photos
     """
     need_file(file, "name a network's file")
     from tools.training.expert_file import Form, ImportReport, make_in
@@ -99,6 +108,7 @@ def import_expert(
             expert=expert,
             form=form,
             images=images,
+            normalize=normalize,
             trust=trust,
         )
 
@@ -108,8 +118,10 @@ def import_expert(
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
         trials, thin = [asdict(trial) for trial in report.trials], [asdict(trial) for trial in report.thin]
         outcome = {"agreement": asdict(agreement), "tried": trials, "not_tried": list(report.unfit), "thin": thin}
-        print_json(expert_row | outcome | {"candidate": version})
+        print_json(expert_row | outcome | {"candidate": version, "notes": list(report.notes)})
         return
+    for note in report.notes:
+        console.print(note, markup=False)
     for trial in report.trials:
         outcome = "kept" if trial.dtype == report.dtype else "slower" if trial.agrees else "differs too much"
         console.print(f"{trial.dtype}: {trial.batch_ms:.1f} ms for 4 images, {_in_words(trial.agreement)}: {outcome}")

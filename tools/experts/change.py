@@ -230,8 +230,10 @@ def _entries(source: Path) -> dict[str, CatalogEntry]:
 def _entry_of(weights: Path) -> CatalogEntry:
     try:
         header = dict(read_header(weights).metadata)
-        fields = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}
+        fields: dict[str, Any] = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}
         classes = json.loads(header.get("classes", "[]"))
+        if str(fields["normalisation"]).startswith("{"):
+            fields["normalisation"] = json.loads(header["normalisation"])
         return CatalogEntry.model_validate(
             {**fields, "file": weights.name, "classes": classes, "sha256": file_sha256(weights)}, strict=False
         )

@@ -19,13 +19,13 @@ from experts.vision.networks import adapt_backbone
 from experts.vision.slot import Slot, loaded_slot
 from experts.weights import file_sha256, write_weights
 from tools.training import TrainingError, architecture_of, fit, require_expert_id
+from tools.training.checkpoint import read_checkpoint
 from tools.training.expert_file import (
     STORES,
     entry_of,
     header_of,
     spec_of_entry,
 )
-from tools.training.importer import plain_tensors
 from tools.training.labelled import DIGEST_BYTES, held_back, read_labelled
 
 #: The file that training goes on from, beside the backbone's; and in it the digests of the pictures it has seen.
@@ -240,11 +240,10 @@ def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> fr
 
     With `sha256` the file must be the one of that backbone. Raises TrainingError.
     """
-    tensors = plain_tensors(file)
-    if tensors is None:
-        raise TrainingError(
-            f"{file}: is a pickled program, not plain weights: save its state_dict() and name that file"
-        )
+    checkpoint = read_checkpoint(file)
+    if checkpoint.pickled is not None:
+        raise TrainingError(f"{file}: holds a whole pickled network: save its state_dict() and name that file")
+    tensors = dict(checkpoint.tensors)
     digests = tensors.pop(_SEEN, torch.zeros(0, DIGEST_BYTES, dtype=torch.uint8))
     of = bytes(tensors.pop(_OF, torch.zeros(0, dtype=torch.uint8)).flatten().tolist()).hex()
     if digests.dim() != 2 or digests.shape[1] != DIGEST_BYTES or (sha256 is not None and of != sha256):

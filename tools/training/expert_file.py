@@ -21,6 +21,7 @@ from experts.vision.architectures import (
     CHANNELS_LAST,
     DTYPES,
     END_TO_END_HEAD,
+    NORMALISATIONS,
     PLAIN_HEAD,
     YOLO_STRIDE_PIXELS,
     Architecture,
@@ -90,7 +91,7 @@ class ImportReport:
     """The expert that was written. `entry` is the catalog's entry, its `file` relative to the catalog's folder.
 
     With `--dtype auto`, `trials` has every dtype that was tried, and `unfit` why others were not; with `--store auto`,
-    `thin` has the thin forms that were tried.
+    `thin` has the thin forms that were tried. `notes` say what was taken of several, and how well labelled images fit.
     """
 
     expert: str
@@ -102,6 +103,7 @@ class ImportReport:
     trials: tuple[DtypeTrial, ...] = ()
     unfit: tuple[str, ...] = ()
     thin: tuple[StoreTrial, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ def header_of(
         "architecture": architecture.name,
         "classes": json.dumps(list(classes)),
         "input_size": str(input_size),
-        "normalisation": architecture.normalisation,
+        "normalisation": json.dumps(normalisation_of(architecture)).strip('"'),
         "dtype": dtype,
         "memory_format": memory_format,
         "head": head,
@@ -285,9 +287,15 @@ def entry_of(
         "file": file.name,
         "classes": list(classes),
         "input_size": input_size,
-        "normalisation": architecture.normalisation,
+        "normalisation": normalisation_of(architecture),
         "sha256": sha256,
     }
+
+
+def normalisation_of(architecture: Architecture) -> str | dict[str, list[float]]:
+    """Return a normalisation as catalogs have it: two have names."""
+    mean, std = NORMALISATIONS[architecture.normalisation]
+    return {"mean": [*mean], "std": [*std]} if architecture.normalisation == ".5" else architecture.normalisation
 
 
 def spec_of_entry(out: Path, expert: str, entry: Mapping[str, Any]) -> ExpertSpec:

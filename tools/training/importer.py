@@ -1,19 +1,21 @@
 """Makes an expert of a trained network: from a file (`coserve import`) or from a framework's model of this process.
 
-Nothing here unpickles unknown classes. A file of plain tensors is read with `weights_only`; an ultralytics `.pt`, which
-is a pickled program, is opened only on request and only in a process of its own (`tools/training/unpickle.py`).
+Nothing that a file holds runs here (`checkpoint.py`): an ultralytics `.pt`, which is a pickled program, answers for its
+proof only on request and in a process of its own.
 """
 
 import copy
-import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from daemon.units import count_text
 from experts.catalog import add_expert
 from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.guards import learn_limits
@@ -21,17 +23,33 @@ from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
 from tools.experts.measure import SAMPLES, images_below
 from tools.training import TrainingError, architecture_of
+from tools.training.checkpoint import (
+    Checkpoint,
+    answers_elsewhere,
+    class_names,
+    read_checkpoint,
+    weights_for,
+)
 from tools.training.expert_file import (
     Form,
     ImportJob,
     ImportReport,
     make_expert,
 )
-from tools.training.proof import Image, original_outputs, pattern_images, squares
-from tools.training.unpickle import unpickle_elsewhere
+from tools.training.fit import Targets
+from tools.training.held_out import HeldOutAnswers, beats
+from tools.training.proof import LUMA, Image, OriginalOutputs, original_outputs, pattern_images, squares
 
-#: Pictures on which a thin file's answers are compared with the original's.
+#: Labelled pictures that an import is measured on, and on which a thin file's answers are compared with the original's.
 _CALIBRATION_SAMPLES = 200
+_UNKNOWN_NORMALISATION = (
+    "how its pictures were normalised is not in the file: name --normalize imagenet (torchvision's mean and std), none "
+    "(ToTensor() alone) or .5 (Normalize(.5, .5)), or --images with a folder of pictures for each class ({classes}): "
+    "then the one that fits is taken"
+)
+#: The bias of the layer that has an output for each class.
+_LAST_BIAS = r"^fc\.bias$|\.cv3\.0\.2\.bias$"
+_OWN_NORMALISATION = "with another mean and std, import with --normalize none and write them into catalog.yaml"
 
 
 def import_file(  # noqa: PLR0913 - most by keyword
@@ -44,16 +62,20 @@ def import_file(  # noqa: PLR0913 - most by keyword
     expert: str | None = None,
     form: Form | None = None,
     images: Path | None = None,
+    normalize: str | None = None,
     trust: bool = False,
 ) -> ImportReport:
     """Read `file`, make the expert, named as the file without `expert`, and add it to the catalog of `out`.
 
-    An ultralytics `.pt` names its `classes` itself. The agreement is proved on the folder `images`, or on patterns.
-    `trust` allows a pickled program to run in a process of its own. Raises TrainingError, and then nothing is changed.
+    A checkpoint may name its `classes` itself. A classifier needs `normalize`, or `images` in folders of its classes:
+    then it is measured on these. The agreement is proved on `images`, or on patterns. `trust` allows an ultralytics
+    `.pt` to run in a process of its own. Raises TrainingError, and then nothing is changed.
     """
     form = form or Form(origin=f"imported from {file.name}")
     kind, has_pictures = architecture_of(architecture, "classify", "detect"), images is not None
     job = ImportJob(kind, tuple(classes), input_size, out, expert or file.stem, form, has_pictures)
+    if normalize not in (None, "none") and kind.task == "detect":
+        raise TrainingError(f"--normalize {normalize}: a {kind.name} takes pixels as they are; leave --normalize out")
     pictures = pattern_images()
     if images is not None:
         files = images_below(images, SAMPLES if form.store == "float32" else _CALIBRATION_SAMPLES)
@@ -61,16 +83,22 @@ def import_file(  # noqa: PLR0913 - most by keyword
     if not pictures:
         what = "holds no image that can be decoded" if images is not None and images.is_dir() else "is not a folder"
         raise TrainingError(f"{images}: {what}; name another folder, or none")
-    tensors, weights = plain_tensors(file), out / f"{job.expert}.safetensors"
+    checkpoint = read_checkpoint(file)
+    state = weights_for(kind, checkpoint, file)
+    named, notes = _classes_of(file, checkpoint, job.classes)
+    job = replace(job, classes=named)
+    original = _load_original(kind, state, file, named)
+    weights = out / f"{job.expert}.safetensors"
     is_new = not weights.exists()
     try:
-        if tensors is None:
-            _refuse_pickle(file, kind, trust=trust)
-            report = _import_pickle(file, job, pictures)
-        elif not classes:
-            raise TrainingError(f"{file}: holds weights without class names; give them in order with --classes")
+        if kind.task == "classify":
+            normalize, said = _normalised(file, job, original, images, normalize, checkpoint.names_from)
+            notes, job = [*notes, *said], replace(job, architecture=replace(kind, normalisation=normalize))
+        if checkpoint.pickled is None:
+            outputs = _outputs(job, original, pictures)
         else:
-            report = _import_original(_load_original(kind, tensors, len(classes)), job, pictures)
+            outputs = _outputs_elsewhere(file, job, original, pictures, trust=trust)
+        report = replace(make_expert(job, _three_channels(original), pictures, outputs), notes=tuple(notes))
         if has_pictures:
             report.entry["pictures"] = asdict(learn_limits(pictures))
         add_expert(out / "catalog.yaml", job.expert, report.entry)
@@ -105,60 +133,173 @@ def import_model(
 
 def _import_original(original: nn.Module, job: ImportJob, images: Sequence[Image]) -> ImportReport:
     model = original.float().eval()
-    normalisation = NORMALISATIONS[job.architecture.normalisation]
-    outputs = original_outputs(model, squares(images, job.architecture.task, job.input_size), normalisation)
-    return make_expert(job, model, images, outputs)
+    outputs = _outputs(job, model, images)
+    return make_expert(job, _three_channels(model), images, outputs)
 
 
-def _import_pickle(file: Path, job: ImportJob, images: Sequence[Image]) -> ImportReport:
-    """Load the other process' weights into a model of ours, proved against the pickled model's answers there."""
-    try:
-        unpickled = unpickle_elsewhere(file, squares(images, "detect", job.input_size))
-    except ValueError as error:
-        raise TrainingError(f"{file}: {error}") from error
-    count, names = len(unpickled.classes), ", ".join(unpickled.classes)
-    if len(job.classes) not in (0, count):
-        raise TrainingError(f"{job.expert}: the model has {count} classes ({names}), not {len(job.classes)}")
-    original = _load_original(job.architecture, unpickled.state_dict, count)
-    select_head(original, end_to_end=unpickled.end_to_end)
-    job = replace(job, classes=job.classes or unpickled.classes)
-    return make_expert(job, original.float().eval(), images, unpickled.outputs)
+def _outputs(job: ImportJob, original: nn.Module, images: Sequence[Image]) -> OriginalOutputs:
+    inputs = squares(images, job.architecture.task, job.input_size)
+    return original_outputs(original, inputs, NORMALISATIONS[job.architecture.normalisation])
 
 
-def _refuse_pickle(file: Path, kind: Architecture, *, trust: bool) -> None:
+def _set_first_layer(network: nn.Module, weight: torch.Tensor) -> None:
+    name, _ = next(network.named_parameters())
+    layer: Any = network.get_submodule(name.removesuffix(".weight"))
+    layer.weight, layer.in_channels = nn.Parameter(weight.detach().float()), weight.shape[1]
+
+
+def _three_channels(network: nn.Module) -> nn.Module:
+    """Make a network of grey pictures one of RGB: of grey ones the same answer, of coloured ones that of their luma."""
+    weight = next(network.parameters())
+    if weight.shape[1] == 1:
+        _set_first_layer(network, weight * torch.tensor(LUMA).view(1, 3, 1, 1))
+    return network
+
+
+def _normalised(
+    file: Path, job: ImportJob, original: nn.Module, images: Path | None, stated: str | None, named_by: str
+) -> tuple[str, list[str]]:
+    """Return the name of the normalisation, and what to say: how well it fits pictures in folders of the classes.
+
+    `named_by`: where the names of classes are from. Raises TrainingError if another normalisation or order fits better.
+    """
+    is_grey = next(original.parameters()).shape[1] == 1
+    known = [name for name in NORMALISATIONS if not is_grey or name != "imagenet"]
+    if stated not in {None, *known}:
+        raise TrainingError(f"{file}: its first layer takes one channel: --normalize is {' or '.join(known)}")
+    pictures, targets = _labelled(images, job) if images is not None else ([], np.zeros(0, np.int64))
+    present, classes = {*targets.tolist()}, ",".join(job.classes)
+    if stated is None and len(present) < 2:
+        raise TrainingError(f"{file}: {_UNKNOWN_NORMALISATION.format(classes=classes)}")
+    if not pictures:
+        said = [f"not measured: no folder of {images} has the name of a class ({classes})"] if images else []
+        return str(stated), said
+    answers = {name: _judged(original, pictures, targets, name) for name in ([stated] if stated else known)}
+    chosen = max(answers, key=lambda name: _fit(answers[name]))
+    taken = answers[chosen]
+    if not taken.right.all():
+        answers |= {name: _judged(original, pictures, targets, name) for name in known if name not in answers}
+    ways = {(name, job.classes): each for name, each in answers.items()}
+    ways |= {(name, order): each for name, each in answers.items() for order, each in [_reordered(each, job.classes)]}
+    name, order = max(ways, key=lambda way: _fit(ways[way]))
+    of = f"of {count_text(len(pictures), 'labelled image')} of {images}"
+    if beats(ways[name, order], taken) or (len(present) > 1 and _fit(taken)[0] <= 1 / len(present)):
+        better = [f"--normalize {name}"] if name != stated else []
+        if order != job.classes:
+            better.append(f"--classes {','.join(order)}")
+            if named_by:
+                better[-1] = f"the classes {','.join(order)}: correct {named_by} in the file, or the folders' names"
+        instead = f"on {ways[name, order].right.sum()} with {' '.join(better)}"
+        if ways[name, order].right.sum() <= taken.right.sum():
+            training = "name pictures and the --input-size of its training"
+            instead = f"no normalisation and no order of classes fits: {training}; {_OWN_NORMALISATION}"
+        used = f"the classes {classes} and --normalize {chosen}"
+        raise TrainingError(f"{file}: right on {taken.right.sum()} {of} with {used}; {instead}")
+    others = ", ".join(f"{name} on {each.right.sum()}" for name, each in answers.items() if name != chosen)
+    said = [f"normalisation {chosen}: right on {taken.right.sum()} {of}{f' ({others})' if others else ''}"]
+    if missing := [label for number, label in enumerate(job.classes) if number not in present]:
+        said.append(f"not measured: {images} has no pictures of {', '.join(missing)}")
+    return chosen, said
+
+
+def _labelled(images: Path, job: ImportJob) -> tuple[list[Image], Targets]:
+    """Return pictures from the folders below `images` that are named as classes, as many of each, and their classes."""
+    folders = [path for path in sorted(images.rglob("*")) if path.is_dir() and path.name in job.classes]
+    labelled = [
+        (to_square(image, "classify", job.input_size), job.classes.index(folder.name))
+        for folder in folders
+        for _, image in images_below(folder, max(1, _CALIBRATION_SAMPLES // len(folders)))
+    ]
+    return [picture for picture, _ in labelled], np.array([number for _, number in labelled], np.int64)
+
+
+def _judged(original: nn.Module, pictures: Sequence[Image], targets: Targets, normalisation: str) -> HeldOutAnswers:
+    logits = torch.cat(original_outputs(original, pictures, NORMALISATIONS[normalisation]))
+    return HeldOutAnswers(logits.softmax(1).numpy(), targets, None, np.arange(len(targets)))
+
+
+def _fit(answers: HeldOutAnswers) -> tuple[float, float]:
+    """Return the share of right answers, each class counting as much, and the mean log of the right classes' shares."""
+    recalls = [answers.right[answers.targets == target].mean() for target in np.unique(answers.targets)]
+    own = answers.shares[np.arange(len(answers.targets)), answers.targets]
+    return float(np.mean(recalls)), float(np.log(np.maximum(own, 1e-9)).mean())
+
+
+def _reordered(answers: HeldOutAnswers, classes: tuple[str, ...]) -> tuple[tuple[str, ...], HeldOutAnswers]:
+    """Return the order of the classes in which most answers are right, and the answers in it."""
+    from scipy.optimize import linear_sum_assignment
+
+    counts = answers.confusion() + np.eye(len(classes)) / 2  # a class without pictures keeps its place
+    _, outputs = linear_sum_assignment(counts, maximize=True)
+    order = tuple(classes[int(label)] for label in np.argsort(outputs))
+    return order, replace(answers, shares=answers.shares[:, outputs])
+
+
+def _outputs_elsewhere(
+    file: Path, job: ImportJob, original: nn.Module, images: Sequence[Image], *, trust: bool
+) -> OriginalOutputs:
+    """Return the pickled detector's own answers, and make `original` answer with the same of its heads."""
     if not trust:
         raise TrainingError(
             f"{file}: is a pickled program, not plain weights: opening it runs whatever its author put in. "
             "If you trust where it comes from, add --trust (it is then opened in a process of its own)"
         )
-    if kind.task == "classify":
-        raise TrainingError(f"{file}: holds a pickled {kind.name}; save its state_dict() and import that file")
-
-
-def plain_tensors(file: Path) -> dict[str, torch.Tensor] | None:
-    """Return the state_dict of a file that holds nothing but tensors, None if it is a pickled program."""
     try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise TrainingError(f"{file}: there is no such file") from error
-    except pickle.UnpicklingError:
-        return None
-    except Exception as error:  # the restricted unpickler lets through whatever damaged bytes cause
-        raise TrainingError(f"{file}: is damaged, or not written by torch.save ({error})") from error
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise TrainingError(f"{file}: holds no state_dict; save `model.state_dict()` with torch.save")
-    return {str(key).removeprefix("module."): value for key, value in content.items()}
+        outputs, end_to_end = answers_elsewhere(file, squares(images, "detect", job.input_size))
+    except ValueError as error:
+        raise TrainingError(f"{file}: {error}") from error
+    select_head(original, end_to_end=end_to_end)
+    return outputs
 
 
-def _load_original(kind: Architecture, state_dict: Mapping[str, torch.Tensor], class_count: int) -> nn.Module:
-    original = build_original(kind, class_count)
+def _classes_of(file: Path, checkpoint: Checkpoint, named: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the names to take, of the file or of --classes, and what to say. Raises TrainingError."""
+    notes = [checkpoint.note] if checkpoint.note is not None else []
+    if named and (mistake := class_names(named)[1]) is not None:
+        raise TrainingError(f"--classes {mistake}: give each class a name of its own")
+    names_from = checkpoint.names_from
+    held, mistake = class_names(checkpoint.names) if names_from else ([], None)
+    names, is_numbered = tuple(map(str, held)), any(not isinstance(name, str) for name in held)
+    if not named and (mistake is not None or held == [*range(len(held))]):
+        lack = f"its {names_from} {mistake}" if mistake is not None else "holds weights without class names"
+        raise TrainingError(f"{file}: {lack}; give them in order with --classes")
+    if mistake is not None:
+        notes.append(f"{file.name}: its {names_from} {mistake}: --classes is taken")
+    if mistake is not None or held == [*range(len(held))]:
+        return named, notes
+    if named and named != names:
+        raise TrainingError(
+            f"{file}: its {names_from} says {', '.join(names)}, --classes says {', '.join(named)}: leave --classes "
+            "out, or save the weights without those names"
+        )
+    lost = " (numbers there: did YAML drop a leading 0?)" if is_numbered else ""
+    return names, [*notes, f"classes {', '.join(names)}, from {names_from} of {file.name}{lost}"]
+
+
+def _load_original(
+    kind: Architecture, state: Mapping[str, torch.Tensor], file: Path, classes: Sequence[str]
+) -> nn.Module:
+    """Return the framework's model with these weights; its first layer takes as many channels as theirs."""
+    count = next((len(bias) for name, bias in state.items() if re.search(_LAST_BIAS, name)), len(classes))
+    if count != len(classes):
+        remedy = (
+            "name one for each with --classes, in the network's order"
+            if count > 1
+            else "train it with an output for each"
+        )
+        named = ", ".join(classes[:12])
+        raise TrainingError(
+            f"{file}: the network has {count_text(count, 'output')}, and the classes are {named}: {remedy}"
+        )
+    original = build_original(kind, count)
+    name, first = next(original.named_parameters())
+    if state[name].shape[1] != first.shape[1]:
+        _set_first_layer(original, state[name])
     try:
-        original.load_state_dict(dict(state_dict), strict=True)
+        original.load_state_dict(dict(state), strict=True)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        message = f"the weights are not those of a {kind.name} with {class_count} classes"
-        raise TrainingError(f"{message}: {' '.join(lines)[:600]}") from error
-    return original
+        message = f"{file}: the weights are not those of a {kind.name} with {count_text(count, 'class', 'classes')}"
+        remedy = f"import one that was trained as a plain {kind.name}"
+        raise TrainingError(f"{message}: {' '.join(lines)[:300]}; {remedy}") from error
+    return original.float().eval()

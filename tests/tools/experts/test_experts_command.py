@@ -246,6 +246,7 @@ def test_what_is_imported_over_an_expert_in_force_is_a_candidate_and_a_new_one_a
     file, experts = tmp_path / "trained.pth", line.folder / "experts"
     torch.save(frameworks.torchvision().models.resnet18(num_classes=2).state_dict(), file)
     form = ("--architecture", "resnet18", "--classes", "ok,bad", "--input-size", "32", "--out", experts, "--json")
+    form += ("--normalize", "imagenet")
     before = (experts / "catalog.yaml").read_bytes(), (experts / "P.safetensors").read_bytes()
     done = json.loads(coserve("import", file, "--id", "P", *form).stdout)
     states = {row["version"]: row["state"] for row in run(line, "show", "P")["versions"]}

@@ -3,11 +3,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from experts.catalog import CatalogFile, read_catalog, resolve
+from experts.vision.architectures import NORMALISATIONS
 from experts.vision.frameworks import ultralytics
 from experts.vision.infer import infer
 from experts.vision.networks import select_head
@@ -16,16 +18,20 @@ from experts.vision.slot import loaded_slot
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
+from tools.experts.change import _entry_of
+from tools.experts.measure import answers_of, images_in
 from tools.training import TrainingError
+from tools.training.checkpoint import answers_elsewhere
 from tools.training.expert_file import Form
 from tools.training.importer import import_file, import_model
+from tools.training.proof import original_outputs
 
 CLASSES = labels(5)
 
 
 def a_target(folder: Path, architecture: str = "resnet18", input_size: int = 96, **fields) -> dict:
     target = {"architecture": architecture, "input_size": input_size, "out": folder / "experts", "classes": CLASSES}
-    return target | fields
+    return target | ({"normalize": "imagenet"} if architecture.startswith("resnet") else {}) | fields
 
 
 def a_state_dict(folder: Path, architecture: str = "resnet18", name: str = "trained.pth") -> Path:
@@ -92,17 +98,16 @@ class FileMaker:
         self.file = file
 
     def __reduce__(self):
-        return Path.touch, (self.file,)
+        return open, (str(self.file), "w")
 
 
 def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
-    file, trace = tmp_path / "model.pt", tmp_path / "it-ran"
-    torch.save({"model": FileMaker(trace)}, file)
+    trace, file = tmp_path / "it-ran", a_checkpoint(tmp_path)
+    torch.save({**torch.load(file, weights_only=False), "more": FileMaker(trace)}, file)
     with pytest.raises(TrainingError, match="add --trust"):
-        import_file(file, **a_target(tmp_path, "yolo11n"))
+        import_file(file, **a_target(tmp_path, "yolo11n", classes=()))
     assert not trace.exists()
-    with pytest.raises(TrainingError, match="not an ultralytics detection model"):
-        import_file(file, **a_target(tmp_path, "yolo11n"), trust=True)
+    import_file(file, **a_target(tmp_path, "yolo11n", classes=()), trust=True)
     assert trace.exists()
 
 
@@ -117,7 +122,8 @@ class _Ends:
 def test_a_trusted_program_that_ends_without_an_answer_is_refused_in_a_sentence(tmp_path: Path):
     file = tmp_path / "ends.pt"
     torch.save(_Ends(), file)
-    assert "could not be opened: exit status 0" in refusal(file, a_target(tmp_path, "yolo11n"), trust=True)
+    with pytest.raises(ValueError, match="could not be opened: exit status 0"):
+        answers_elsewhere(file, [])
 
 
 def refusal(file: Path, target: dict, *, trust: bool = False) -> str:
@@ -138,20 +144,113 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     assert "junk.pth" in refusal(junk, a_target(tmp_path))
     assert "holds no state_dict" in refusal(listed, a_target(tmp_path))
     assert "known are resnet18" in refusal(classifier, a_target(tmp_path, "resnet19"))
-    assert "not those of a resnet34" in refusal(classifier, a_target(tmp_path, "resnet34"))
-    assert "with 3 classes" in refusal(classifier, a_target(tmp_path, classes=CLASSES[:3]))
+    assert "name --architecture resnet18" in refusal(classifier, a_target(tmp_path, "resnet34"))
+    assert "has 5 outputs, and the classes are label0, label1, label2: name" in refusal(
+        classifier, a_target(tmp_path, classes=CLASSES[:3])
+    )
     assert "--classes" in refusal(classifier, a_target(tmp_path, classes=()))
     assert "is not an expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
     assert "weights cannot be stored as int8" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
+    assert "give each class a name of its own" in refusal(classifier, a_target(tmp_path, classes=("ok",) * 5))
+    assert "name --normalize" in refusal(classifier, a_target(tmp_path, normalize=None))
     assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
 
 
 @pytest.mark.test_all
 def test_every_refusal_of_a_trusted_checkpoint_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     checkpoint = a_checkpoint(tmp_path)
-    assert "has 5 classes" in refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=True)
-    assert "not those of a yolov8n" in refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()), trust=True)
-    assert "save its state_dict" in refusal(checkpoint, a_target(tmp_path), trust=True)
+    for trust in (False, True):
+        other = refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=trust)
+        assert "names says defect 0, defect 1" in other
+        other = refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()), trust=trust)
+        assert "of a yolo11n, not of a yolov8n: name --architecture yolo11n" in other
+        assert "of a yolo11n, not of a resnet18" in refusal(checkpoint, a_target(tmp_path), trust=trust)
+
+
+def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives(tmp_path: Path):
+    file = tmp_path / "named.pth"
+    order = {label: 4 - number for number, label in enumerate(CLASSES)}
+    torch.save({"state_dict": a_model().state_dict(), "class_to_idx": order}, file)
+    contradiction = refusal(file, a_target(tmp_path))
+    assert f"its class_to_idx says {', '.join(CLASSES[::-1])}, --classes says {', '.join(CLASSES)}" in contradiction
+    bad = tmp_path / "bad.pth"
+    torch.save({"state_dict": a_model().state_dict(), "names": {0: False, **dict(enumerate("abcd", 1))}}, bad)
+    assert "YAML makes of NO" in refusal(bad, a_target(tmp_path, classes=()))
+    assert import_file(bad, **a_target(tmp_path, input_size=32)).spec.classes == CLASSES
+    report = import_file(file, **a_target(tmp_path, input_size=32, classes=()))
+    assert report.spec.classes == CLASSES[::-1]
+    assert report.notes == (f"classes {', '.join(CLASSES[::-1])}, from class_to_idx of named.pth",)
+
+
+def labelled_images(folder: Path, normalisation: str, channels: int = 3) -> tuple[Path, Path]:
+    """Write a network with two outputs and 24 pictures, each in the folder of the class that it answers.
+
+    It answers so only if pictures are normalised as `normalisation`; a bias parts them in two halves.
+    """
+    model = a_model(class_count=2)
+    if channels == 1:
+        model.conv1 = torch.nn.Conv2d(1, 64, 7, 2, 3, bias=False)
+    random = np.random.default_rng(5)
+    pictures = [random.integers(0, random.integers(30, 256), (32, 32, channels), dtype=np.uint8) for _ in range(24)]
+    pictures = [picture.repeat(3 // channels, 2) for picture in pictures]
+    logits = torch.cat(original_outputs(model, pictures, NORMALISATIONS[normalisation]))
+    model.fc.bias.data[1] -= (logits[:, 1] - logits[:, 0]).sort().values[11:13].mean()
+    model.fc.weight.data *= 1000  # sure of each
+    model.fc.bias.data *= 1000
+    logits = torch.cat(original_outputs(model, pictures, NORMALISATIONS[normalisation]))
+    images = folder / f"photos {normalisation}"
+    for number, (picture, answer) in enumerate(zip(pictures, logits.argmax(1).tolist(), strict=True)):
+        place = images / "ab"[answer] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(encoded(picture))
+    torch.save(model.state_dict(), folder / "net.pth")
+    return folder / "net.pth", images
+
+
+@pytest.mark.promise(
+    "Versions of experts",
+    "An imported classifier is measured on labelled images: another normalisation or order of classes is refused",
+)
+@pytest.mark.parametrize(
+    "fits", [*(pytest.param(each, marks=pytest.mark.test_all) for each in ("imagenet", "none")), ".5"]
+)
+def test_the_normalisation_that_fits_labelled_images_is_taken_and_another_is_refused(tmp_path: Path, fits: str):
+    file, images = labelled_images(tmp_path, fits)
+    target = a_target(tmp_path, input_size=32, classes=("a", "b"), expert="e", images=images, form=Form(tolerance=0.5))
+    for normalize in {"imagenet", "none", ".5"} - {fits}:
+        assert f"; on 24 with --normalize {fits}" in refusal(file, target | {"normalize": normalize})
+    for normalize in (fits, None):
+        swapped = refusal(file, target | {"normalize": normalize, "classes": ("b", "a")})
+        assert re.search(r"right on \d+ of 24 .*; on 24 with .*--classes a,b$", swapped)
+    for normalize in (fits, None):
+        report = import_file(file, **target | {"normalize": normalize})
+        assert f"normalisation {fits}: right on 24 of 24 labelled images" in report.notes[0]
+    spec = the_catalog(tmp_path)[0]["e"]
+    assert (spec.mean, spec.std) == NORMALISATIONS[fits]
+    for label in "ab":
+        assert {answer.label for answer in answers_of(spec, images_in(images / label, spec))} == {label}
+    header = tmp_path / "experts" / "e.safetensors"
+    assert _entry_of(header).normalisation == read_catalog(header.with_name("catalog.yaml"))["e"].normalisation
+
+
+def test_images_that_are_no_labels_are_said_and_do_not_choose_a_normalisation(tmp_path: Path):
+    file, images = labelled_images(tmp_path, "none")
+    target = a_target(tmp_path, input_size=32, classes=("x", "y"), images=images, form=Form(tolerance=0.5))
+    assert "a folder of pictures for each class (x,y)" in refusal(file, target | {"normalize": None})
+    (images / "b").rename(images / "c")
+    named = target | {"classes": ("a", "b")}
+    assert "name --normalize" in refusal(file, named | {"normalize": None})
+    assert "has no pictures of b" in import_file(file, **named | {"normalize": "none"}).notes[1]
+    assert "not measured: no folder of" in import_file(file, **target).notes[0]
+
+
+def test_a_network_of_one_channel_answers_to_grey_pictures_as_before(tmp_path: Path):
+    file, images = labelled_images(tmp_path, ".5", channels=1)
+    target = a_target(tmp_path, input_size=32, classes=("a", "b"), expert="e", images=images, form=Form(tolerance=0.5))
+    assert "takes one channel: --normalize is none or .5" in refusal(file, target)
+    report = import_file(file, **target | {"normalize": None})
+    assert "normalisation .5: right on 24 of 24" in report.notes[0]
+    assert report.agreement.labels_agree
 
 
 def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Path):
