@@ -96,6 +96,12 @@ def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page
     begin(page, "Ben")
     shows(page, ids[0])
     assert has_no_sideways_scroll(page)
+    places = [
+        page.locator(name).bounding_box() for name in (".review-picture", ".review-reference", "[data-decide=pass]")
+    ]
+    picture, good, button = [box or {"y": 0.0, "height": 0.0} for box in places]
+    assert 0 < picture["y"] + picture["height"] <= button["y"], "the picture stands before the buttons"
+    assert 0 < good["y"] + good["height"] <= button["y"], "and so does that of a good part"
     tap = page.touchscreen.tap
     for number, (selector, after) in enumerate(
         (("[data-decide=pass]", 1), ("[data-code] >> nth=0", 2), ("#review-undo", 1)), 1
