@@ -128,6 +128,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if answer["last_error"]:
         since = plant_time(plant, answer.get("last_error_at"))
         console.print(f"last error: {answer['last_error']}{f' (since {since})' if since else ''}")
+    if "clock" in answer:
+        console.print(f"clock: {answer['clock']}")
     if "files" in answer:
         console.print(f"files: {answer['files']}")
     for row in answer.get("alarms", ()):
@@ -200,11 +202,10 @@ def reload(
             fail(f"you cannot write in {root}, and no daemon runs: reload as {root.owner()}, or see to the disk", 1)
         answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
     nothing = "" if is_new else ": nothing has changed"
-    say(answer, f"edition {answer['edition']} is in force{nothing}", as_json=as_json)
+    offline = f"; {answer['note']}" if "note" in answer else ""
+    say(answer, f"edition {answer['edition']} is in force{nothing}{offline}", as_json=as_json)
     if as_json:
         return
-    if "note" in answer:
-        console.print(answer["note"])
     for change in answer.get("changed_experts", ()):
         name = f"{change['expert']} {change['version']} with settings {change['settings']}"
         console.print(f"{name if change['version'] else change['expert']}: {change['what']}")
@@ -257,7 +258,7 @@ def rollback(
     if number is not None:
         made = roll_back(line, number, note, discard=discard)
         answer = {"edition": made.edition.number, "content_of": number, "heard": made.adopted is not None}
-        no_daemon = "" if made.adopted is not None else f"\n{NO_DAEMON}"
+        no_daemon = "" if made.adopted is not None else f"; {NO_DAEMON}"
         sentence = f"edition {made.edition.number} is in force, with all that edition {number} held{no_daemon}"
         say(answer, sentence, as_json=as_json)
         return

@@ -126,6 +126,8 @@ def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Li
         (3, "promote", "better", False),
         (4, "rollback", None, True),
     ]
+    refused = coserve("rollback", "4", "--config", line.config, status=1).stderr
+    assert "edition 4 is in force already, and nothing was edited since" in refused.replace("\n", " ")
     assert "in force" in coserve("rollback", "--config", line.config).stdout
     folder = EditionFolder(line.folder / "experts" / "catalog.yaml")
     next(weights(line, second).parent.glob(f"{second}*")).unlink()
