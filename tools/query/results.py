@@ -88,7 +88,8 @@ def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_c
             unknown = [unknown_line(connection, str(line)) for line in query.filters.equal.get("line", ())]
         console.print("; ".join([none, *filter(None, unknown)]))
         return
-    columns, more = query.columns, None
+    columns: Sequence[str] = query.columns
+    more: str | None = None
     if not all_columns:
         kept = [at for at in range(len(columns)) if any(row[at] is not None for row in cells)]
         columns, cells = [columns[at] for at in kept], [[row[at] for at in kept] for row in cells]

@@ -104,9 +104,9 @@ def test_on_a_telephone_the_page_line_has_three_screens_and_times_of_other_days_
     page = open_page(shown_line.url("/"), width=390)
     page.wait_for_selector(".tiles")
     assert page.evaluate("document.documentElement.scrollHeight") <= 3 * 844
-    page = open_page(shown_line.url("/boards"), width=1280)
     let_time_stand(page, 86400.0)
-    page.reload()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(shown_line.url("/boards"))
     page.wait_for_selector("time[data-local]", state="attached")
     shown = page.locator('time[data-style="time"]').all_inner_texts()
     assert shown
