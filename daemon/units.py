@@ -106,20 +106,10 @@ _UNSEEN = r"\s\0-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u1
 _UNSEEN += r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff"
 _FORMULA = re.compile(rf"(^|[;\r\n])(?=[{_UNSEEN}]*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r])")
 
-#: Excel takes no longer text in a formula.
-_EXCEL_TEXT = 255
-
 
 def spreadsheet_cell(value: Any) -> Any:
     """Return a value for a CSV file: text that a spreadsheet would run gets an apostrophe in front."""
     return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
-
-
-def excel_cell(value: Any) -> Any:
-    """Return a value for a CSV file that Excel opens: text stays text, be it 007, 1E41, MAR1, 3-4 or =1+1."""
-    if not isinstance(value, str) or value.isalpha() or len(value) > _EXCEL_TEXT:
-        return spreadsheet_cell(value)
-    return '="' + value.replace('"', '""') + '"'
 
 
 def printable(text: str) -> str:

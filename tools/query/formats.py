@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from daemon.errors import MissingExtraError
-from daemon.units import excel_cell, spreadsheet_cell
+from daemon.units import spreadsheet_cell
 from tools.query.reading import Batch
 from tools.query.rows import ColumnType
 from tools.terminal.console import fail
@@ -44,10 +44,15 @@ def write_csv(
 
 
 def _excel_cell(delimiter: str, kind: ColumnType, value: Any) -> Any:
-    """Where lists are separated by `;`, numbers have a comma: 12.345 would be read as twelve thousand."""
+    """Keep text as text, be it 007, 1E41, MAR1, 3-4 or =1+1, and numbers where lists are separated by `;`.
+
+    There 12.345 would be read as twelve thousand. A text in a formula has 255 characters at most.
+    """
     if isinstance(value, float):
         return str(value).replace(".", "," if delimiter == ";" else ".")
-    return value if kind == "time" else excel_cell(value)
+    if kind == "time" or not isinstance(value, str) or value.isalpha() or len(value) > 255:
+        return spreadsheet_cell(value)
+    return '="' + value.replace('"', '""') + '"'
 
 
 def excel_delimiter() -> str:

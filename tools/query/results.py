@@ -19,6 +19,7 @@ from experts.durable import replacing
 from tools.query import reading
 from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, excel_delimiter, write_csv, write_parquet
 from tools.query.reading import ResultsQuery
+from tools.query.rows import ColumnType
 from tools.terminal.console import console, fail, os_errors_end, print_table, say
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
@@ -58,7 +59,7 @@ def print_or_write(
             return
         writer: Any = TEXT_WRITERS.get(row_format)
         if for_excel or delimiter:
-            types = [*map(query.rows.column_type, query.columns)] if for_excel else ()
+            types: Sequence[ColumnType] = [*map(query.rows.column_type, query.columns)] if for_excel else ()
             writer = partial(write_csv, delimiter=delimiter or excel_delimiter(), excel_types=types)
         with os_errors_end(out or Path("standard output")):
             try:
