@@ -202,8 +202,8 @@ def reload(
             fail(f"you cannot write in {root}, and no daemon runs: reload as {root.owner()}, or see to the disk", 1)
         answer, is_new = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {})), True
     nothing = "" if is_new else ": nothing has changed"
-    offline = f"; {answer['note']}" if "note" in answer else ""
-    say(answer, f"edition {answer['edition']} is in force{nothing}{offline}", as_json=as_json)
+    standing = f"is made ({answer['note']})" if is_new and "note" in answer else "is in force"
+    say(answer, f"edition {answer['edition']} {standing}{nothing}", as_json=as_json)
     if as_json:
         return
     for change in answer.get("changed_experts", ()):
@@ -258,8 +258,8 @@ def rollback(
     if number is not None:
         made = roll_back(line, number, note, discard=discard)
         answer = {"edition": made.edition.number, "content_of": number, "heard": made.adopted is not None}
-        no_daemon = "" if made.adopted is not None else f"; {NO_DAEMON}"
-        sentence = f"edition {made.edition.number} is in force, with all that edition {number} held{no_daemon}"
+        standing = f"is made ({NO_DAEMON})" if made.adopted is None else "is in force"
+        sentence = f"edition {made.edition.number} {standing}, with all that edition {number} held"
         say(answer, sentence, as_json=as_json)
         return
     rows = list_editions(line)

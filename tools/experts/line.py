@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from daemon.storage.database.reader import ResultsReader
 
-NO_DAEMON = "no daemon runs: the next start judges by it"
+NO_DAEMON = "no daemon runs: the next start puts it in force"
 _ASK_S = 3.0
 #: Weights may have to reach other PCs first.
 _ADOPT_S = 60.0

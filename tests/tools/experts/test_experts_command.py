@@ -89,7 +89,7 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
     assert "candidate" in output_of(line, "show", "P")
     done = run(line, "promote", "P", second[:5])
     assert (done["version"], done["before"], done["heard"]) == (second, first, False)
-    assert "from the next start" in done["note"]
+    assert done["note"] == "no daemon runs: the next start puts it in force"
     assert entry(line).sha256[:12] == second
     assert run(line, "verify")["ok"]
     assert run(line, "rollback", "P")["version"] == first == entry(line).sha256[:12]
