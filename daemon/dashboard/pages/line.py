@@ -123,13 +123,15 @@ class _LinePage:
         self._counter = VerdictCounter(site.database)
         self._experts = ExpertOverview(site)
         self._watched = CachedAnswer(_WATCH_S, self._watch)
+        ask: Callable[[], Mapping[str, Any]] = lambda: ask_or({}, lambda: site.ask_daemon("health"), "health", [])  # noqa: E731
+        self._health = CachedAnswer(_WATCH_S, ask)
         self._passed_by_review = CachedAnswer(_FIGURES_S, lambda: passed_by_review(site.database, self._today()))
 
     def andon(self) -> dict[str, Any]:
         last = last_board(self._site.database)
         shown = last["shown"] if last else None
         closed = [wall_seconds(row.completed_at) for row in self._site.database.rows(_CLOSED, limit=_AGE_BOARDS)]
-        age_s = verdict_age(closed, time.time(), is_ready=self._watched.get()["is_ready"])
+        age_s = verdict_age(closed, time.time(), is_ready=self._health.get().get("ready", {}).get("ok", False))
         size = self._site.pictures.size(shown.image_path) if shown else None
         return {"last": last, "age": age_s and duration(age_s), "size": size}
 
@@ -188,7 +190,7 @@ class _LinePage:
 
     def _watch(self) -> dict[str, Any]:
         site, config, unknown = self._site, self._site.config, list[str]()
-        health: Mapping[str, Any] = ask_or({}, lambda: site.ask_daemon("health"), "health", unknown)
+        health = self._health.get()
         return {
             "drifted": self._experts.drifted(),
             "unusable": ask_or([], self._experts.unusable, "experts", unknown),
@@ -196,7 +198,6 @@ class _LinePage:
             "silent": ask_or(None, lambda: silence(site.database, time.time()), "images", unknown),
             "disks": DiskSpace(places(config)).look(),
             "ready": health.get("ready", {}).get("text", ""),
-            "is_ready": health.get("ready", {}).get("ok", False),
             "rejected": health.get("rejected", ()),
         }
 
