@@ -6,9 +6,12 @@ INSTALLED := $(VENV)/.installed
 # Only what a line needs, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
-.PHONY: gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: install gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
 
-# A line with trained experts, judged images and its pages: begin here.
+# .venv with what a line needs.
+install: $(LINE)
+
+# A line with trained experts, judged images and its pages.
 demo: $(LINE)
 	$(BIN)/coserve demo --dir demo
 

@@ -183,10 +183,14 @@ class App:
         self._deliveries = Deliveries(config, self._path)
         self._files = WorkingFiles(config, self._serving)
         file = config.alarms if config.consumers else None
-        self._alarms = Alarms(self._serving, self._reader, file, self._files.poll)
+        self._alarms = Alarms(self._serving, self._reader, file, self._look_seldom)
         self._make_sockets(config)
         self._make_operations(config)
         self._metrics.registry.register(Gauges(self.operations.facts))
+
+    def _look_seldom(self) -> None:
+        self._files.poll()
+        self.operations.watch_clock()
 
     def _open_storage(self, config: Config, served: Served | None, tell: Callable[[str], None]) -> None:
         self._disk_space = DiskSpace(places(config), self._claims)

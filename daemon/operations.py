@@ -38,7 +38,7 @@ from daemon.storage.database.reader import ResultsReader
 from daemon.storage.decisions import Decision
 from daemon.storage.retention import RetentionThread
 from daemon.storage.writer import Writer
-from daemon.units import MAX_BYTES, MAX_COUNT, utc_text
+from daemon.units import MAX_BYTES, MAX_COUNT, utc_text, wall_seconds
 from daemon.wire.control import ControlError, Handler
 from daemon.wire.endpoints import Access
 from daemon.wire.keys import KeyFileError, fingerprint, read_allow_list
@@ -102,6 +102,8 @@ T = TypeVar("T")
 _RATE_WINDOW_S = 10.0
 #: An error of one image or one moment is reported for this long.
 _SHOWN_FOR_S = 600.0
+#: A clock is corrected by less than this all the time.
+_SET_BACK_S = 5.0
 #: A scrape waits this long for the scheduler's newest numbers; then it reports the previous ones.
 _FRESH_WITHIN_S = 0.2
 _ASKED_OF_THE_DRIVE = ("experts", "queues", "memory", "pin", "unpin", "unload")
@@ -149,6 +151,9 @@ class Operations:
     _completions: deque[tuple[float, int]] = field(init=False)
     #: The trouble that lasts, by its place in `_last_error`, and since when.
     _trouble: tuple[int | None, float] = field(init=False, default=(None, 0.0))
+    #: The latest time of a result or of the clock, and True while the clock is behind it.
+    _latest_s: float = field(init=False, default=0.0)
+    _is_set_back: bool = field(init=False, default=False)
     _log: Any = field(init=False, default_factory=lambda: structlog.get_logger("operations"))
 
     def __post_init__(self) -> None:
@@ -169,6 +174,18 @@ class Operations:
     def is_begun(self) -> bool:
         """Return True once pools are filled and models open, or are known to have failed: the start is over."""
         return self.state != "starting" and not self.language.is_opening
+
+    def watch_clock(self) -> str | None:
+        """Say that the clock was set back, as long as it is behind the newest result."""
+        newest, now_s = self._or_none(lambda: self.reader.at(self.reader.last_seq())), time.time()
+        self._latest_s = max(self._latest_s, now_s, wall_seconds(newest) if newest else 0.0)
+        was_set_back, self._is_set_back = self._is_set_back, self._latest_s > now_s + _SET_BACK_S
+        if not self._is_set_back:
+            return None
+        latest, now = (self.config.plant.clock().text(utc_text(at_s)) for at_s in (self._latest_s, now_s))
+        if not was_set_back:
+            self._log.error("clock_set_back", latest=latest, now=now)
+        return f"The clock was set back: it shows {now}, and there are results of {latest}."
 
     def heartbeat(self) -> tuple[str, int]:
         self._last_error()
@@ -234,6 +251,7 @@ class Operations:
             "rules_version": self.serving.current.routes.version,
             "edition": self.serving.current.number,
             **({"files": self.files.problem} if self.files.problem else {}),
+            **({"clock": clock} if (clock := self.watch_clock()) else {}),
             "last_seq": last_seq,
             "children": children,
             "consumers": [] if last_seq is None else self.deliveries.status(last_seq, children),
@@ -391,6 +409,7 @@ class Operations:
 
     def _status(self) -> dict[str, Any]:
         known = self.drive.ask("status", {})
+        self.files.poll()
         for inner in ("failed", "under_way", "queued", "retries"):
             del known[inner]
         completed = self.metrics.completed_count  # durable verdicts; the drive's count runs ahead of the disk
@@ -533,8 +552,9 @@ class Operations:
         self.writer.store_rules(served.routes)
         if edition.ends_earlier:
             self.drive.end_editions([each.number for each in self.serving.all()[1:]])
+        how = "rollback" if edition.why == "rollback" else None
         in_force = replace(
-            self._in_force("reload", at, edition.who, edition.note),
+            self._in_force("reload", at, edition.who, ": ".join(filter(None, (how, edition.note))) or None),
             words_of={f"settings of {row['expert']}": row["what"] for row in changed},
         )
         states = (*self._keys_allowed(at, edition.who, edition.note), in_force)

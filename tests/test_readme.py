@@ -22,6 +22,7 @@ from tests.waiting import PATIENCE_S
 from tools.cli.main import app
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 #: Kinds of files that name pages.
 NAMING = (".json", ".py", ".service", ".yaml")
 
@@ -42,7 +43,7 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
     (camera,) = blocks("python")
     assert len([line for line in camera.splitlines() if line.strip()]) <= 15
     camera = camera.replace("tcp://127.0.0.1:5570", f"ipc://{tmp_path}/run/intake.sock").replace(
-        "sensor-node", "open-board"
+        "mainboard-a", "open-board"
     )
     with a_service(config, tmp_path / "daemon.log"):
         done = subprocess.run(
@@ -68,7 +69,7 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
 
 def test_the_line_of_the_readme_is_made_by_its_command_and_takes_its_consumer(tmp_path: Path) -> None:
     (command,) = [line for block in blocks("") for line in block.splitlines() if " init " in line]
-    words = shlex.split(command.removeprefix(".venv/bin/coserve "))
+    words = shlex.split(command.removeprefix("coserve "))
     process = subprocess.run(
         [sys.executable, "-m", "tools", *words, "--yes"],
         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
@@ -90,10 +91,10 @@ def test_the_rules_of_the_readme_compile() -> None:
 
 def test_every_command_of_the_readme_exists() -> None:
     commands = {
-        tuple(line.removeprefix(".venv/bin/coserve ").split())
+        tuple(line.removeprefix("coserve ").split())
         for block in blocks("")
         for line in block.splitlines()
-        if line.startswith(".venv/bin/coserve ")
+        if line.startswith("coserve ")
     }
     assert len(commands) > 8
     groups = ("train", "rules", "bench", "moe", "experts")
@@ -113,11 +114,34 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_what_the_pages_point_to_exists() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for page in PAGES:
         for target, anchor in re.findall(r"\]\(([^)#\s:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
             path = page.parent / target if target else page
             assert path.exists(), (page.name, target)
             assert not anchor or anchor in anchors(path), (page.name, target, anchor)
+
+
+def test_each_path_that_a_page_names_exists() -> None:
+    """Paths of this repository: below its folders, or of a program; NAME stands for any."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    known = {*listed, *(str(parent) for file in listed for parent in Path(file).parents)}
+    begins = ("daemon/", "docs/", "experts/", "routing_rules/", "systemd/", "tests/", "tools/")
+    for page in PAGES:
+        for path in re.findall(r"(?<![\w/.:~<-])(?:[\w.@-]+/)+[\w.@-]*", page.read_text(encoding="utf-8")):
+            name = path.rstrip("./")
+            if (name.startswith(begins) or name.endswith((".py", ".service"))) and "NAME" not in name:
+                assert any(file == name or file.endswith(f"/{name}") for file in known), (page.name, path)
+
+
+def test_commands_are_spelled_in_one_way_and_a_new_line_comes_before_the_demo() -> None:
+    for page in PAGES:
+        assert ".venv/bin/coserve" not in page.read_text(encoding="utf-8"), page.name
+    begins = [README.index(text) for text in (". .venv/bin/activate", "coserve init", "coserve camera", "make demo\n")]
+    assert begins == sorted(begins)
+    (camera,) = blocks("python")
+    (init,) = [line for block in blocks("") for line in block.splitlines() if " init " in line]
+    (board_type,) = re.findall(r'"type": "([^"]+)"', camera)
+    assert f'--board "{board_type} ' in init, "the camera sends to the line that was made"
 
 
 def test_the_pages_that_code_and_units_name_exist() -> None:

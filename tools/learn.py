@@ -71,7 +71,10 @@ def learn(
         _offer_backbone(line, in_service, out / "catalog.yaml")
         report = train_classifier(folder, out, expert=name, plan=plan, on_progress=on_progress)
         compared = _compare(report, pictures, in_service, decided.passes)
-        version = change.put(line, name, out, f"learned from {len(pictures)} decisions")
+        images = sorted(picture.inspection_id for picture in pictures.values())
+        origin = f"reviews of {len(images)} images, {images[0]} to {images[-1]}" if images else "no reviews"
+        origin += f", and pictures of {training.resolve()}" if training is not None else ""
+        version = change.put(line, name, out, f"learned from {len(pictures)} decisions", origin)
         document, *drawings = learned_files(line.config.catalog, name)
         for drawn, place in zip(draw_report(report, out / "reports"), drawings, strict=True):
             place.parent.mkdir(exist_ok=True)
@@ -88,6 +91,7 @@ def learn(
         "version": version,
         "in_service": in_service.version,
         "pictures": report.data.counts(),
+        "images": images,
         "decided": dict(sorted(Counter(picture.label for picture in pictures.values()).items())),
         "left_out": dict(left_out),
         "tried": (tried := figures(report)),

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -120,6 +121,17 @@ def ray_environment(token: Path | None) -> dict[str, str]:
     }
 
 
+def _make_private(folder: Path) -> None:
+    """Make `folder` for this user alone: everybody may write in Ray's own below it. StartError if others have it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise StartError(
+            f"{folder}: expected a folder of this user with mode 0700, and no link, since Ray lets everybody write"
+            " below it: remove it, or name another with --dir"
+        )
+
+
 def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]]:
     """Return command and environment to join the cluster and stay. Raises StartError, MissingExtraError."""
     if importlib.util.find_spec("ray") is None:
@@ -133,7 +145,7 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
         raise StartError(problem)
     try:
         settings.cache.mkdir(parents=True, exist_ok=True)
-        settings.folder.mkdir(parents=True, exist_ok=True)
+        _make_private(settings.folder)
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}: name another folder") from None
     environment = {**os.environ, **ray_environment(settings.token)}
@@ -149,7 +161,7 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
         *(f"--{component}-port={settings.ports + number}" for number, component in enumerate(_COMPONENTS)),
         f"--min-worker-port={first}", f"--max-worker-port={settings.ports + _PORTS - 1}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        f"--temp-dir={settings.folder}",
+        f"--temp-dir={settings.folder / 'ray'}",
         f"--resources={json.dumps({resource_of(settings.name): 1})}",
         "--include-log-monitor=false",
     ]  # fmt: skip

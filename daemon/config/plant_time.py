@@ -5,13 +5,16 @@ began. Whatever begins at a time that the clock skips begins at the skip; at a t
 """
 
 import itertools
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from functools import cached_property
 from operator import itemgetter
+from pathlib import Path
 from zoneinfo import ZoneInfo, available_timezones
 
 from daemon.units import utc_text, wall_seconds
@@ -112,6 +115,15 @@ class PlantTime:
         moments = [utc_text(self.at(day, clock)) for clock in clocks] + [utc_text(self.at(day + _DAY, clocks[0]))]
         edges = zip(moments, moments[1:], self.shift_names, strict=False)
         return [Shift(since, until, name, day) for since, until, name in edges]
+
+
+def zone_of_this_pc() -> str | None:
+    """Return the name of the PC's own time zone, such as Europe/Berlin; None where it has none by name."""
+    link = os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2]
+    with suppress(OSError):
+        link = link or Path("/etc/timezone").read_text(encoding="utf-8").strip()
+    name = os.environ.get("TZ", "").removeprefix(":") or link.removeprefix("posix/")
+    return name if name in available_timezones() else None
 
 
 def timezone_name(name: str) -> str:

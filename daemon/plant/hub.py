@@ -5,21 +5,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from asyncio import Semaphore
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import Any
+from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import Annotated, Any
 
+import structlog
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Engine, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from daemon.consumers.plant.tables import lines
+from daemon.consumers.plant.tables import lines, pictures
+from daemon.dashboard.site.access import TokenGuesses
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
 from daemon.errors import ReleaseError, StartError
@@ -27,18 +33,23 @@ from daemon.host.logs import configure_logs
 from daemon.plant.picture_store import PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
-from daemon.plant.upkeep import Upkeep
+from daemon.plant.upkeep import UNNAMED_S, Upkeep
 from daemon.registry.hub_store import SIGNATURE_HEADER
 from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, SignedManifest
 from daemon.registry.store import Store, check_free_space
-from daemon.wire.keys import KeyFileError, no_token_text, read_password, read_token
+from daemon.wire.keys import KeyFileError, Token, no_token_text, read_password, read_token
 from daemon.wire.sockets import bind_http, is_loopback_name, url_of
 from experts.catalog import Digest
 
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
 _PAUSE_S = 600.0
 _PART_BYTES = 64 * 1024
+_WRITE_BYTES = 256 * 1024
 _INCOMING = "incoming-"
+#: Pictures that a line may send at once, and those whose rows may be missing.
+_SENT_AT_ONCE = 4
+_MAX_UNNAMED, _MAX_UNNAMED_BYTES = 1000, 2 << 30
+_NO_KEY = "`lines` of plant.yaml names each line's key; only http_token changes releases"
 #: First parts of the paths for lines and programs; all other paths are pages.
 _API = frozenset({"pictures", "healthz", "releases", "objects"})
 
@@ -53,6 +64,33 @@ class Hub:
         self.upkeep = Upkeep(self.engine, settings, self.pictures)
         self.keys = {name: read_token(line.key) for name, line in settings.lines.items()}
         self.token = read_token(settings.http_token) if settings.http_token else None
+        self.guesses = TokenGuesses()
+        self.quotas = LineQuotas(self.engine)
+
+
+class LineQuotas:
+    """Limits of each line: pictures that it sends at once, and stored ones that no row names yet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        #: A line sends one after the other.
+        self.sending: defaultdict[str, Semaphore] = defaultdict(partial(Semaphore, _SENT_AT_ONCE))
+        self._unnamed: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
+
+    def require_room(self, line: str) -> None:
+        unnamed = self._unnamed[line]
+        if len(unnamed) < _MAX_UNNAMED and sum(size for size, _ in unnamed.values()) < _MAX_UNNAMED_BYTES:
+            return
+        with self._engine.connect() as connection:
+            named = {*connection.execute(select(pictures.c.sha256).where(pictures.c.sha256.in_(unnamed))).scalars()}
+        swept_s = time.monotonic() - UNNAMED_S
+        left = {digest: entry for digest, entry in unnamed.items() if digest not in named and entry[1] > swept_s}
+        self._unnamed[line] = left
+        if len(left) > len(unnamed) // 2:
+            raise HTTPException(507, f"{len(left)} pictures of {line} have no row: the hub takes no more of them today")
+
+    def add_stored(self, line: str, sha256: str, size_bytes: int) -> None:
+        self._unnamed[line][sha256] = size_bytes, time.monotonic()
 
 
 def make_app(hub: Hub) -> FastAPI:
@@ -61,6 +99,7 @@ def make_app(hub: Hub) -> FastAPI:
     # Lines try again after a status of 500 or more.
     for kind, status in ((ReleaseError, 409), (KeyFileError, 503), (OSError, 507), (SQLAlchemyError, 503)):
         app.add_exception_handler(kind, partial(_refuse, hub, status))
+    app.add_exception_handler(ClientDisconnect, _note_broken_upload)
     app.include_router(picture_router(hub))
     app.include_router(release_router(hub))
     return app
@@ -71,23 +110,35 @@ def _refuse(hub: Hub, status: int, _request: Request, error: Exception) -> JSONR
     return JSONResponse({"detail": detail}, status)
 
 
+def _note_broken_upload(request: Request, _error: Exception) -> Response:
+    structlog.get_logger("hub").warning("upload_broken", line=request.state.line, path=request.url.path)
+    return Response(status_code=400)  # nobody reads it
+
+
 def picture_router(hub: Hub) -> APIRouter:
     router = APIRouter()
-    by_line, read = [Depends(partial(require_line, hub))], [Depends(partial(require_reader, hub))]
+    by_line, read = Depends(partial(require_line, hub)), [Depends(partial(require_reader, hub))]
+    folder = hub.settings.pictures.folder or hub.settings.releases
 
-    @router.put("/pictures/{sha256}/space", dependencies=by_line)
+    @router.put("/pictures/{sha256}/space", dependencies=[by_line])
     def check_size_of_picture(sha256: Digest, bytes: int) -> dict[str, Any]:  # noqa: A002, ARG001  # pyright: ignore[reportUnusedFunction]
         return {"fits": bytes <= hub.settings.pictures.max_picture}
 
-    @router.put("/pictures/{sha256}", status_code=201, dependencies=by_line)
-    async def put_picture(sha256: Digest, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        content = await read_body(request, hub.settings.pictures.max_picture)
-        if hashlib.sha256(content).hexdigest() != sha256:
-            raise HTTPException(422, "the picture has another sha256 than its address: it was damaged on the way")
-        try:
-            await run_in_threadpool(hub.pictures.put, sha256, content)
-        except PictureStoreError as error:
-            raise HTTPException(507, str(error)) from None
+    @router.put("/pictures/{sha256}", status_code=201)
+    async def put_picture(sha256: Digest, request: Request, line: Annotated[str, by_line]) -> Response:  # pyright: ignore[reportUnusedFunction]
+        await run_in_threadpool(hub.quotas.require_room, line)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (sending := hub.quotas.sending[line]).locked():
+            raise HTTPException(503, f"{line} sends {_SENT_AT_ONCE} pictures already: wait until one has arrived")
+        async with sending:
+            with TemporaryFile(dir=folder) as content:  # it has no name: nothing is left of it
+                if await _spool(request, content, hub.settings.pictures.max_picture) != sha256:
+                    raise HTTPException(422, "the picture has another sha256 than its address: damaged on the way")
+                try:
+                    await run_in_threadpool(hub.pictures.put, sha256, content)
+                except PictureStoreError as error:
+                    raise HTTPException(507, str(error)) from None
+                hub.quotas.add_stored(line, sha256, content.tell())
         return Response(status_code=201)
 
     @router.get("/pictures/{sha256}", dependencies=read)
@@ -169,14 +220,25 @@ async def _receive(store: Store, sha256: str, request: Request) -> None:
     """Receive a file under a temporary name, and store it once its bytes have the digest."""
     store.folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=store.folder, prefix=_INCOMING) as part:
-        size_bytes = 0
-        async for piece in parts_of(request):
-            size_bytes += len(piece)
-            if size_bytes > MAX_FILE_BYTES:
-                raise ReleaseError(f"a file of a release has {MAX_FILE_BYTES} bytes at most")
-            await run_in_threadpool(part.write, piece)
-        part.flush()
+        await _spool(request, part, MAX_FILE_BYTES)
         await run_in_threadpool(store.add_object, Path(part.name), sha256)
+
+
+async def _spool(request: Request, file: Any, max_bytes: int) -> str:
+    """Write a body to `file` as it comes, and return its sha256."""
+    digest, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
+    async for part in parts_of(request):
+        size_bytes += len(part)
+        if size_bytes > max_bytes:
+            raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
+        digest.update(part)
+        waiting += part
+        if len(waiting) >= _WRITE_BYTES:
+            await run_in_threadpool(file.write, waiting)
+            waiting = bytearray()
+    await run_in_threadpool(file.write, waiting)
+    await run_in_threadpool(file.flush)
+    return digest.hexdigest()
 
 
 def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
@@ -239,36 +301,43 @@ def accept_line(path: Path, line: str) -> None:
         connection.execute(update(lines).where(lines.c.line == line).values(accepts=True))
 
 
-def require_line(hub: Hub, request: Request) -> None:
-    header = request.headers.get("authorization", "")
-    if not any(key.matches(header) for key in hub.keys.values()):
-        raise HTTPException(
-            401,
-            f"{no_token_text(header)}: `lines` of plant.yaml names each line's key; only http_token changes releases",
-        )
+async def require_line(hub: Hub, request: Request) -> str:
+    """Return the name of the line whose key the request has."""
+    return await _require_token(hub, request, hub.keys, _NO_KEY)
 
 
-def require_reader(hub: Hub, request: Request) -> None:
+async def require_reader(hub: Hub, request: Request) -> None:
     """Admit lines and holders of the hub's token or, if there is none, programs on the hub's PC."""
     if hub.token is None:
         _require_local(request)
-    elif not hub.token.matches(request.headers.get("authorization", "")):
-        require_line(hub, request)
+    else:
+        await _require_token(hub, request, {**hub.keys, "": hub.token}, _NO_KEY)
 
 
-def require_administrator(hub: Hub, request: Request) -> None:
+async def require_administrator(hub: Hub, request: Request) -> None:
     """Admit holders of the hub's token or, if there is none, programs on the hub's PC; but no line."""
-    header = request.headers.get("authorization", "")
     if hub.token is None:
         _require_local(request)
-    elif not hub.token.matches(header):
-        raise HTTPException(401, f"{no_token_text(header)}: releases are changed with the hub's http_token")
+    else:
+        await _require_token(hub, request, {"": hub.token}, "releases are changed with the hub's http_token")
+
+
+async def _require_token(hub: Hub, request: Request, tokens: Mapping[str, Token], hint: str) -> str:
+    header = request.headers.get("authorization", "")
+    line = next((name for name, token in tokens.items() if token.matches(header)), None)
+    if header:
+        await hub.guesses.delay(request.scope["state"], is_right=line is not None)
+    if line is None:
+        raise HTTPException(401, f"{no_token_text(header)}: {hint}")
+    request.state.line = line
+    return line
 
 
 def _require_local(request: Request) -> None:
     """Refuse requests that a web page sent through a browser on the hub's PC: with an Origin, or another host name."""
     if "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
         raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
+    request.state.is_admitted, request.state.line = True, ""
 
 
 async def parts_of(request: Request) -> AsyncIterator[bytes]:
@@ -279,9 +348,6 @@ async def parts_of(request: Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    content = bytearray()
-    async for part in parts_of(request):
-        content += part
-        if len(content) > max_bytes:
-            raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
-    return bytes(content)
+    content = BytesIO()
+    await _spool(request, content, max_bytes)
+    return content.getvalue()

@@ -1,16 +1,20 @@
 """Pictures under their sha256: in a folder of the hub, or in a bucket of any S3 (extra `plant`)."""
 
 import hashlib
+import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from daemon.plant.settings import Pictures
-from experts.durable import replace_durably
+from experts.durable import replacing
 
 _MODE = 0o640
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class PictureStoreError(Exception):
@@ -23,11 +27,15 @@ class FolderPictures:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, sha256: str, content: bytes) -> None:
+    def put(self, sha256: str, content: BinaryIO) -> None:
         with self._file(sha256) as file:
-            if not file.is_file():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                replace_durably(file, content, _MODE)
+            if file.is_file():
+                os.utime(file)  # its row comes now
+                return
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(file, _MODE) as part, part.open("wb") as copy:
+                content.seek(0)
+                shutil.copyfileobj(content, copy)
 
     def get(self, sha256: str) -> bytes | None:
         with self._file(sha256) as file:
@@ -39,6 +47,13 @@ class FolderPictures:
     def remove(self, sha256: str) -> None:
         with self._file(sha256) as file:
             file.unlink(missing_ok=True)
+
+    def stored_before(self, before_s: float) -> Iterator[str]:
+        """Yield the digests of pictures that came before then."""
+        for file in self._folder.glob("??/*"):
+            with self._file(file.name):
+                if _DIGEST.fullmatch(file.name) and file.is_file() and file.stat().st_mtime < before_s:
+                    yield file.name
 
     @contextmanager
     def _file(self, sha256: str) -> Iterator[Path]:
@@ -61,7 +76,8 @@ class S3Pictures:
         timeouts = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 3, "mode": "standard"})
         self._client: Any = boto3.client("s3", endpoint_url=endpoint, config=timeouts)
 
-    def put(self, sha256: str, content: bytes) -> None:
+    def put(self, sha256: str, content: BinaryIO) -> None:
+        content.seek(0)
         self._ask("put_object", sha256, Body=content)
 
     def get(self, sha256: str) -> bytes | None:
@@ -70,6 +86,15 @@ class S3Pictures:
 
     def remove(self, sha256: str) -> None:
         self._ask("delete_object", sha256)
+
+    def stored_before(self, before_s: float) -> Iterator[str]:
+        """Yield the digests of pictures that came before then."""
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}/".lstrip("/")):
+            for each in page.get("Contents", ()):
+                digest = each["Key"].rpartition("/")[2]
+                if _DIGEST.fullmatch(digest) and each["LastModified"].timestamp() < before_s:
+                    yield digest
 
     def _ask(self, call: str, sha256: str, **arguments: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415

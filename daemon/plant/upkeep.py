@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -26,6 +27,8 @@ _ROWS_AT_ONCE = 20_000
 _PICTURES_AT_ONCE = 1000
 #: Upper bound for a push; until it ends, no release names its files.
 _PUSH_S = 86400.0
+#: A line adds a picture's row as soon as the hub has the picture.
+UNNAMED_S = 86400.0
 
 
 class Upkeep:
@@ -80,6 +83,7 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     if not newest:
         return counts
     now = min(now, max(newest))  # a hub's clock that is ahead makes nothing old
+    counts["pictures"] += _sweep_pictures(engine, store, now.timestamp() - UNNAMED_S)
     ages = {name: retention.lines.get(name, retention.results) for name in last_at}
     if all(ages.values()):
         counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
@@ -134,6 +138,19 @@ def _delete_rows(engine: Engine, table: Table, line: str, before: datetime) -> i
         deleted += count
         if count < _ROWS_AT_ONCE:
             return deleted
+
+
+def _sweep_pictures(engine: Engine, store: PictureStore, before_s: float) -> int:
+    """Remove pictures that no row names: a line ended between the two, or sends what nobody asked for."""
+    swept, found = 0, store.stored_before(before_s)
+    while digests := list(islice(found, _PICTURES_AT_ONCE)):
+        with engine.connect() as connection:
+            named = select(pictures.c.sha256).where(pictures.c.sha256.in_(digests), pictures.c.state == "stored")
+            unnamed = {*digests} - {*connection.execute(named).scalars()}
+        for digest in unnamed:
+            store.remove(digest)
+        swept += len(unnamed)
+    return swept
 
 
 def _prune_pictures(engine: Engine, store: PictureStore, line: str, before: datetime) -> int:

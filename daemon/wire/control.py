@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -133,5 +134,8 @@ def must_listen(endpoint: str) -> None:
             reason = f"{path} may not be opened: become a member of the group that owns it"
             raise ControlError("not_allowed", reason) from None
         except OSError as error:
-            reason = f"no daemon answers at {endpoint} ({error.strerror or error}): start it with `coserve run`"
+            config = Path(path).parent.parent / "coserve.yaml"  # the line whose folder `run/` has the socket
+            shown = config.relative_to(Path.cwd()) if config.is_relative_to(Path.cwd()) else config
+            start = f"coserve run {shown if config.is_file() else 'CONFIG'}"
+            reason = f"no daemon answers at {endpoint} ({error.strerror or error}): start it with `{start}`"
             raise ControlError("no_daemon", reason) from None

@@ -12,6 +12,7 @@ from tests.broker import Broker, Subscriber, mosquitto
 from tests.contract.client import RULES, Line
 from tests.lines import a_jpeg
 from tests.ports import free_port
+from tests.sql import sql
 from tests.tools.run_commands import coserve
 
 SAME_PLACE = "  same-place: {count: 2, same: [defect, designator], within: 3 boards}\n"
@@ -70,9 +71,14 @@ def test_an_alarm_begins_is_seen_everywhere_and_ends_with_a_review_that_is_a_fal
     service.kill()
     line.write_rules(ALARMS)
     coserve("reload", "--config", line.config)
+    later = "2099-01-01T00:00:00.000Z"
+    sql(line.folder, "UPDATE boards SET completed_at = ? WHERE seq = (SELECT max(seq) FROM boards)", values=(later,))
     with line.service():
         line.wait(lambda: texts(line) == [TEXT])
         assert line.status()["alarms"] == [row]
+        # The newest result is later than now: the clock was set back.
+        assert "and there are results of 2099-01-01 00:00:00 UTC" in line.status()["clock"]
+        assert len(events(line, "clock_set_back")) == 1
         first = line.stream()[0]
         header = line.inspect(id=first["id"], board={"type": "named", "serial": "A1"}, designator="P1")
         with line.peer() as peer:

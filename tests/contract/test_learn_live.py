@@ -71,6 +71,9 @@ def test_decided_pictures_become_a_better_version_that_is_not_yet_promoted(line:
     assert learned["compared"]["learned"]["escapes"].startswith("0 of 30")
     assert "The learned version makes fewer mistakes" in learned["compared"]["says"]
     assert learned["rejudged"]["rejudged"] == IMAGES
+    candidates = json.loads((line.folder / "experts/candidates.json").read_text("utf-8"))
+    assert f"reviews of {IMAGES} images, {learned['images'][0]} to {learned['images'][-1]}" in json.dumps(candidates)
+    assert "coserve-learn-" not in json.dumps(candidates), "a temporary folder says nothing"
     effects = learned["rejudged"]["effects"]
     wrong = line.rows(
         "SELECT count(*) FROM inspections JOIN reviews USING (inspection_id)"

@@ -352,8 +352,9 @@ def _switch(config: Path, name: str, version: str | None, note: str | None, *, d
     from tools.experts import change
 
     switch = change.switch(_line(config), name, version, note, discard=discard)
-    where = f"edition {switch.edition}{', which the daemon judges by' if switch.heard else ''}"
-    sentence = f"{name} {switch.version} is in force, in {where}; before: {switch.before or 'none'}"
+    where = f"in edition {switch.edition}"
+    where = f"in force, {where}, which the daemon judges by" if switch.heard else where
+    sentence = f"{name} {switch.version} is {where}; before: {switch.before or 'none'}"
     warnings = [f"warning: {warning}" for warning in switch.warnings]
     say(asdict(switch), "\n".join(filter(None, (sentence, switch.shadow, switch.note, *warnings))), as_json=as_json)
 

@@ -129,6 +129,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if answer["last_error"]:
         since = plant_time(plant, answer.get("last_error_at"))
         console.print(f"last error: {answer['last_error']}{f' (since {since})' if since else ''}")
+    if "clock" in answer:
+        console.print(f"clock: {answer['clock']}")
     if "files" in answer:
         console.print(f"files: {answer['files']}")
     for row in answer.get("alarms", ()):
@@ -202,11 +204,10 @@ def reload(
         answer = _change(config, "reload", note, timeout_s=60.0, **({"now": True} if now else {}))
         is_new, lacking, before = True, {}, None
     nothing = "" if is_new else ": nothing has changed"
-    say(answer, f"edition {answer['edition']} is in force{nothing}", as_json=as_json)
+    standing = f"is made ({answer['note']})" if is_new and "note" in answer else "is in force"
+    say(answer, f"edition {answer['edition']} {standing}{nothing}", as_json=as_json)
     if as_json:
         return
-    if "note" in answer:
-        console.print(answer["note"])
     for change in answer.get("changed_experts", ()):
         name = f"{change['expert']} {change['version']} with settings {change['settings']}"
         console.print(f"{name if change['version'] else change['expert']}: {change['what']}")
@@ -268,8 +269,8 @@ def rollback(
     if number is not None:
         made = roll_back(line, number, note, discard=discard)
         answer = {"edition": made.edition.number, "content_of": number, "heard": made.adopted is not None}
-        no_daemon = "" if made.adopted is not None else f"\n{NO_DAEMON}"
-        sentence = f"edition {made.edition.number} is in force, with all that edition {number} held{no_daemon}"
+        standing = f"is made ({NO_DAEMON})" if made.adopted is None else "is in force"
+        sentence = f"edition {made.edition.number} {standing}, with all that edition {number} held"
         say(answer, sentence, as_json=as_json)
         return
     rows = list_editions(line)

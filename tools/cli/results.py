@@ -94,11 +94,17 @@ def results(
         str, typer.Option(metavar="ORDER", help="newest, oldest, or a column: latency_ms, latency_ms:desc.")
     ] = "newest",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many; default: 50 in a table or --json, all in a file.")
+        int | None, typer.Option(min=1, help="At most this many; default: 50 in a table, else all.")
     ] = None,
     count: Annotated[bool, typer.Option("--count", help="Only how many there are.")] = False,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV for a spreadsheet.")] = False,
+    excel: Annotated[
+        bool, typer.Option("--excel", help="CSV that this locale's Excel opens by a double click; text stays text.")
+    ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="SIGN", help="With --csv: what separates cells, such as ; or tab.")
+    ] = None,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="JSON lines, exactly as stored.")] = False,
     parquet: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Parquet file (extra `export`).", dir_okay=False)
@@ -109,8 +115,8 @@ def results(
 ) -> None:
     """Finished images with their final verdicts, newest first; exit status 0 also where there are none.
 
-    In CSV, text that a spreadsheet would run as a formula (it begins with = + - @) gets an apostrophe in front; JSON
-    and Parquet have it as it is.
+    In CSV, text that a spreadsheet would run as a formula (it begins with = + - @) gets an apostrophe in front; with
+    --excel, serials such as 0012, 1E41 or 3-4 are ="0012". JSON and Parquet have them as they are.
 
     With --plant the rows are those of all lines, each with its line.
 
@@ -142,13 +148,17 @@ def results(
     since, until = time_window(settings.plant.clock(), since, until, shift)
     values = {name: list(choices) for name, choices in equal.items() if choices}
     filters = RowFilters(values, since, until, latency_above, seq_from, seq_to)
-    row_format, target = _format(as_json, as_csv, as_jsonl, parquet, out)
+    row_format, target = _format(as_json, as_csv or excel, as_jsonl, parquet, out)
+    sign = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
+    if sign is not None and (row_format != "csv" or len(sign) != 1 or sign.isalnum() or sign in "\"'\r\n.-"):
+        fail(f"--delimiter goes with --csv, and is one sign such as ; or tab, not {delimiter!r}", status=2)
     names = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
     default_names = rows.terminal_columns if row_format == "table" else tuple(rows.columns)
-    if limit is None and row_format in {"table", "json"} and target is None:
+    if limit is None and row_format == "table":
         limit = DEFAULT_LIMIT
     query = ResultsQuery(rows, names or default_names, filters, order, limit)
-    print_or_write(settings, query, row_format, target, only_count=count, all_columns=bool(names))
+    how: dict[str, Any] = {"all_columns": bool(names), "for_excel": excel, "delimiter": sign}
+    print_or_write(settings, query, row_format, target, only_count=count, **how)
 
 
 def _format(

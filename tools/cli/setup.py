@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -86,9 +87,10 @@ def init(
 
 def _print_made(folder: Path, written_files: list[Path], experts: list[str], answers: "Answers", as_json: bool) -> None:
     from daemon.check import check_line
+    from daemon.config.settings import load_config
     from daemon.host.machine import own_address
     from daemon.line.line import load_catalog
-    from tools.setup.line_files import CATALOG, PORT, TOKEN
+    from tools.setup.line_files import CATALOG, TOKEN
 
     config = folder / "coserve.yaml"
     catalog, _, _ = load_catalog(folder / CATALOG)
@@ -114,9 +116,10 @@ def _print_made(folder: Path, written_files: list[Path], experts: list[str], ans
         console.print("\nNext:")
     for command in commands:
         console.print(f"  {command}")
-    if answers.dashboard != "no":
+    http = load_config(config).endpoints.http
+    if http is not None:
         host = own_address() if answers.dashboard == "network" else "127.0.0.1"
-        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{PORT}/")
+        console.print(f"\nWhile it runs, the dashboard is at http://{host}:{urlsplit(http).port}/")
     if answers.dashboard == "network":
         console.print(f"The token is in {folder / TOKEN}")
 

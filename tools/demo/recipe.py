@@ -76,6 +76,8 @@ class Figures:
             "defects caught": (sum(part.is_called for part in bad), len(bad)),
             "good parts called": (sum(part.is_called for part in good), len(good)),
             "good parts called by a guard": (sum(part.guard is not None for part in good), len(good)),
+            "of these: failed, a false call": (sum(part.verdict == "fail" for part in good), len(good)),
+            "of these: to a person's review": (sum(part.verdict == "review" for part in good), len(good)),
             "boards with defects stopped": (len(with_defects & stopped), len(with_defects)),
             "good boards that pass": (len(without - stopped), len(without)),
         }

@@ -67,12 +67,15 @@ def is_undescribed(source: Path) -> bool:
     return source.is_file() and not _entries(source)
 
 
-def put(line: ExpertsLine, name: str, source: Path, note: str | None = None) -> str:
-    """Check a version and keep it as a candidate; return the version. Raises EditionError with every problem."""
+def put(line: ExpertsLine, name: str, source: Path, note: str | None = None, origin: str | None = None) -> str:
+    """Check a version and keep it as a candidate; return the version. Raises EditionError with every problem.
+
+    `origin` says where it came from, if that is not the folder `source`.
+    """
     candidate = find_candidate(name, source)
     _must_have_none(entry_problems(name, candidate, source, forward=True) or line.new_problems({name: candidate}))
     known, is_here = line.experts().get(name, Expert(name)), all(map(line.folder.weights.is_whole, candidate.weights))
-    version = keep_candidates(line.folder, {name: candidate}, str(source.resolve()), note)[name]
+    version = keep_candidates(line.folder, {name: candidate}, origin or str(source.resolve()), note)[name]
     if is_here and version in (known.version, *known.versions):
         standing = "in force" if version == known.version else "here"
         raise EditionError(f"{name} {version} is {standing} already: these are the same weights and settings")
@@ -120,6 +123,8 @@ def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discar
     folder = line.folder
 
     def build(before: Edition | None) -> Draft:
+        if before is not None and before.number == number and not folder.stale_files(before, line.config.rules):
+            raise EditionError(f"edition {number} is in force already, and nothing was edited since")
         edition = folder.read(number)
         gone = [name for name, entry in edition.experts.items() if not folder.has_weights(entry)]
         if gone:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from daemon.storage.database.reader import ResultsReader
 
-NO_DAEMON = "no daemon runs: it is in force from the next start on"
+NO_DAEMON = "no daemon runs: the next start puts it in force"
 _ASK_S = 3.0
 #: Characters of a refusal that the daemon notes.
 _MAX_REASON = 4000

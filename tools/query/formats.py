@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,15 +18,47 @@ from tools.terminal.console import fail
 
 #: The mode of the database: others read through the group.
 FILE_MODE = 0o640
+#: Their decimal sign is a point; most others have a comma.
+_POINT_LANGUAGES = {"C", "POSIX", "en", "ja", "ko", "zh", "th", "he", "hi", "ms"}
 
 
-def write_csv(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
-    """Write a header and rows; an empty cell is a null. Return the number of rows, as the others do."""
-    writer, count = csv.writer(file, lineterminator="\n"), 0
+def write_csv(
+    file: TextIO,
+    names: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    delimiter: str = ",",
+    excel_types: Sequence[ColumnType] = (),
+) -> int:
+    """Write a header and rows; an empty cell is a null. Return the number of rows, as the others do.
+
+    With the types of the columns it is what Excel opens by a double click.
+    """
+    writer, count = csv.writer(file, delimiter=delimiter, lineterminator="\n"), 0
+    file.write("\ufeff" if excel_types else "")
     writer.writerow(names)
     for count, row in enumerate(rows, 1):  # noqa: B007 - the last one is the number of rows
-        writer.writerow(map(spreadsheet_cell, row))
+        writer.writerow(
+            map(partial(_excel_cell, delimiter), excel_types, row) if excel_types else map(spreadsheet_cell, row)
+        )
     return count
+
+
+def _excel_cell(delimiter: str, kind: ColumnType, value: Any) -> Any:
+    """Keep text as text, be it 007, 1E41, MAR1, 3-4 or =1+1, and numbers where lists are separated by `;`.
+
+    There 12.345 would be read as twelve thousand. A text in a formula has 255 characters at most.
+    """
+    if isinstance(value, float):
+        return str(value).replace(".", "," if delimiter == ";" else ".")
+    if kind == "time" or not isinstance(value, str) or value.isalpha() or len(value) > 255:
+        return spreadsheet_cell(value)
+    return '="' + value.replace('"', '""') + '"'
+
+
+def excel_delimiter() -> str:
+    """Return the sign that separates lists in the Excel of this locale."""
+    name = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_NUMERIC", "LANG"))), "C")
+    return "," if name.partition("_")[0].partition(".")[0] in _POINT_LANGUAGES else ";"
 
 
 def write_json_lines(file: TextIO, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:

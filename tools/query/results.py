@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,14 +17,15 @@ from daemon.plant.schema import unknown_line
 from daemon.plant.settings import HubSettings
 from experts.durable import replacing
 from tools.query import reading
-from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, write_parquet
+from tools.query.formats import FILE_MODE, TEXT_WRITERS, clean_up_on_signals, excel_delimiter, write_csv, write_parquet
 from tools.query.reading import ResultsQuery
+from tools.query.rows import ColumnType
 from tools.terminal.console import console, fail, os_errors_end, print_table, say
 from tools.terminal.open_line import plant_time, times_note
 from tools.terminal.open_line import reading as open_database
 
 RowFormat = Literal["table", "csv", "json", "jsonl", "parquet"]
-#: Rows that a person sees without `--limit`; files have all.
+#: Rows that a person sees without `--limit`; files and programs have all.
 DEFAULT_LIMIT = 50
 #: All rows of a table are in memory, since its columns are as wide as its longest cells.
 _MAX_TABLE_ROWS = 10_000
@@ -42,8 +44,10 @@ def print_or_write(
     *,
     only_count: bool,
     all_columns: bool,
+    for_excel: bool = False,
+    delimiter: str | None = None,
 ) -> None:
-    """Print the rows, or write them to `out`; `all_columns` in a table even where they are too wide."""
+    """Print the rows, or write them to `out`; `all_columns` in a table even where they are too wide or empty."""
     with open_database(settings) as engine:
         query.validate()
         if only_count:
@@ -53,9 +57,13 @@ def print_or_write(
         if row_format == "table":
             _print_table(engine, query, settings.plant.clock(), all_columns=all_columns)
             return
+        writer: Any = TEXT_WRITERS.get(row_format)
+        if for_excel or delimiter:
+            types: Sequence[ColumnType] = [*map(query.rows.column_type, query.columns)] if for_excel else ()
+            writer = partial(write_csv, delimiter=delimiter or excel_delimiter(), excel_types=types)
         with os_errors_end(out or Path("standard output")):
             try:
-                count = _write(engine, query, row_format, out)
+                count = _write(engine, query, writer, out)
             except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise SystemExit(0) from None
@@ -81,10 +89,19 @@ def _print_table(engine: Engine, query: ResultsQuery, plant: PlantTime, *, all_c
             unknown = [unknown_line(connection, str(line)) for line in query.filters.equal.get("line", ())]
         console.print("; ".join([none, *filter(None, unknown)]))
         return
-    more = None if all_columns else "--columns, --csv"
-    title = _title(query, len(cells)) + (f"; {times_note(plant)}" if times else "")
-    unbroken = [name for name in query.columns if name in times or name in _UNBROKEN]
-    print_table(title, query.columns, cells, unbroken=unbroken, more=more)
+    columns: Sequence[str] = query.columns
+    more: str | None = None
+    if not all_columns:
+        kept = [at for at in range(len(columns)) if any(row[at] is not None for row in cells)]
+        columns, cells = [columns[at] for at in kept], [[row[at] for at in kept] for row in cells]
+        more = "--columns, --csv"
+    title = _title(query, len(cells), partial(reading.count_rows, engine, query))
+
+    def full_title(shown: Sequence[str]) -> str:
+        return f"{title}; {times_note(plant)}" if times.intersection(shown) else title
+
+    unbroken = [name for name in columns if name in times or name in _UNBROKEN]
+    print_table(full_title, columns, cells, unbroken=unbroken, more=more)
 
 
 def _cell(name: str, value: Any) -> Any:
@@ -102,26 +119,27 @@ def _about_patterns(query: ResultsQuery) -> str:
     return " (patterns are not understood: values are compared whole)" if has_pattern else ""
 
 
-def _title(query: ResultsQuery, count: int) -> str:
+def _title(query: ResultsQuery, count: int, count_all: Callable[[], int]) -> str:
     name = query.rows.name.capitalize()
     if count != query.limit:
         return f"{name}: {count}"
-    order = f"first {count} by {query.order}" if query.sort_column else f"{query.order} {count}"
+    number = f"{count} of {count_all()}"
+    order = f"first {number} by {query.order}" if query.sort_column else f"{query.order} {number}"
     return f"{name}: the {order} (--limit for more)"
 
 
-def _write(engine: Engine, query: ResultsQuery, row_format: RowFormat, out: Path | None) -> int:
+def _write(engine: Engine, query: ResultsQuery, writer: Any, out: Path | None) -> int:
     batches = reading.read_batches(engine, query)
     if out is None:
         # Rows for a program are exact; a terminal gets no text that steers it.
         file: Any = SimpleNamespace(write=partial(console.print, end="")) if sys.stdout.isatty() else sys.stdout
-        count = TEXT_WRITERS[row_format](file, query.columns, chain.from_iterable(batches))
+        count = writer(file, query.columns, chain.from_iterable(batches))
         sys.stdout.flush()
         return count
     clean_up_on_signals()
     with replacing(out, FILE_MODE) as part:
-        if row_format == "parquet":
+        if writer is None:
             types = map(query.rows.column_type, query.columns)
             return write_parquet(part, query.columns, [*types], batches)
         with part.open("w", encoding="utf-8", newline="") as text:
-            return TEXT_WRITERS[row_format](text, query.columns, chain.from_iterable(batches))
+            return writer(text, query.columns, chain.from_iterable(batches))

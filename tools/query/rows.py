@@ -135,7 +135,7 @@ IMAGES = RowKind(
     inspections.c.status == "done",
     (inspections.c.seq,),
     (
-        *("inspection_id", "serial", "designator", "verdict", "defect", "completed_at", "component", "reason"),
+        *("serial", "designator", "component", "verdict", "defect", "reason", "inspection_id", "completed_at"),
         *("board_type", "decided_by", "latency_ms", "lot", "station", "attempt"),
     ),
     inspections.c.completed_at,

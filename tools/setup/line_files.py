@@ -3,6 +3,7 @@
 import json
 import re
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import psutil
 import typer
 import yaml
 
+from daemon.config.plant_time import zone_of_this_pc
 from daemon.host.folders import make_folder
 from daemon.units import parse_bytes, parse_seconds, printable
 from routing_rules.document import read_yaml_text
@@ -257,7 +259,8 @@ def collect_answers(
     )
 
 
-PORT = 9470
+#: Ports for cameras, results and the dashboard; a line beside another takes the same ones plus 10, 20, ….
+_PORTS = (5570, 5571, 9470)
 TOKEN = Path("keys/http_token")
 CATALOG = Path("experts/catalog.yaml")
 _SECRET_MODE = 0o600
@@ -290,11 +293,29 @@ experts: {}
 """
 
 
+def free_ports(folder: Path) -> list[int]:
+    """Return ports that no program uses now, and no line whose folder lies beside `folder`, running or not."""
+    beside = "".join(path.read_text("utf-8", "replace") for path in folder.resolve().parent.glob("*/coserve.yaml"))
+
+    def is_free(port: int) -> bool:
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            return False
+        return f":{port}" not in beside
+
+    choices = ([port + step for port in _PORTS] for step in range(0, 1000, 10))
+    return next((ports for ports in choices if all(map(is_free, ports))), [*_PORTS])
+
+
 def config_text(folder: Path, answers: Answers) -> str:
     data, is_off = answers.data, answers.dashboard == "no"
-    http = f"  {'# ' if is_off else ''}http: http://{_HTTP_HOSTS.get(answers.dashboard, '127.0.0.1')}:{PORT}"
+    intake, results, port = free_ports(folder)
+    http = f"  {'# ' if is_off else ''}http: http://{_HTTP_HOSTS.get(answers.dashboard, '127.0.0.1')}:{port}"
     values = {
         "config": folder / "coserve.yaml",
+        "intake": intake,
+        "results": results,
         "http": f"{http:<63}# the dashboard, and /metrics for Prometheus",
         "database": _flow(f"sqlite:///{data / 'inspection.db'}"),
         "journal": _flow(str(data / "journal")),
@@ -303,6 +324,7 @@ def config_text(folder: Path, answers: Answers) -> str:
         "devices": _device_lines(answers.memory),
         "keep": f", images_for: {answers.keep}" if answers.keep else "",
         "free": size(free_floor(folder / data)),
+        "zone": zone_of_this_pc() or "UTC",
         "security": _SECURITY if answers.dashboard == "network" else "",
     }
     return Template(_template("line.yaml")).substitute(values).rstrip("\n") + "\n"

@@ -151,7 +151,7 @@ def print_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[
 
 
 def print_table(
-    title: str,
+    title: str | Callable[[Sequence[str]], str],
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     *,
@@ -161,10 +161,12 @@ def print_table(
     """Print a table for a person: long cells wrap, None or an empty list is a dash, control characters are replaced.
 
     Columns in `unbroken` stay on one line, so that they can be copied. With `more`, the last columns are left out if
-    the terminal is too narrow, and named together with `more`, the way to see them.
+    the terminal is too narrow, and named together with `more`, the way to see them. A title may depend on the columns
+    that are shown.
     """
     cells = [[_cell_text(cell) for cell in row] for row in rows]
     width = len(columns) if more is None else _columns_that_fit(columns, cells)
+    title = title if isinstance(title, str) else title(columns[:width])
     table = Table(title=Text(title, style="table.title"), title_justify="left")
     for name in columns[:width]:
         table.add_column(name, overflow="fold", no_wrap=name in unbroken)

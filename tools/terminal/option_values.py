@@ -83,6 +83,10 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
+        if isinstance(command, Commands) and command.commands and "Example:" not in (command.help or ""):
+            texts = ((command.get_command(ctx, each).help or "") for each in command.commands)
+            example = next((text.partition("Example: ")[2] for text in texts if "Example: " in text), "")
+            command.help = f"{command.help}\n\nExample: {example}"
         if command is not None and command.help:  # rich would break its lines where the source does
             command.help = "\n\n".join(" ".join(part.split()) for part in command.help.split("\n\n"))
         return command

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -63,6 +64,8 @@ _MAX_FINDINGS = 30
 _PAUSE_BOARDS = 60
 _BREAK_S, _OFF_S = 3600.0, 8 * 3600.0
 _MIN_SILENCE_S, _SILENCE_FACTOR = 300.0, 5.0
+#: Boards whose intervals say when the last verdict is an old one, and how many intervals that is.
+_AGE_BOARDS, _AGE_FACTOR, _MIN_AGE_S = 21, 10.0, 10.0
 
 _LAST = "SELECT max(seq) FROM {table}"
 _FROM = "SELECT seq, completed_at FROM {table} WHERE seq >= :seq ORDER BY seq"
@@ -72,6 +75,7 @@ WHERE seq > :after AND seq <= :until {only}
 GROUP BY substr(completed_at, 1, 16), verdict
 """
 _LAST_BOARD = f"{BOARDS} WHERE boards.seq IS NOT NULL ORDER BY boards.seq DESC LIMIT 1"
+_CLOSED = f"SELECT completed_at FROM boards WHERE seq IS NOT NULL ORDER BY seq DESC LIMIT {_AGE_BOARDS}"  # noqa: S608
 #: First attempts that people passed, less those that people failed although the line had passed them.
 _PASSED_BY_REVIEW = """
 SELECT sum(CASE WHEN final_boards.verdict = 'pass' THEN 1 ELSE 0 END)
@@ -119,12 +123,17 @@ class _LinePage:
         self._counter = VerdictCounter(site.database)
         self._experts = ExpertOverview(site)
         self._watched = CachedAnswer(_WATCH_S, self._watch)
+        ask: Callable[[], Mapping[str, Any]] = lambda: ask_or({}, lambda: site.ask_daemon("health"), "health", [])  # noqa: E731
+        self._health = CachedAnswer(_WATCH_S, ask)
         self._passed_by_review = CachedAnswer(_FIGURES_S, lambda: passed_by_review(site.database, self._today()))
 
     def andon(self) -> dict[str, Any]:
         last = last_board(self._site.database)
         shown = last["shown"] if last else None
-        return {"last": last, "size": self._site.pictures.size(shown.image_path) if shown else None}
+        closed = [wall_seconds(row.completed_at) for row in self._site.database.rows(_CLOSED, limit=_AGE_BOARDS)]
+        age_s = verdict_age(closed, time.time(), is_ready=self._health.get().get("ready", {}).get("ok", False))
+        size = self._site.pictures.size(shown.image_path) if shown else None
+        return {"last": last, "age": age_s and duration(age_s), "size": size}
 
     def now(self) -> dict[str, Any]:
         status: Status | ControlError
@@ -181,7 +190,7 @@ class _LinePage:
 
     def _watch(self) -> dict[str, Any]:
         site, config, unknown = self._site, self._site.config, list[str]()
-        health: Mapping[str, Any] = ask_or({}, lambda: site.ask_daemon("health"), "health", unknown)
+        health = self._health.get()
         return {
             "drifted": self._experts.drifted(),
             "unusable": ask_or([], self._experts.unusable, "experts", unknown),
@@ -322,6 +331,15 @@ def last_board(database: Database) -> dict[str, Any] | None:
     }
 
 
+def verdict_age(closed_s: Sequence[float], now_s: float, *, is_ready: bool) -> float | None:
+    """Return the seconds since the newest board if that is ten usual intervals, or the line is not ready; else None."""
+    if not closed_s:
+        return None
+    age_s = max(0.0, now_s - closed_s[0])
+    usual_s = median([abs(later - earlier) for later, earlier in pairwise(closed_s)] or [_MIN_SILENCE_S])
+    return age_s if not is_ready or age_s > max(_AGE_FACTOR * usual_s, _MIN_AGE_S) else None
+
+
 def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[Any], list[Any]]:
     """Return the most frequent defects and positions of boards failed since then, as (name, boards)."""
     defects: Counter[str] = Counter()
@@ -391,6 +409,8 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
     elif state == "starting":
         title = "The line is starting: its experts are being loaded."
         yield LineAlarm("notice", title, "Images are judged meanwhile.")
+    if clock := status.get("clock"):
+        yield LineAlarm("trouble", clock, "Set it by the network: timedatectl set-ntp true; coserve doctor.")
     if files := status.get("files"):
         yield LineAlarm("notice", files, f"Images are judged by edition {status.get('edition')}.")
 

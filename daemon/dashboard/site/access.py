@@ -48,6 +48,24 @@ _HEADERS = {
 }
 
 
+class TokenGuesses:
+    """Delays wrong tokens; while many of them wait, the right one waits too: timing tells nothing."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    async def delay(self, state: dict[str, Any], *, is_right: bool) -> None:
+        """`state` is the request's: where connections run out, guesses are cut first (server.py)."""
+        if not is_right or self._waiting >= _MANY_WRONG_TOKENS:
+            state["is_guess"] = not is_right
+            self._waiting += not is_right
+            try:
+                await asyncio.sleep(_WRONG_TOKEN_WAIT_S)
+            finally:
+                self._waiting -= not is_right
+        state["is_admitted"] = is_right
+
+
 class Keyring:
     """The token in force (None on loopback without one) and the cookies signed with it.
 
@@ -68,7 +86,7 @@ class Keyring:
         except OSError as error:
             raise TokenError(f"{ended_file} cannot be read: {error.strerror}: give it to the daemon's user") from None
         self._token: Token | None = read_token(token_file) if token_file else None
-        self._waiting = 0
+        self._guesses = TokenGuesses()
         self._log: Any = structlog.get_logger("dashboard_access")
 
     @property
@@ -115,18 +133,8 @@ class Keyring:
         return session if is_valid else None
 
     async def admits(self, authorization: str, state: dict[str, Any]) -> bool:
-        """Return True for the token. While many wrong ones wait, the right one does too: timing tells nothing.
-
-        `state` is the request's: one with a wrong token is cut first where connections run out (server.py).
-        """
         is_right = self._token is not None and self._token.matches(authorization)
-        if not is_right or self._waiting >= _MANY_WRONG_TOKENS:
-            state["is_guess"] = not is_right
-            self._waiting += not is_right
-            try:
-                await asyncio.sleep(_WRONG_TOKEN_WAIT_S)
-            finally:
-                self._waiting -= not is_right
+        await self._guesses.delay(state, is_right=is_right)
         return is_right
 
     def _sign(self, session: str) -> str:
@@ -172,6 +180,7 @@ class AccessGuard:
         if keyring.is_open or path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
             return None
         if authorization is None and keyring.session_of(headers.get("cookie", "")) is not None:
+            scope["state"]["is_admitted"] = True
             return None
         if authorization is not None and await keyring.admits(authorization, scope["state"]):
             return None

@@ -50,7 +50,8 @@ class _HttpConnection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         super().connection_made(transport)
         if len(self.connections) > _MAX_CONNECTIONS:
-            waiting = [other for other in _connections(self.server_state) if other.waits_for_client]
+            others = _connections(self.server_state)
+            waiting = [other for other in others if other.waits_for_client and not other.is_admitted]
             oldest = min(waiting, key=lambda other: other._quiet_s, default=self)
             oldest.transport.abort()
 
@@ -59,6 +60,12 @@ class _HttpConnection(H11Protocol):
         """True while it waits for a request, the rest of a body, the reading of an answer, or after a wrong token."""
         is_guess = self.scope is not None and self.scope.get("state", {}).get("is_guess", False)
         return self._unread_s is not None or not self._is_answering or self.cycle.more_body or is_guess
+
+    @property
+    def is_admitted(self) -> bool:
+        """True while a request with the right token or cookie is sent, answered or read: no other takes its place."""
+        is_busy = self._is_answering or self._unread_s is not None
+        return is_busy and self.scope is not None and self.scope.get("state", {}).get("is_admitted", False)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse a page if only connections kept for probes are left, or too many scrapes."""

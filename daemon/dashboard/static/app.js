@@ -8,19 +8,30 @@ const ZONED = {
   full: { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" },
   time: { hour: "2-digit", minute: "2-digit", second: "2-digit" },
   date: { year: "numeric", month: "2-digit", day: "2-digit" },
+  dated: { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" },
 };
 if (ZONE.timeZone) ZONED.full.timeZoneName = "short";
 const FORMATS = Object.fromEntries(
   Object.entries(ZONED).map(([name, options]) => [name, new Intl.DateTimeFormat("sv-SE", { ...options, ...ZONE })]),
 );
+let today = "";
 function localTimes(root) {
+  today = FORMATS.date.format(new Date());
   for (const time of root.querySelectorAll("time[datetime]:not([data-local])")) {
     const moment = new Date(time.dateTime);
     if (Number.isNaN(moment.getTime())) continue;
-    time.textContent = FORMATS[time.dataset.style || "full"].format(moment);
+    const style = time.dataset.style || "full";
+    const isOld = style === "time" && FORMATS.date.format(moment) !== today;
+    time.textContent = FORMATS[isOld ? "dated" : style].format(moment);
     time.dataset.local = "";
   }
 }
+/* At midnight the times of yesterday get their date. */
+setInterval(() => {
+  if (FORMATS.date.format(new Date()) === today) return;
+  for (const time of document.querySelectorAll("time[data-local]")) delete time.dataset.local;
+  localTimes(document);
+}, 10000);
 
 /* Live parts: `<body data-events="line boards">` listens; the event `line` fills `[data-live="line"]`, and the document
    gets the event `live:line`, whose detail is the text. */

@@ -272,6 +272,21 @@ def test_a_spool_of_another_source_is_refused(tmp_path: Path) -> None:
         assert publisher.wait(PATIENCE_S)
 
 
+def test_a_refusal_of_many_images_is_logged_once_and_counted_for_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = {"type": "rejected", "code": "unknown_board", "reason": "the rules name no board type 'b'"}
+    with (
+        ScriptedDaemon(lambda *_: refusal) as daemon,
+        a_camera(daemon.endpoint, tmp_path) as publisher,
+        caplog.at_level("WARNING"),
+    ):
+        publish(publisher, *range(5))
+        assert publisher.wait(PATIENCE_S)
+        assert publisher.account.as_dict() == {"published": 5, "accepted": 0, "rejected unknown_board": 5}
+    assert sum("image_not_taken" in line for line in caplog.messages) == 1
+
+
 def test_refusals_of_the_daemon_are_counted_logged_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

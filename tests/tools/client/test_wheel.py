@@ -87,7 +87,7 @@ def test_the_camera_of_the_readme_and_the_results_of_the_page_run_with_the_clien
     (tmp_path / "pictures").mkdir()
     for number in (1, 2):
         (tmp_path / f"pictures/R{number}.R0402.png").write_bytes(a_jpeg(number))
-    camera = block("README.md", "SpoolingPublisher").replace("sensor-node", "open-board")
+    camera = block("README.md", "SpoolingPublisher").replace("mainboard-a", "open-board")
     reader = block("docs/results.md", "Results").replace("result in results:", "_, result in zip('12', results):")
     run_folder = f"ipc://{tmp_path}/line/run"
     camera = camera.replace("tcp://127.0.0.1:5570", f"{run_folder}/intake.sock")

@@ -89,7 +89,7 @@ def test_a_version_goes_in_and_back_out_with_nobody_running(line: Line, version_
     assert "candidate" in output_of(line, "show", "P")
     done = run(line, "promote", "P", second[:5])
     assert (done["version"], done["before"], done["heard"]) == (second, first, False)
-    assert "from the next start" in done["note"]
+    assert done["note"] == "no daemon runs: the next start puts it in force"
     assert entry(line).sha256[:12] == second
     assert run(line, "verify")["ok"]
     assert run(line, "rollback", "P")["version"] == first == entry(line).sha256[:12]
@@ -126,6 +126,8 @@ def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Li
         (3, "promote", "better", False),
         (4, "rollback", None, True),
     ]
+    refused = coserve("rollback", "4", "--config", line.config, status=1).stderr
+    assert "edition 4 is in force already, and nothing was edited since" in refused.replace("\n", " ")
     assert "in force" in coserve("rollback", "--config", line.config).stdout
     folder = EditionFolder(line.folder / "experts" / "catalog.yaml")
     next(weights(line, second).parent.glob(f"{second}*")).unlink()

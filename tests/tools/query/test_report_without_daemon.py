@@ -63,4 +63,4 @@ def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Pat
     report = json.loads(coserve("report", "B-1", "--config", web.config, "--wait", "2", "--json").stdout)
     assert report["by"] == "template"
     assert report["why_not_the_model"].startswith("model writer: no daemon answers at ipc://")
-    assert report["why_not_the_model"].endswith("start it with `coserve run`")
+    assert report["why_not_the_model"].endswith(f"start it with `coserve run {web.config}`")

@@ -168,6 +168,59 @@ def test_csv_runs_nothing_in_a_spreadsheet_and_json_is_exact(results: Callable[.
         assert rows(results, *options)[0]["serial"] == serial
 
 
+def as_german_excel(text: str) -> list[list[str]]:
+    """Return the cells that Excel shows: formulas evaluated; with a comma's decimals."""
+    cells = csv.reader(io.StringIO(text.removeprefix("\ufeff")), delimiter=";")
+    return [[cell[2:-1].replace('""', '"') if cell.startswith('="') else cell for cell in row] for row in cells]
+
+
+#: Excel makes numbers, dates and formulas of such text.
+CHANGED_BY_EXCEL = ("0012", "1E41", "8949020000123481514", "3-4", "MAR1", "1,5", "µ;7", 'a"b', "-A17", "=1+1", "Müller")
+
+
+@pytest.mark.promise("Queries and exports", "`results --excel` writes what Excel opens, and text stays text")
+def test_a_table_for_excel_keeps_umlauts_leading_zeros_and_what_looks_like_a_date(
+    line: Path, results: Callable[..., Result]
+) -> None:
+    for number, serial in enumerate(CHANGED_BY_EXCEL, 101):
+        sql(line, "UPDATE boards SET serial = ?, lot = 'Excel' WHERE board_id = ?", values=(serial, number))
+    options = ("--lot", "Excel", "--columns", "serial,latency_ms,completed_at,verdict", "--excel")
+    text = results(*options, LC_ALL="de_DE.UTF-8").stdout
+    assert text.startswith("\ufeffserial;latency_ms;completed_at;verdict\n")
+    shown, exact = as_german_excel(text)[1:], rows(results, "--lot", "Excel")
+    assert {row[0] for row in shown} == {*CHANGED_BY_EXCEL}
+    assert [float(row[1].replace(",", ".")) for row in shown] == [row["latency_ms"] for row in exact]
+    assert not any("." in row[1] for row in shown), "a German Excel reads 12.345 as twelve thousand"
+    assert [row[2:] for row in shown] == [[row["completed_at"], row["verdict"]] for row in exact]
+    assert results(*options, "--csv", LC_ALL="C.UTF-8").stdout.startswith("\ufeffserial,latency_ms,")
+    plain = results(*options[:-1], "--csv", "--delimiter", "tab").stdout
+    assert plain.startswith("serial\tlatency_ms\t")
+    assert "\n0012\t" in plain
+    for wrong in (["--csv", "--delimiter", ";;"], ["--delimiter", ";"]):
+        assert "--delimiter goes with --csv, and is one sign" in results(*wrong, status=2).stderr
+
+
+def test_json_has_all_rows_and_a_table_says_of_how_many_it_shows_fifty(
+    line: Path, results: Callable[..., Result]
+) -> None:
+    (images,) = by_hand(line, "SELECT count(*) FROM inspections")
+    assert len(json.loads(results("--json").stdout)) == images
+    assert results().stdout.startswith(f"Images: the newest 50 of {images} (--limit for more)")
+    by_latency = results("--order", "latency_ms", "--limit", "3").stdout
+    assert by_latency.startswith(f"Images: the first 3 of {images} by latency_ms (--limit for more)")
+
+
+def test_a_narrow_table_has_component_and_reason_and_names_a_zone_only_beside_times(
+    results: Callable[..., Result],
+) -> None:
+    shown = results("--reason", "deadline", "--limit", "1", COLUMNS="80").stdout
+    title, _, heading, *_ = shown.splitlines()
+    assert ("component" in heading, "reason" in heading, "completed_at" in heading) == (True, True, False)
+    assert "times of" not in title
+    assert "defect" not in shown, "no row has one"
+    assert "times of UTC" in results("--limit", "1", COLUMNS="140").stdout.splitlines()[0]
+
+
 def test_no_serial_steers_the_terminal(results: Callable[..., Result]) -> None:
     for serial in NASTY:
         shown = results(f"--serial={serial}", "--limit", "1", COLUMNS="120").stdout

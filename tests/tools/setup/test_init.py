@@ -1,6 +1,7 @@
 """`coserve init`: five answers, by options or typed, make a line that `coserve check` reads."""
 
 import re
+import socket
 import stat
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from daemon.host.machine import EVERYWHERE
 from routing_rules.compile import compile_rules
 from tests.lines import a_jpeg
 from tests.tools.run_commands import start_coserve
+from tools.setup.line_files import Answers, config_text, free_ports, rules_text
 
 
 #: What the console script of the package does.
@@ -35,9 +37,43 @@ def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_pa
     ):
         assert command in done.stdout
     config = load_config(tmp_path / "line/coserve.yaml", {})
-    assert (config.journal, config.endpoints.http) == (tmp_path / "line/data/journal", "http://127.0.0.1:9470")
+    assert config.journal == tmp_path / "line/data/journal"
     assert config.journal.is_dir()
     assert "#" in (tmp_path / "line/coserve.yaml").read_text()
+
+
+def test_a_second_line_on_one_pc_takes_ports_that_neither_a_line_beside_it_nor_a_program_has(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    first = free_ports(tmp_path / "first")
+    (tmp_path / "first/coserve.yaml").write_text("".join(f"x: tcp://127.0.0.1:{port}\n" for port in first))
+    second = free_ports(tmp_path / "second")
+    assert {*first}.isdisjoint(second)
+    with socket.create_server(("127.0.0.1", second[1])):
+        assert {*first, *second}.isdisjoint(free_ports(tmp_path / "second"))
+    (tmp_path / "second").mkdir()
+    answers = Answers({"b": {"C": 1}}, Path("data"), {"cpu": 10**9}, "here", None)
+    (tmp_path / "second/coserve.yaml").write_text(config_text(tmp_path / "second", answers))
+    endpoints = load_config(tmp_path / "second/coserve.yaml", {}).endpoints
+    ports = [int(url.rpartition(":")[2]) for url in (endpoints.intake[1], endpoints.results, endpoints.http or "")]
+    assert {*ports}.isdisjoint(first)
+
+
+def test_a_new_line_has_the_time_zone_of_its_pc_and_check_says_where_a_line_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers({"b": {"C": 1}}, Path("data"), {"cpu": 10**9}, "here", None)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    config = tmp_path / "coserve.yaml"
+    config.write_text(config_text(tmp_path, answers))
+    (tmp_path / "rules.yaml").write_text(rules_text(answers.boards))
+    (tmp_path / "experts").mkdir()
+    (tmp_path / "experts/catalog.yaml").write_text("experts: {}\n")
+    assert load_config(config, {}).plant.timezone == "Europe/Berlin"
+    assert not any("timezone" in warning for warning in check_line(config)[1]["warnings"])
+    config.write_text(config.read_text().replace("plant: {timezone: Europe/Berlin}\n", ""))
+    warning = check_line(config)[1]["warnings"][-1]
+    assert warning.startswith(f"{config}: no plant.timezone: days, and times that people type, are UTC")
+    assert warning.endswith("plant: {timezone: Europe/Berlin}")
 
 
 def test_what_is_typed_is_asked_again_until_it_can_be_used(tmp_path: Path) -> None:
@@ -59,7 +95,7 @@ def test_a_dashboard_for_the_network_gets_a_token_for_its_owner_and_an_address_t
     tmp_path: Path,
 ) -> None:
     done = init("line", "--dashboard", "network", "--board", "a QFP64=1", "--yes", cwd=tmp_path)
-    address = re.search(r"the dashboard is at http://([^/]+):9470/$", done.stdout, re.MULTILINE)
+    address = re.search(r"the dashboard is at http://([^/]+):[0-9]+/$", done.stdout, re.MULTILINE)
     assert address is not None, done.stdout
     assert address[1] not in ("127.0.0.1", "localhost", *EVERYWHERE)
     assert "training/QFP64/ok" in done.stdout

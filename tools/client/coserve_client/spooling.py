@@ -153,6 +153,7 @@ class SpoolingPublisher:
         self._bytes_in_memory = 0
         self._waiting: deque[_HeldImage] = deque()
         self._unanswered: dict[str, _HeldImage] = {}
+        self._logged_codes: set[object] = set()
         self._disk_trouble = ""
         self._disk_retry_at_s = 0.0
         self._is_silent = self._is_refusing = False
@@ -445,7 +446,10 @@ class SpoolingPublisher:
             except OSError as error:  # it is sent again after a restart, and answered `duplicate`
                 _log.warning("spool_entry_not_removed source=%s entry=%d error=%s", self._source, image.number, error)
         if answer["type"] not in ("accepted", "duplicate") or answer.get("differs"):
-            _log.error("image_not_taken source=%s id=%s answer=%s", self._source, image_id, dict(answer))
+            # The first of each kind; `account` counts them all, and `on_answer` hears of each.
+            level = logging.INFO if (code := answer.get("code")) in self._logged_codes else logging.ERROR
+            self._logged_codes.add(code)
+            _log.log(level, "image_not_taken source=%s id=%s answer=%s", self._source, image_id, dict(answer))
         if self._on_answer is not None:
             try:
                 self._on_answer(image_id, answer)

@@ -5,6 +5,7 @@ A trigger holds the server up in one phase, in the middle of a load; then every 
 
 import asyncio
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -230,7 +231,7 @@ def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
     store = open_pictures(Pictures(folder=tmp_path / "pictures"))
     digests = _old_and_new(hub)
     for digest, content in digests.items():
-        store.put(digest, content)
+        store.put(digest, io.BytesIO(content))
     retention = Retention(results="60d")  # type: ignore[arg-type]
     upkeep = Upkeep(hub.engine, HubSettings(database=hub.url, retention=retention), store)
     with holding(hub, f"TRIGGER held {trigger}") as is_held:

@@ -2,8 +2,12 @@
 
 import asyncio
 import hashlib
+import http.client
+import io
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,7 +18,8 @@ import uvicorn
 
 from daemon.plant.hub import Hub, make_app
 from daemon.plant.picture_store import PictureStore, S3Pictures, open_pictures
-from daemon.plant.settings import HubSettings, Pictures
+from daemon.plant.settings import HubSettings, Pictures, Retention
+from daemon.plant.upkeep import keep_in_order
 from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
 from tests.daemon.consumers.plant.test_plant_consumer import (
     database,
@@ -143,8 +148,6 @@ async def test_many_pictures_behind_a_slow_link_or_a_hub_that_is_away_hold_no_ro
 async def test_the_hub_takes_pictures_of_lines_with_a_key_only_and_whole_ones_only(
     hub: HubDatabase, key: Path, tmp_path: Path
 ) -> None:
-    import http.client
-
     def put(url: str, path: str, body: bytes, token: str) -> tuple[int, str]:
         with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
             connection.request("PUT", path, body, {"Authorization": f"Bearer {token}"})
@@ -164,6 +167,45 @@ async def test_the_hub_takes_pictures_of_lines_with_a_key_only_and_whole_ones_on
         await asyncio.to_thread(attempts, url)
 
 
+@pytest.mark.promise("Delivery to the plant", "Pictures that no row names are limited, and swept after a day")
+def test_pictures_that_no_row_names_are_limited_for_each_line_and_swept_after_a_day(
+    hub: HubDatabase, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.plant.hub._MAX_UNNAMED", 4)
+    store = open_pictures(Pictures(folder=tmp_path / "pictures"))
+    digests = {bytes([number]): hashlib.sha256(bytes([number])).hexdigest() for number in range(8)}
+    hub.ask(
+        "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES ('line-1', 'e', 'i', 'h', 2, now())"
+    )
+
+    def put(url: str, number: int) -> tuple[int, str]:
+        content = bytes([number])
+        with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
+            connection.request("PUT", f"/pictures/{digests[content]}", content, {"Authorization": f"Bearer {'k' * 40}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def name(number: int) -> None:
+        hub.ask(
+            "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, at, state)"
+            " VALUES ('line-1', 'e', %s, %s, %s, now(), 'stored')",
+            *(number, number, digests[bytes([number])]),
+        )
+
+    with serving(hub, key, store) as url:
+        assert [put(url, number)[0] for number in range(4)] == [201] * 4
+        status, text = put(url, 4)
+        assert (status, "4 pictures of line-1 have no row" in text) == (507, True)
+        for number in range(3):
+            name(number)
+        assert put(url, 4)[0] == 201
+    for digest in (digests[b"\0"], digests[b"\3"]):
+        os.utime(tmp_path / "pictures" / digest[:2] / digest, (0, 0))
+    assert keep_in_order(hub.engine, Retention(), store, time.time())["pictures"] == 1
+    left = {content for content, digest in digests.items() if store.get(digest) is not None}
+    assert left == {b"\0", b"\1", b"\2", b"\4"}, "an old one with a row stays, and a new one that waits for its row"
+
+
 def test_a_bucket_keeps_pictures_by_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     boto3 = pytest.importorskip("boto3")
     from daemon.plant.picture_store import PictureStoreError
@@ -178,13 +220,16 @@ def test_a_bucket_keeps_pictures_by_digest(monkeypatch: pytest.MonkeyPatch) -> N
         endpoint = f"http://{host}:{port}"
         boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="plant")
         store = S3Pictures("s3://plant/pictures", endpoint)
-        assert store.get("ab") is None
-        store.put("ab", b"picture")
-        store.put("ab", b"picture")
-        assert store.get("ab") == b"picture"
-        store.remove("ab")
-        assert store.get("ab") is None
+        name = "ab" * 32
+        assert store.get(name) is None
+        store.put(name, io.BytesIO(b"picture"))
+        store.put(name, io.BytesIO(b"picture"))
+        assert store.get(name) == b"picture"
+        assert [*store.stored_before(time.time() + 60)] == [name]
+        assert [*store.stored_before(time.time() - 60)] == []
+        store.remove(name)
+        assert store.get(name) is None
         with pytest.raises(PictureStoreError, match="s3://absent"):
-            S3Pictures("s3://absent", endpoint).put("ab", b"picture")
+            S3Pictures("s3://absent", endpoint).put(name, io.BytesIO(b"picture"))
     finally:
         server.stop()

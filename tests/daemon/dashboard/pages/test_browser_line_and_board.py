@@ -98,6 +98,21 @@ def test_pages_fit_their_screen_are_named_and_can_be_read(
             assert re.search(r"[A-Za-z]{2}", verdict), (path, "a word beside the colour and the sign")
 
 
+def test_on_a_telephone_the_page_line_has_three_screens_and_times_of_other_days_their_date(
+    shown_line: ShownLine, open_page: Pages
+) -> None:
+    page = open_page(shown_line.url("/"), width=390)
+    page.wait_for_selector(".tiles")
+    assert page.evaluate("document.documentElement.scrollHeight") <= 3 * 844
+    let_time_stand(page, 86400.0)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(shown_line.url("/boards"))
+    page.wait_for_selector("time[data-local]", state="attached")
+    shown = page.locator('time[data-style="time"]').all_inner_texts()
+    assert shown
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", text) for text in shown), shown
+
+
 def test_boards_come_by_themselves_and_a_failed_image_changes_the_days_numbers(
     guarded_line: ShownLine, open_page: Pages
 ) -> None:

@@ -89,6 +89,11 @@ def test_a_whole_review_by_keyboard_alone(shown_line: ShownLine, open_page: Page
     assert page.locator("#help").get_by_text("Undo the last decision").is_visible()
 
 
+#: Shows a good part where the page would.
+GOOD_PART = """() => document.querySelector(".review-info").insertAdjacentHTML(
+  "afterbegin", '<figure class="panel review-reference"><div class="picture">a part</div></figure>')"""
+
+
 def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page: Pages) -> None:
     ids = publish(shown_line, "touch", 3)
     page = open_page(shown_line.url("/review?lot=touch"), 390, dark=True)
@@ -96,6 +101,12 @@ def test_a_whole_review_by_touch_on_a_telephone(shown_line: ShownLine, open_page
     begin(page, "Ben")
     shows(page, ids[0])
     assert has_no_sideways_scroll(page)
+    # Both pictures stand before the buttons; this line has kept no good part yet.
+    page.evaluate(GOOD_PART)
+    names = (".review-picture", ".review-reference", "[data-decide=pass]")
+    picture, good, button = [page.locator(name).bounding_box() or {} for name in names]
+    assert 0 < picture["y"] + picture["height"] <= button["y"]
+    assert 0 < good["y"] + good["height"] <= button["y"]
     tap = page.touchscreen.tap
     for number, (selector, after) in enumerate(
         (("[data-decide=pass]", 1), ("[data-code] >> nth=0", 2), ("#review-undo", 1)), 1

@@ -1,5 +1,6 @@
 """The figures and alarms of the page Line: counted once each, by the plant's clock, with a silence that is no break."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ from daemon.dashboard.pages.line import (
     fails_now,
     last_board,
     passed_by_review,
+    router,
     silence,
+    verdict_age,
     yield_charts,
 )
 from daemon.dashboard.site.site import Site
 from daemon.units import utc_text, wall_seconds
-from tests.daemon.dashboard.web import STATUS, Web
+from tests.daemon.dashboard.web import STATUS, Web, answering_control
 
 NOW = "2026-11-25T09:40:20.000Z"
 NOW_S = wall_seconds(NOW)
@@ -136,11 +139,38 @@ def test_no_image_for_much_longer_than_usual_is_told_and_a_line_that_is_off_is_n
     assert [("No image for" in alarm.title, alarm.level) for alarm in raised] == [(True, "notice")] * is_told
 
 
+def test_a_verdict_is_an_old_one_after_ten_usual_intervals_and_at_once_if_the_line_is_not_ready() -> None:
+    closed = [NOW_S - 60 * number for number in range(20)] + [NOW_S - 90_000]  # a night between the first two
+    assert verdict_age(closed, NOW_S + 590, is_ready=True) is None
+    assert verdict_age(closed, NOW_S + 610, is_ready=True) == 610
+    assert verdict_age(closed, NOW_S + 5, is_ready=False) == 5
+    assert verdict_age([], NOW_S, is_ready=False) is None
+
+
+@pytest.mark.promise("Access, pages and reviews", "A verdict has an age: an old one is grey, and says how old it is")
+def test_the_last_board_is_grey_with_its_age_when_it_says_nothing_of_the_line_now(web: Web, site: Site) -> None:
+    router(site)
+    three_days_ago = time.time() - 3 * 86400
+    for board in range(1, 4):
+        at = utc_text(three_days_ago + 60 * board)
+        close(web, board, 0, completed_at=at, first_seen_at=at)
+    with answering_control(web, health={"ready": {"ok": True, "text": "ready"}}):
+        shown = site.live.text("andon")
+        assert 'class="andon pass old"' in shown
+        assert "last board 3 days ago" in shown
+        now = utc_text(time.time())
+        close(web, 4, 0, completed_at=now, first_seen_at=now)
+        assert 'class="andon pass"' in site.live.text("andon")
+    time.sleep(2.1)  # what control answered is kept for two seconds
+    assert 'class="andon pass old"' in site.live.text("andon"), "no daemon answers"
+
+
 def test_what_is_wrong_with_the_line_itself_is_told_troubles_first() -> None:
     row = {"source": "cam-2", "code": "bad_image", "images": 12, "reason": "its end is missing", "at": NOW}
     status = {
         **STATUS,
         "state": "degraded",
+        "clock": "The clock was set back: it shows 09:40, and there are results of 11:40.",
         "ready": "degraded: takes no images: the disk is full; expert R0402 cannot be loaded: no such file; mend it",
         "rejected": [row],
         "unusable": ["R0402 cannot be loaded: no such file; mend it", "C0603 cannot be loaded: no such file"],
@@ -148,6 +178,7 @@ def test_what_is_wrong_with_the_line_itself_is_told_troubles_first() -> None:
     titles = [(alarm.level, alarm.title) for alarm in alarms(status)]
     assert titles == [
         ("trouble", "takes no images: the disk is full"),
+        ("trouble", "The clock was set back: it shows 09:40, and there are results of 11:40."),
         ("trouble", "R0402 cannot be loaded: no such file; mend it (and 1 more: see Experts)"),
         ("notice", "cam-2: 12 images rejected in the last hour (bad image)."),
     ]

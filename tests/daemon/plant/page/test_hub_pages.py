@@ -172,7 +172,8 @@ def test_without_a_token_only_names_of_this_pc_are_answered_and_releases_of_no_w
     assert ask(hub, "/healthz")[2] == b"ok"
     for path, origin, status in (("/", {}, 200), ("/releases", {}, 200), ("/releases", {"Origin": "http://a"}, 421)):
         assert ask(hub, path, **origin)[0] == status
-        assert ask(hub, path, Host="plant.example")[0] == 421
+        for refused in (path, f"/pictures/{'0' * 64}", f"/images/{'0' * 64}"):
+            assert ask(hub, refused, Host="plant.example")[0] == 421
 
 
 def test_with_a_token_browsers_log_in_and_lines_bring_pictures_as_before(postgresql: Server, tmp_path: Path) -> None:
