@@ -81,7 +81,7 @@ def import_expert(
         Literal["float32", "bfloat16", "int8", "auto"],
         typer.Option(help="Widest form of the file; auto: the thinnest whose answers on --images agree."),
     ] = "float32",
-    trust: Annotated[bool, typer.Option("--trust", help="Open a pickled program, in a process of its own.")] = False,
+    _trust: Annotated[bool, typer.Option("--trust", hidden=True, help="Nothing of a file runs any more.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an expert of a trained network: fold batch norms, write safetensors, prove that its outputs agree.
@@ -109,7 +109,6 @@ def import_expert(
             form=form,
             images=images,
             normalize=normalize,
-            trust=trust,
         )
 
     report, version = make_in(out, expert or file.stem, file, make)

@@ -3,17 +3,10 @@
 torch's restricted unpickler (`weights_only`) makes tensors and plain values only. Every other class that a file names,
 an argparse.Namespace beside the weights or a whole network, becomes a stand-in: an empty class of ours that keeps what
 was pickled, so that a refusal can say what the file holds. Nothing that a file names is imported or called.
-
-An ultralytics `.pt` that is trusted runs in a process of its own (`python -m tools.training.checkpoint`), to compare
-its answers with the expert's.
 """
 
-import os
 import pickle
 import re
-import subprocess
-import sys
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from experts.vision.architectures import ARCHITECTURES, NORMALISATIONS, Architecture
-from experts.vision.frameworks import torchvision, ultralytics
-from experts.vision.networks import is_end_to_end, weight_shapes
+from experts.vision.architectures import ARCHITECTURES, Architecture
+from experts.vision.frameworks import torchvision
+from experts.vision.networks import weight_shapes
 from tools.training import TrainingError
 
 _SAVE = 'where it was trained, save its weights with torch.save(model.state_dict(), "weights.pth") and import that file'
@@ -64,7 +54,7 @@ class Checkpoint:
     """The tensors of a file, named without wrappers. `pickled` is the class of a network that was pickled whole.
 
     `names` are those of the classes, as the file has them under the key `names_from`; `note` says which weights of
-    several were taken.
+    several were taken; `end_to_end` whether a detector answers with its end-to-end head, if it says so.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -72,6 +62,7 @@ class Checkpoint:
     names: Any = None
     names_from: str = ""
     note: str | None = None
+    end_to_end: bool | None = None
 
 
 class _StandIn:
@@ -165,8 +156,11 @@ def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
         raise TrainingError(f"{file}: holds {held}: {_SAVE}")
     if "names" in whole.attributes:
         names, names_from = whole.attributes["names"], "names"
-    tensors = _unwrapped(dict(_tensors_in(whole)))
-    return Checkpoint(tensors, type(whole).__name__, names=names, names_from=names_from)
+    parts = dict(_parts(whole))
+    tensors = _unwrapped({name: tensor for at, part in parts.items() for name, tensor in _tensors_of(part, at)})
+    heads = [part.attributes["_end2end"] for part in parts.values() if "_end2end" in part.attributes]
+    end_to_end = bool(heads[-1]) if heads else None
+    return Checkpoint(tensors, type(whole).__name__, names=names, names_from=names_from, end_to_end=end_to_end)
 
 
 def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -185,15 +179,20 @@ def _is_network(content: Any) -> TypeGuard[_StandIn]:
     return isinstance(content, _StandIn) and "_modules" in content.attributes
 
 
-def _tensors_in(network: _StandIn, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for kind in ("_parameters", "_buffers"):
-        for name, tensor in network.attributes.get(kind, {}).items():
-            is_kept = name not in network.attributes.get("_non_persistent_buffers_set", ())
-            if isinstance(tensor, torch.Tensor) and is_kept:
-                yield f"{prefix}{name}", tensor.detach()
+def _parts(network: _StandIn, prefix: str = "") -> Iterator[tuple[str, _StandIn]]:
+    """Yield a pickled network and all parts of it, with what their tensors' names begin with."""
+    yield prefix, network
     for name, part in network.attributes["_modules"].items():
         if _is_network(part):
-            yield from _tensors_in(part, f"{prefix}{name}.")
+            yield from _parts(part, f"{prefix}{name}.")
+
+
+def _tensors_of(part: _StandIn, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for kind in ("_parameters", "_buffers"):
+        for name, tensor in part.attributes.get(kind, {}).items():
+            is_kept = name not in part.attributes.get("_non_persistent_buffers_set", ())
+            if isinstance(tensor, torch.Tensor) and is_kept:
+                yield f"{prefix}{name}", tensor.detach()
 
 
 def _unwrapped(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -322,59 +321,3 @@ def _mistakes(names: Sequence[Any]) -> Iterator[str]:
             yield f"names class {number} {str(name)[:20]!r}; a name has 1 to 128 characters"
         if (first := [*map(str, names)].index(str(name))) < number:
             yield f"names classes {first} and {number} both {name}"
-
-
-def answers_elsewhere(file: Path, squares: Sequence[NDArray[np.uint8]]) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """Run a pickled detector, in a process of this module, on squares.
-
-    Returns its answers, one batch each, and True if they are its end-to-end head's. Raises ValueError with the process'
-    last line if it fails.
-    """
-    with tempfile.TemporaryDirectory(prefix="coserve-import-") as folder:
-        squares_file, answer_file = Path(folder) / "squares.safetensors", Path(folder) / "answer.safetensors"
-        save_file({f"{number:06}": torch.from_numpy(square) for number, square in enumerate(squares)}, squares_file)
-        search = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        finished = subprocess.run(  # noqa: S603  # our own module; the user asked to trust the file
-            [
-                sys.executable,
-                "-m",
-                "tools.training.checkpoint",
-                str(file.resolve()),
-                str(squares_file),
-                str(answer_file),
-            ],
-            env={**os.environ, "PYTHONPATH": search.rstrip(os.pathsep)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if finished.returncode or not answer_file.is_file():
-            lines = finished.stderr.strip().splitlines() or [f"exit status {finished.returncode}"]
-            raise ValueError(f"could not be opened: {lines[-1]}")
-        with safe_open(answer_file, "pt") as answer:
-            tensors = {name: answer.get_tensor(name) for name in answer.keys()}  # noqa: SIM118  # not a mapping
-            metadata = answer.metadata()
-    return tuple(tensors[name] for name in sorted(tensors)), metadata["end_to_end"] == "True"
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Write the answers of MODEL.pt to SQUARES.safetensors as OUT.safetensors; the arguments are these three paths."""
-    from tools.training.proof import original_outputs
-
-    model_file, squares_file, answer_file = map(Path, arguments)
-    ultralytics()
-    from ultralytics.nn.tasks import DetectionModel, torch_safe_load
-
-    checkpoint: Any = torch_safe_load(str(model_file), safe_only=False)[0]
-    model = (checkpoint.get("ema") or checkpoint.get("model")) if isinstance(checkpoint, dict) else None
-    if not isinstance(model, DetectionModel):
-        sys.exit(f"it holds a {type(model or checkpoint).__name__}, not an ultralytics detection model")
-    with safe_open(squares_file, "pt") as opened:
-        squares = [opened.get_tensor(name).numpy() for name in sorted(opened.keys())]
-    outputs = original_outputs(model.float().eval(), squares, NORMALISATIONS["none"])
-    answers = {f"{number:06}": output.contiguous() for number, output in enumerate(outputs)}
-    save_file(answers, answer_file, metadata={"end_to_end": str(is_end_to_end(model))})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

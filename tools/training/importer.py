@@ -1,7 +1,6 @@
 """Makes an expert of a trained network: from a file (`coserve import`) or from a framework's model of this process.
 
-Nothing that a file holds runs here (`checkpoint.py`): an ultralytics `.pt`, which is a pickled program, answers for its
-proof only on request and in a process of its own.
+Nothing that a file holds runs (`checkpoint.py`).
 """
 
 import copy
@@ -23,13 +22,7 @@ from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
 from tools.experts.measure import SAMPLES, images_below
 from tools.training import TrainingError, architecture_of
-from tools.training.checkpoint import (
-    Checkpoint,
-    answers_elsewhere,
-    class_names,
-    read_checkpoint,
-    weights_for,
-)
+from tools.training.checkpoint import Checkpoint, class_names, read_checkpoint, weights_for
 from tools.training.expert_file import (
     Form,
     ImportJob,
@@ -63,13 +56,12 @@ def import_file(  # noqa: PLR0913 - most by keyword
     form: Form | None = None,
     images: Path | None = None,
     normalize: str | None = None,
-    trust: bool = False,
 ) -> ImportReport:
     """Read `file`, make the expert, named as the file without `expert`, and add it to the catalog of `out`.
 
     A checkpoint may name its `classes` itself. A classifier needs `normalize`, or `images` in folders of its classes:
-    then it is measured on these. The agreement is proved on `images`, or on patterns. `trust` allows an ultralytics
-    `.pt` to run in a process of its own. Raises TrainingError, and then nothing is changed.
+    then it is measured on these. The agreement is proved on `images`, or on patterns. Raises TrainingError, and then
+    nothing is changed.
     """
     form = form or Form(origin=f"imported from {file.name}")
     kind, has_pictures = architecture_of(architecture, "classify", "detect"), images is not None
@@ -88,16 +80,15 @@ def import_file(  # noqa: PLR0913 - most by keyword
     named, notes = _classes_of(file, checkpoint, job.classes)
     job = replace(job, classes=named)
     original = _load_original(kind, state, file, named)
+    if checkpoint.end_to_end is not None:
+        select_head(original, end_to_end=checkpoint.end_to_end)
     weights = out / f"{job.expert}.safetensors"
     is_new = not weights.exists()
     try:
         if kind.task == "classify":
             normalize, said = _normalised(file, job, original, images, normalize, checkpoint.names_from)
             notes, job = [*notes, *said], replace(job, architecture=replace(kind, normalisation=normalize))
-        if checkpoint.pickled is None:
-            outputs = _outputs(job, original, pictures)
-        else:
-            outputs = _outputs_elsewhere(file, job, original, pictures, trust=trust)
+        outputs = _outputs(job, original, pictures)
         report = replace(make_expert(job, _three_channels(original), pictures, outputs), notes=tuple(notes))
         if has_pictures:
             report.entry["pictures"] = asdict(learn_limits(pictures))
@@ -233,23 +224,6 @@ def _reordered(answers: HeldOutAnswers, classes: tuple[str, ...]) -> tuple[tuple
     _, outputs = linear_sum_assignment(counts, maximize=True)
     order = tuple(classes[int(label)] for label in np.argsort(outputs))
     return order, replace(answers, shares=answers.shares[:, outputs])
-
-
-def _outputs_elsewhere(
-    file: Path, job: ImportJob, original: nn.Module, images: Sequence[Image], *, trust: bool
-) -> OriginalOutputs:
-    """Return the pickled detector's own answers, and make `original` answer with the same of its heads."""
-    if not trust:
-        raise TrainingError(
-            f"{file}: is a pickled program, not plain weights: opening it runs whatever its author put in. "
-            "If you trust where it comes from, add --trust (it is then opened in a process of its own)"
-        )
-    try:
-        outputs, end_to_end = answers_elsewhere(file, squares(images, "detect", job.input_size))
-    except ValueError as error:
-        raise TrainingError(f"{file}: {error}") from error
-    select_head(original, end_to_end=end_to_end)
-    return outputs
 
 
 def _classes_of(file: Path, checkpoint: Checkpoint, named: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:

@@ -21,7 +21,6 @@ from tests.small_disk import small_disk
 from tools.experts.change import _entry_of
 from tools.experts.measure import answers_of, images_in
 from tools.training import TrainingError
-from tools.training.checkpoint import answers_elsewhere
 from tools.training.expert_file import Form
 from tools.training.importer import import_file, import_model
 from tools.training.proof import original_outputs
@@ -78,10 +77,10 @@ def test_a_state_dict_becomes_an_expert_of_the_catalog_that_answers_as_it(tmp_pa
 
 
 @pytest.mark.parametrize("end_to_end", [pytest.param(False, marks=pytest.mark.test_all), True])
-def test_a_pickled_checkpoint_is_opened_elsewhere_and_proved_there(tmp_path: Path, end_to_end: bool):
+def test_a_pickled_detector_answers_with_the_head_that_its_file_names(tmp_path: Path, end_to_end: bool):
     file = a_checkpoint(tmp_path, "yolo26n", end_to_end=end_to_end)
     target, images = a_target(tmp_path, "yolo26n", 160, classes=()), an_image_folder(tmp_path)
-    report = import_file(file, **target, images=images, trust=True)
+    report = import_file(file, **target, images=images)
     assert report.entry["classes"] == [f"defect {index}" for index in range(5)]
     assert report.agreement.confidence < 1e-3
     assert report.agreement.box_pixels < 0.5
@@ -101,34 +100,17 @@ class FileMaker:
         return open, (str(self.file), "w")
 
 
-def test_a_pickled_program_does_not_run_unless_it_is_trusted(tmp_path: Path):
+def test_a_pickled_detector_is_imported_and_nothing_in_its_file_runs(tmp_path: Path):
     trace, file = tmp_path / "it-ran", a_checkpoint(tmp_path)
     torch.save({**torch.load(file, weights_only=False), "more": FileMaker(trace)}, file)
-    with pytest.raises(TrainingError, match="add --trust"):
-        import_file(file, **a_target(tmp_path, "yolo11n", classes=()))
+    trace.unlink(missing_ok=True)
+    import_file(file, **a_target(tmp_path, "yolo11n", classes=()))
     assert not trace.exists()
-    import_file(file, **a_target(tmp_path, "yolo11n", classes=()), trust=True)
-    assert trace.exists()
 
 
-class _Ends:
-    """A program that ends its process as if all were well, and answers nothing."""
-
-    def __reduce__(self):
-        return os._exit, (0,)
-
-
-@pytest.mark.test_all
-def test_a_trusted_program_that_ends_without_an_answer_is_refused_in_a_sentence(tmp_path: Path):
-    file = tmp_path / "ends.pt"
-    torch.save(_Ends(), file)
-    with pytest.raises(ValueError, match="could not be opened: exit status 0"):
-        answers_elsewhere(file, [])
-
-
-def refusal(file: Path, target: dict, *, trust: bool = False) -> str:
+def refusal(file: Path, target: dict) -> str:
     with pytest.raises(TrainingError) as caught:
-        import_file(file, **target, trust=trust)
+        import_file(file, **target)
     folder = target["out"]
     assert not folder.exists() or list(folder.iterdir()) == [], "a refused import changed something"
     return str(caught.value)
@@ -157,14 +139,13 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
 
 
 @pytest.mark.test_all
-def test_every_refusal_of_a_trusted_checkpoint_says_what_is_wrong_and_what_to_do(tmp_path: Path):
+def test_every_refusal_of_a_pickled_detector_says_what_is_wrong_and_what_to_do(tmp_path: Path):
     checkpoint = a_checkpoint(tmp_path)
-    for trust in (False, True):
-        other = refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]), trust=trust)
-        assert "names says defect 0, defect 1" in other
-        other = refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()), trust=trust)
-        assert "of a yolo11n, not of a yolov8n: name --architecture yolo11n" in other
-        assert "of a yolo11n, not of a resnet18" in refusal(checkpoint, a_target(tmp_path), trust=trust)
+    other = refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]))
+    assert "names says defect 0, defect 1" in other
+    other = refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()))
+    assert "of a yolo11n, not of a yolov8n: name --architecture yolo11n" in other
+    assert "of a yolo11n, not of a resnet18" in refusal(checkpoint, a_target(tmp_path))
 
 
 def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives(tmp_path: Path):
