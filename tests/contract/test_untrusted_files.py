@@ -95,12 +95,11 @@ def test_yaml_that_asks_for_python_objects_is_refused_unrun(tmp_path: Path, expe
 
 @pytest.mark.promise(
     "Prepared files",
-    "a network for `coserve import` | a program | its weights are read and nothing of it runs. With `--trust` an "
-    "ultralytics `.pt` runs in a process of its own, so trust only files of your own",
+    "a network for `coserve import` | a program | its weights are read, and nothing of it runs",
 )
 @pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_importing_a_malicious_file_runs_nothing_unless_it_is_trusted(tmp_path: Path, kind: str, name: str) -> None:
+def test_importing_a_malicious_file_runs_nothing_of_it(tmp_path: Path, kind: str, name: str) -> None:
     from tools.training import TrainingError
     from tools.training.importer import import_file
 
