@@ -20,7 +20,7 @@ def architecture_of(name: str, *tasks: Task) -> Architecture:
     known = [each.name for each in ARCHITECTURES.values() if each.task in tasks]
     if name not in known:
         kinds = " or ".join({"classify": "a classifier", "detect": "a detector"}[task] for task in tasks)
-        raise TrainingError(f"{name!r} is no architecture of {kinds}; known are {', '.join(known)}")
+        raise TrainingError(f"architecture {name!r} is unknown for {kinds}; known are {', '.join(known)}")
     return ARCHITECTURES[name]
 
 

@@ -213,7 +213,7 @@ def test_a_silent_line_is_named_and_read_on_when_it_is_back(folder: Path) -> Non
         for stored in ([1, 2], [1, 2, 3, 4]):
             with a_scripted_line(folder, *stored) as line:
                 assert read(results, line, 2) == stored[-2:]
-                assert not results.trouble
+                until(lambda line=line: not (line.serve() or results.take(0.01) or results.trouble))
 
 
 def test_the_typed_messages_name_every_field_that_the_line_publishes() -> None:

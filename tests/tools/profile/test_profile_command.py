@@ -75,10 +75,11 @@ def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_me
     there = {"pc2-cpu": {"host": "pc2/cpu", "expert_memory": "150MB"}}
     here = {"cpu": {"expert_memory": "150MB", "executors": 1}}
     config = a_line(tmp_path / "line", experts, devices=here | there, cluster={"address": address})
-    done = command(str(config), "--quick", "--max-batch", "1")
+    done = command(str(config), "--quick", "--max-batch", "1", "--json")
     assert done.exit_code == 0, done.output
+    assert [*json.loads(done.stdout)["skipped"]] == ["pc2-cpu"]
     said = f"pc2-cpu was not measured: no cluster answers at {address} (Connection refused): start its head"
-    assert said in " ".join(done.stdout.split())
+    assert said in " ".join(done.stderr.split())
     assert [*load_profile(config.parent / "profile.yaml").file.devices] == ["cpu"]
     config = a_line(tmp_path / "none_here", experts, devices=there, cluster={"address": address})
     done = command(str(config), "--quick", "--max-batch", "1")
