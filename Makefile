@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Only what a line needs, without the tools of the tests.
 LINE := $(VENV)/.line-installed
 
-.PHONY: install gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak faults sbom screenshots bundle test-bundle test-cameras test-moe clean help
+.PHONY: install gpu gpu-wheels demo demo-plant test test-all test-fast check house rooms promises promises-list system-tools bench soak faults sbom screenshots bundle test-bundle test-cameras test-moe field clean help
 
 # .venv with what a line needs.
 install: $(LINE)
@@ -80,6 +80,11 @@ bench: $(INSTALLED)
 # Hundreds of kills, power cuts and refused writes: `make faults SEED=2 JOBS=1`.
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults.faults_long_run build/faults --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
+
+# What people in the field brought, each case before and now. Other cases: `make field CASES=FOLDER`.
+field: $(INSTALLED)
+	test -d demo || $(BIN)/coserve demo --dir demo
+	$(BIN)/python -m tests.field $(if $(CASES),--cases $(CASES))
 
 # Cameras and daemons killed while they publish; about two minutes.
 test-cameras: $(INSTALLED)
