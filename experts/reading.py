@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 #: Linux moves at most 2 GiB per read call.
 MAX_READ_BYTES = 1 << 30
-#: Hashed at a time: other threads run between two pieces.
-_HASHED_BYTES = 1 << 20
+#: Read and hashed at a time: meanwhile the kernel reads ahead, and other threads run between two pieces.
+_PIECE_BYTES = 1 << 20
 #: Without O_NONBLOCK, opening a pipe of that name would block.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -49,10 +49,11 @@ class RegionHash:
         """Return a function that reads the region at byte `begin` with `read_file` (memory, offset), and hashes it."""
 
         def read(view: memoryview, position: int) -> None:
-            read_file(view, begin + position)
-            on_bytes(view)
-            for at in range(0, len(view), _HASHED_BYTES):
-                self._gmac.authenticate_additional_data(view[at : at + _HASHED_BYTES])
+            for at in range(0, len(view), _PIECE_BYTES):
+                piece = view[at : at + _PIECE_BYTES]
+                read_file(piece, begin + position + at)
+                on_bytes(piece)
+                self._gmac.authenticate_additional_data(piece)
 
         return read
 

@@ -25,8 +25,7 @@ _NOTES = (
     "slots from thin files stand beside a read of that file alone, and beside the slot from the plain file",
 )
 _COLD_READS = {
-    "direct": "cold slot and raw reads go past the page cache (O_DIRECT); ordinary ones after it was dropped",
-    "dropped": "cold reads are made after the page cache was dropped: this filesystem has no O_DIRECT",
+    "dropped": "cold reads are made after the file's pages were dropped from the page cache",
     "cached": "NO COLD READS: this filesystem lives in memory; name a folder on a disk with --folder",
 }
 
@@ -94,7 +93,7 @@ def measure_loads(
             for device in devices:
                 bench = LoadBench(expert, device, shelf)
                 figures += bench.measure(rounds)
-                methods.append(bench.direct.method)
+                methods.append(bench.cold.method)
     return {
         "machine": platform.platform(),
         "cores": os.cpu_count(),

@@ -27,7 +27,7 @@ from experts.vision.layouts import TORCH_DTYPES
 from experts.vision.networks import build_original
 from experts.vision.slot import LayoutShelf, SlotPool
 from tests.bench.rounds import ratios, run_in_turn
-from tests.experts.direct import DirectReader
+from tests.experts.direct import DroppedReader
 from tools.training.expert_file import STORES, Form
 from tools.training.importer import import_model
 from tools.training.proof import pattern_images
@@ -152,19 +152,19 @@ class LoadBench:
     """The ways to one expert on one device. `shelf` is shared with other benches of this process. Not thread-safe."""
 
     def __init__(self, expert: ExpertFiles, device: str = "cpu", shelf: LayoutShelf | None = None) -> None:
-        self.direct = DirectReader()
+        self.cold = DroppedReader()
         self._expert, self._device = expert, device
         self._size_bytes = expert.spec.weights_bytes
         self._shelf = shelf or LayoutShelf()
-        self._place = self._pool(device, self.direct).transfer.device
+        self._place = self._pool(device, self.cold).transfer.device
         self._scratch = HostMemory(self._size_bytes)
         self._ram = self._pool("ram", CachedReader())
         self._ram.load(expert.spec)
         cached = CachedReader()
         # Ways of one group alternate.
         self._groups = [
-            self._pair("disk", "slot, cold", self._load(self.direct), "raw read, cold", self._read(self.direct)),
-            *(self._thin(spec, "cold", "disk", self.direct) for spec in expert.thin),
+            self._pair("disk", "slot, cold", self._load(self.cold), "raw read, cold", self._read(self.cold)),
+            *(self._thin(spec, "cold", "disk", self.cold) for spec in expert.thin),
             *self._ordinary("cold", "disk", drop_cached),
             self._pair("page cache", "slot, warm", self._load(cached), "raw read, warm", self._read(cached)),
             *(self._thin(spec, "warm", "page cache", cached) for spec in expert.thin),
@@ -236,7 +236,7 @@ class LoadBench:
 
     def _copy(self) -> Callable[[], float]:
         """Return the copy of as many bytes of host memory, pinned for a GPU, into memory of the device."""
-        transfer = self._pool(self._device, self.direct).transfer
+        transfer = self._pool(self._device, self.cold).transfer
         source = HostMemory(self._size_bytes, pin=self._place.type == "cuda")
         source.array[:] = 1
         target = transfer.allocate(self._size_bytes).buffer

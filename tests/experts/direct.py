@@ -1,4 +1,4 @@
-"""A reader that goes past the page cache, for benchmarks of cold loads: all of their sides read with it."""
+"""Readers from a cold disk, for benchmarks of loads: all of their sides read with the same."""
 
 import ctypes
 import errno
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from experts.reading import MAX_READ_BYTES, OPEN_FLAGS, read_exactly
+from experts.reading import MAX_READ_BYTES, OPEN_FLAGS, CachedReader, read_exactly
 
 #: Addresses, offsets and lengths that are multiples of this suit every disk's O_DIRECT.
 _ALIGNMENT_BYTES = 4096
@@ -51,6 +51,19 @@ class DirectReader:
         if self.method != "cached":
             self.method = "dropped" if dropped else "cached"
         read_exactly(descriptor, view, offset)
+
+
+class DroppedReader(CachedReader):
+    """The line's own reader, of files whose cached pages were dropped when they are opened."""
+
+    def __init__(self) -> None:
+        self.method: Method = "dropped"
+
+    def open(self, path: Path) -> int:
+        descriptor = super().open(path)
+        if not _drop(descriptor, 0, 0):
+            self.method = "cached"
+        return descriptor
 
 
 def _read_direct(descriptor: int, view: memoryview, offset: int) -> None:
