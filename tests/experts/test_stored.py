@@ -1,6 +1,7 @@
 import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from experts.errors import ExpertError, WeightsError
-from experts.reading import CachedReader, region_read
+from experts.reading import CachedReader, RegionHash
 from experts.spec import ExpertSpec
 from experts.stored import plan_form, thinned
 from experts.transfer import DeviceTransfer, HostTransfer, StagedTransfer
@@ -54,7 +55,13 @@ def filled(transfer: DeviceTransfer, file: Path, plan, slot_bytes: int, reader=N
     place, descriptor = transfer.allocate(slot_bytes), os.open(file, os.O_RDONLY)
     place.buffer.fill_(255)  # not a number in any dtype
     try:
-        transfer.fill(place, region_read(reader or CachedReader(), descriptor, read_header(file).data_start), plan)
+        transfer.fill(
+            place,
+            RegionHash(bytes(16)).read(
+                partial((reader or CachedReader()).read, descriptor), read_header(file).data_start
+            ),
+            plan,
+        )
     finally:
         os.close(descriptor)
     return place.buffer
@@ -104,7 +111,11 @@ def test_a_thin_file_that_ends_early_is_an_error_and_leaves_no_thread(tmp_path: 
     transfer, descriptor = transfers()[place], os.open(file, os.O_RDONLY)
     before = threading.active_count()
     with pytest.raises(EOFError, match="bytes early"):
-        transfer.fill(transfer.allocate(slot_bytes), region_read(CachedReader(), descriptor, header.data_start), plan)
+        transfer.fill(
+            transfer.allocate(slot_bytes),
+            RegionHash(bytes(16)).read(partial(CachedReader().read, descriptor), header.data_start),
+            plan,
+        )
     os.close(descriptor)
     assert threading.active_count() == before
 
