@@ -69,6 +69,6 @@ def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> No
         "R0402/ok/1-S1.jpg": a_jpeg(0),
         "R0402/tombstone/2-S1.jpg": a_jpeg(1),
         "unsorted/R0402/3-S1.jpg": a_jpeg(2),
-        "unsorted/QFP_64/4-S1.jpg": a_jpeg(3),
+        "unsorted/QFP_64-e8f3ff78/4-S1.jpg": a_jpeg(3),
     }
     coserve(*words, status=2)  # a second time nothing is overwritten

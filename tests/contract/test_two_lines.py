@@ -172,7 +172,7 @@ def test_a_line_whose_own_places_overlap_is_refused(tmp_path: Path, experts_fold
         assert "name another place" in coserve("doctor", line, status=1).output
 
 
-@pytest.mark.promise("Attacks, before and after", "A database under two names (a hard link) is refused under both")
+@pytest.mark.promise("Nothing accepted is lost", "A database under two names (a hard link) is refused under both")
 def test_a_database_with_a_second_name_is_refused_under_both(tmp_path: Path, experts_folder: Path, first: Path) -> None:
     second = a_line(tmp_path / "second", experts_folder)
     with claimed(first):

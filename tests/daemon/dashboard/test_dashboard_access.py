@@ -463,7 +463,7 @@ def test_pages_that_are_being_answered_leave_connections_for_probes() -> None:
 
 
 @pytest.mark.promise(
-    "Attacks, before and after",
+    "Overload and hostile publishers",
     "150 connections with 20 requests for `/metrics` each, unread, leave `/healthz` and `/login` their answers",
 )
 def test_scrapes_and_requests_that_do_not_wait_for_answers_leave_connections_for_probes() -> None:

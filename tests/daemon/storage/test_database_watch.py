@@ -248,7 +248,7 @@ def test_the_log_of_a_killed_line_is_read_whatever_became_of_the_note_of_its_num
 
 
 @pytest.mark.promise(
-    "Attacks, before and after", "A running line's database is opened with `sqlite3` and closed: its log stays"
+    "Nothing accepted is lost", "A running line's database is opened with `sqlite3` and closed: its log stays"
 )
 def test_another_program_that_closes_the_database_takes_no_log_away(written: Written) -> None:
     written.write()

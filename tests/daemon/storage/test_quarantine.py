@@ -74,7 +74,7 @@ def test_bad_images_are_copied_out_of_the_journal_and_what_cannot_be_stops_nobod
     journal.close()
 
 
-@pytest.mark.promise("Attacks, before and after", "Files of others in `quarantine/` are neither counted nor deleted")
+@pytest.mark.promise("Nothing accepted is lost", "Files of others in `quarantine/` are neither counted nor deleted")
 def test_files_of_others_in_the_folder_are_neither_counted_nor_deleted(tmp_path: Path) -> None:
     others = [tmp_path / name for name in ("inspection.db", "20260101-notes.bin", "a.part", ".lock")]
     for file in others:

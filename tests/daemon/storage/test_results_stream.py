@@ -159,7 +159,7 @@ def subscriptions(dice: random.Random, count: int, size: int = 30) -> bytes:
 
 
 @pytest.mark.promise(
-    "Attacks, before and after",
+    "Overload and hostile publishers",
     "100 subscribers that send 200-byte topics, and reconnect when they are cut, take little memory and delay nobody",
 )
 @pytest.mark.test_all

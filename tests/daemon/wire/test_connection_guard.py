@@ -49,7 +49,8 @@ def answers(endpoint: str) -> bool:
 
 
 @pytest.mark.promise(
-    "Attacks, before and after", "Connections that finish the handshake and then send nothing make room for new ones"
+    "Overload and hostile publishers",
+    "Connections that finish the handshake and then send nothing make room for new ones",
 )
 def test_connections_that_never_send_a_message_keep_no_new_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.wire.connection_guard._GRACE_S", 0.5)
