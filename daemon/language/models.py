@@ -107,11 +107,10 @@ class LanguageModels:
         drive: Scheduling,
         pools: Sequence[DevicePool],
         open_model: OpenModelWith,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._clock = clock
-        self._looked_s, self._ran_s = clock(), 0.0
+        self._clock = time.monotonic
+        self._looked_s, self._ran_s = self._clock(), 0.0
         self._drive = drive
         self._pools = pools
         self._stopping = threading.Event()
@@ -125,7 +124,6 @@ class LanguageModels:
                 on_outcome=self._finish,
                 images_under_way=self._images_under_way,
                 hang_after_s=config.limits.hang_after,
-                clock=clock,
                 ran=lambda: self._ran_s,
             )
             for name, model in config.models.items()

@@ -1,6 +1,5 @@
 """One language model in service: a checkpoint in its mode (experts/moe) under a batching engine, for `ModelThread`."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,6 @@ class ServedModel:
         budget_bytes: int,
         gets_on: Callable[[], None],
         on_token: Callable[[Generation, int, str], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_token` gets tokens of streamed requests. Raises ModelError, OSError, ModuleNotFoundError."""
         self._settings = model
@@ -62,7 +60,6 @@ class ServedModel:
             token_bytes,
             on_token=self._handle_token,
             waited_s=lambda: self._runtime.cache.counts.wait_s,
-            clock=clock,
         )
 
     @property

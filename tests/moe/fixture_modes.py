@@ -17,8 +17,6 @@ from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
 from experts.moe.modes.baselines import Prune
-from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import load_united
 from experts.moe.modes.duoserve.predictor import known_layers, load_predictors, paths_of
 from experts.moe.modes.emoe.fitting import load_sensitivity
 from experts.moe.modes.swapmoe.mode import SwapMoe, SwapMoeOptions
@@ -159,7 +157,7 @@ def test_emoe_is_no_worse_on_sensitive_tasks_for_knowing_them(share: float):
 
 def browned(way: int, threshold: float) -> tuple[float, float]:
     """Return perplexity, and experts run as a share of those chosen."""
-    mode = Brownout(load_united(prepared(), way) if way else None, threshold=threshold)
+    mode = open_mode("brownout", FIXTURE, {"way": way, "threshold": threshold})
     accesses = Accesses(arch_of(FIXTURE).experts)
     with closing(MoeRuntime.open(FIXTURE, mode, budget_of(FIXTURE, 1.0) + mode.reserved_bytes)) as runtime:
         runtime.observers.append(accesses)

@@ -27,7 +27,6 @@ from experts.moe.modes.swapmoe.planner import (
     plan_counts,
     random_counts,
     save_preparation,
-    with_plan,
 )
 from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.checkpoint import arch_of, progress_bars
@@ -89,8 +88,8 @@ class Planner:
             self.measured(best, period)
         fits = [self.measured(counts, period) for counts in drawn if sum(counts) <= self._slots]
         plan = MemoryPlan(self.budget_bytes, min(fits, key=lambda measured: measured.loss).counts, period)
-        old = self._preparation
-        save_preparation(self._prepared, replace(old, plans=with_plan(old.plans, plan)))
+        others = [each for each in self._preparation.plans if each.budget_bytes != self.budget_bytes]
+        save_preparation(self._prepared, replace(self._preparation, plans=(*others, plan)))
         return plan
 
     def measured(self, counts: Configuration, period: int) -> MeasuredPlan:

@@ -5,7 +5,6 @@ derives it from reported latencies (`observe`). United experts stay in memory, w
 """
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -37,35 +36,23 @@ class BrownoutOptions(ModeOptions, frozen=True):
 
 
 class Brownout(Mode):
-    """Without united experts this is full brownout. `salc` sets both thresholds before each step."""
+    """Without united experts this is full brownout. With SLOs, SALC sets both thresholds before each step."""
 
     Options = BrownoutOptions
     #: Lossless at threshold 1 only.
     lossless = False
     load_ahead = True
 
-    def __init__(
-        self,
-        united: UnitedExperts | None,
-        *,
-        threshold: float = 1.0,
-        salc: Mapping[Phase, LatencyController] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, united: UnitedExperts | None, options: BrownoutOptions) -> None:
         super().__init__()
-        self.thresholds: dict[Phase, float] = {"prefill": threshold, "decode": threshold}
-        self.salc = salc
+        slos: dict[Phase, float | None] = {"prefill": options.ttft_slo_ms, "decode": options.tpot_slo_ms}
+        self.thresholds = dict.fromkeys(slos, options.threshold)
+        self._salc = {phase: LatencyController(slo_ms / 1000) for phase, slo_ms in slos.items() if slo_ms}
         self._united = united
-        self._clock = clock
 
     @classmethod
     def open(cls, checkpoint: Path, options: BrownoutOptions) -> "Brownout":
-        salc: dict[Phase, LatencyController] | None = None
-        if options.ttft_slo_ms and options.tpot_slo_ms:
-            slos: dict[Phase, float] = {"prefill": options.ttft_slo_ms, "decode": options.tpot_slo_ms}
-            salc = {phase: LatencyController(slo_ms / 1000) for phase, slo_ms in slos.items()}
-        united = load_united(PreparedFiles(checkpoint), options.way) if options.way else None
-        return cls(united, threshold=options.threshold, salc=salc)
+        return cls(load_united(PreparedFiles(checkpoint), options.way) if options.way else None, options)
 
     @property
     def reserved_bytes(self) -> int:
@@ -76,14 +63,12 @@ class Brownout(Mode):
 
     def observe(self, phase: Phase, latency_s: float) -> None:
         """Report the latency of a request's first token (since arrival) or of a later one (since the last)."""
-        if self.salc is not None:
-            self.salc[phase].observe(latency_s, self._clock())
+        if self._salc:
+            self._salc[phase].observe(latency_s, time.monotonic())
 
     def begin(self, step: ForwardStep) -> None:
         super().begin(step)
-        if self.salc is not None:
-            now = self._clock()
-            self.thresholds = {phase: controller.check(now) for phase, controller in self.salc.items()}
+        self.thresholds |= {phase: controller.check(time.monotonic()) for phase, controller in self._salc.items()}
 
     def route(self, routing: Routing) -> Routing:
         experts = self.arch.experts

@@ -23,8 +23,8 @@ PLAN = "plan"
 Configuration = tuple[int, ...]
 #: Measured configurations, the best ones, from which a search descends.
 _STARTS = 5
-#: Weight decay of the loss model, which has more weights than there are measurements.
-_DECAY = 1e-3
+#: Width and weight decay of the loss model, which has more weights than there are measurements.
+_WIDTH, _DECAY = 8, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,6 @@ def save_preparation(prepared: PreparedFiles, preparation: Preparation) -> Path:
     return prepared.save(PLAN, tensors, {"plans": [asdict(plan) for plan in preparation.plans]})
 
 
-def with_plan(plans: Iterable[MemoryPlan], new: MemoryPlan) -> tuple[MemoryPlan, ...]:
-    """Return the plans, ordered by budget, with the new one in place of that of the same budget."""
-    others = [plan for plan in plans if plan.budget_bytes != new.budget_bytes]
-    return tuple(sorted([*others, new], key=lambda plan: plan.budget_bytes))
-
-
 def plan_for(plans: Iterable[MemoryPlan], budget_bytes: int) -> MemoryPlan | None:
     """Return the plan of the nearest budget, the smaller of two, for its proportions; None without plans."""
     return min(plans, key=lambda plan: (abs(plan.budget_bytes - budget_bytes), plan.budget_bytes), default=None)
@@ -94,7 +88,7 @@ class LossModel:
     measurements.
     """
 
-    def __init__(self, measured: Sequence[MeasuredPlan], experts: int, *, width: int = 8, steps: int = 100) -> None:
+    def __init__(self, measured: Sequence[MeasuredPlan], experts: int) -> None:
         if len(measured) < 2:
             raise ValueError("a loss model needs at least two measured configurations")
         self._experts = experts
@@ -105,9 +99,9 @@ class LossModel:
         # The caller's random numbers stay as they were.
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
-            self._network = nn.Sequential(nn.Linear(inputs.shape[1], width), nn.Tanh(), nn.Linear(width, 1))
+            self._network = nn.Sequential(nn.Linear(inputs.shape[1], _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
         optimiser = torch.optim.LBFGS(
-            self._network.parameters(), max_iter=steps, tolerance_change=1e-9, line_search_fn="strong_wolfe"
+            self._network.parameters(), max_iter=100, tolerance_change=1e-9, line_search_fn="strong_wolfe"
         )
 
         def residual() -> torch.Tensor:
@@ -129,15 +123,13 @@ class LossModel:
         return (torch.tensor(counts, dtype=torch.float32) / self._experts).log()
 
 
-def random_counts(
-    layers: int, experts: int, floor: int, slots: int, number: int, seed: int = 0
-) -> tuple[Configuration, ...]:
+def random_counts(layers: int, experts: int, floor: int, slots: int, number: int) -> tuple[Configuration, ...]:
     """Draw configurations to measure for a budget of `slots`: the even one first, then random ones within it.
 
     Every other one uses the whole budget, as plans do; the others use seven tenths of it or more, because a model
     fitted to one sum alone cannot tell the worth of one more expert.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     drawn = [even_counts(layers, experts, slots)]
     for turn in range(50 * number):
         total = slots if turn % 2 else round(slots * (0.7 + 0.3 * rng.random()))

@@ -1,6 +1,7 @@
 """The mode brownout on a tiny random model, and the distillation of its united experts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.model.mode import Mode
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.brownout.mode import Brownout
-from experts.moe.modes.brownout.united import DistillRecipe, load_united
-from experts.moe.policy.brownout import INTERVAL_S, LatencyController
-from experts.moe.weights.prepared import PreparedFiles
+from experts.moe.modes.brownout import mode as brownout
+from experts.moe.modes.brownout.mode import Brownout, BrownoutOptions
+from experts.moe.modes.brownout.united import DistillRecipe
+from experts.moe.policy.brownout import INTERVAL_S
 from tests.experts.moe.accesses import Accesses
 from tests.experts.moe.tiny import load_unmodified, prompts, write_tiny
 from tests.experts.moe.traces import take_tiny_trace
@@ -37,7 +38,7 @@ def a_runtime(folder: Path, mode: Mode, budget_bytes: int = PLENTY) -> MoeRuntim
 
 
 def a_mode(folder: Path, way: int = 4, **options: Any) -> Brownout:
-    return Brownout(load_united(PreparedFiles(folder), way) if way else None, **options)
+    return Brownout.open(folder, BrownoutOptions.model_validate({"way": way, **options}))
 
 
 @torch.no_grad()
@@ -68,11 +69,10 @@ def test_below_1_fewer_experts_run_and_full_brownout_drops_what_partial_brownout
     assert not torch.equal(near, far)
 
 
-def test_the_threshold_follows_the_observed_latencies(tiny: Path):
+def test_the_threshold_follows_the_observed_latencies(tiny: Path, monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    slos = {"prefill": 0.2, "decode": 0.1}
-    salc = {phase: LatencyController(slo_s) for phase, slo_s in slos.items()}
-    mode = a_mode(tiny, salc=salc, clock=lambda: now)
+    monkeypatch.setattr(brownout, "time", SimpleNamespace(monotonic=lambda: now))
+    mode = a_mode(tiny, ttft_slo_ms=200, tpot_slo_ms=100)
     runtime = a_runtime(tiny, mode)
     runtime.model(**prompts())
     mode.observe("prefill", 0.3)
