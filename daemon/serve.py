@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from logging_journald import check_journal_stream
 
 from daemon.app import App
 from daemon.dispatch.pool import Devices
 from daemon.errors import ConfigError, StartError
-from daemon.host.logs import configure_logs, is_journal
+from daemon.host.logs import configure_logs
 from daemon.host.machine import foreign_owners
 from daemon.line.line import load_line
 from daemon.units import printable
@@ -145,7 +146,7 @@ def serve(config: Path, devices: Devices | None = None, record: Path | None = No
     `record` is the file for the scheduler's calls, in place of the one in `config`; `note` is why it starts. Return the
     exit status: 0; 2, with one line on stderr, if it could not start; 1 if a defect ended it.
     """
-    configure_logs(os.environ, sys.stderr)
+    configure_logs(sys.stderr)
     faulthandler.enable()  # the watchdog ends a daemon that hangs by SIGABRT: the log then has each thread's stack
     signals, notifier = _Signals(), Notifier()
     app = _start(config, notifier, devices, record, note)
@@ -174,7 +175,7 @@ def _start(
     rest = f" (and {more} more: coserve check {config})" if more else ""
     first = printable(problems[0].replace("\n", " "))
     notifier.status(f"cannot start: {first}")
-    priority = "<3>" if is_journal(os.environ, sys.stderr.fileno()) else ""
+    priority = "<3>" if check_journal_stream() else ""
     print(f"{priority}coserve: cannot start: {first}{rest}", file=sys.stderr)
     return None
 

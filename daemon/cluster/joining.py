@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daemon.cluster.worker import CACHE, CACHE_SIZE, NAME
+from daemon.cluster.worker import CACHE, CACHE_SIZE
 from daemon.config.settings import Config
 from daemon.errors import MissingExtraError, StartError
 from daemon.wire.keys import read_token, unusable
@@ -165,5 +165,4 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
         f"--resources={json.dumps({resource_of(settings.name): 1})}",
         "--include-log-monitor=false",
     ]  # fmt: skip
-    named = {NAME: settings.name, CACHE: str(settings.cache), CACHE_SIZE: str(settings.cache_bytes)}
-    return command, environment | named
+    return command, environment | {CACHE: str(settings.cache), CACHE_SIZE: str(settings.cache_bytes)}

@@ -110,9 +110,8 @@ def _is_being_written(path: Path) -> bool:
     return path.suffix == ".part" and Path("/proc", path.suffixes[0][1:]).exists()
 
 
-#: Environment variables with the name, cache folder and cache bytes of `coserve worker`; they pass through Ray's
-#: processes to this one.
-NAME, CACHE, CACHE_SIZE = "COSERVE_WORKER_NAME", "COSERVE_WORKER_CACHE", "COSERVE_WORKER_CACHE_SIZE"
+#: Environment variables with cache folder and bytes of `coserve worker`; they pass through Ray's processes to this one.
+CACHE, CACHE_SIZE = "COSERVE_WORKER_CACHE", "COSERVE_WORKER_CACHE_SIZE"
 
 
 class DeviceWorker:

@@ -4,7 +4,6 @@ Started by hand it binds `endpoints.http` itself, and the daemon need not run.
 """
 
 import argparse
-import os
 import signal
 import socket
 import sys
@@ -30,7 +29,7 @@ def main() -> int:
     parser.add_argument("--heart", type=int, metavar="FD", help="eventfd for the heartbeat to the daemon")
     arguments = parser.parse_args()
     live_with_parent()
-    configure_logs(os.environ, sys.stderr)
+    configure_logs(sys.stderr)
     try:
         serve(arguments.config, arguments.fd, arguments.heart)
     except (ConfigError, StartError, TokenError) as error:

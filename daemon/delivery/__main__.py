@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import os
 import resource
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ def main() -> int:
     parser.add_argument("--heart", type=int, metavar="FD", help="eventfd for heartbeats to the daemon")
     parser.add_argument("--newest", type=int, metavar="SEQ", help="what `start: newest` begins behind")
     arguments = parser.parse_args()
-    configure_logs(os.environ, sys.stderr)
+    configure_logs(sys.stderr)
     status_page = None if arguments.status_page is None else SharedStatusPage(arguments.status_page)
     try:
         _run(arguments, status_page)

@@ -1,13 +1,12 @@
 """Log events: to the journal with a field for each key if stderr is the journal; else to stderr as logfmt."""
 
-import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
-from logging_journald import JournaldTransport
+from logging_journald import JournaldTransport, check_journal_stream
 
 from daemon.units import printable
 
@@ -20,13 +19,13 @@ _TAKEN = frozenset({"MESSAGE", "MESSAGE_ID", "PRIORITY", "CODE_FILE", "CODE_LINE
 _render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
 
 
-def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: Path = JOURNAL_SOCKET) -> None:
+def configure_logs(stderr: TextIO, journal_socket: Path = JOURNAL_SOCKET) -> None:
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
     factory: Callable[..., Any] = structlog.PrintLoggerFactory(stderr)
-    if is_journal(environ, stderr.fileno()):
+    if check_journal_stream():
         journal = JournaldLogger(stderr, journal_socket)
         processors.append(journal.fields)
         factory = lambda *_: journal  # noqa: E731
@@ -37,16 +36,6 @@ def configure_logs(environ: Mapping[str, str], stderr: TextIO, journal_socket: P
             lambda _logger, _method, text: printable(str(text)),
         ]
     structlog.configure(processors=processors, logger_factory=factory, cache_logger_on_first_use=True)
-
-
-def is_journal(environ: Mapping[str, str], fd: int) -> bool:
-    """Return True if `fd` is the stream that the service manager connected to the journal (systemd.exec(5))."""
-    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
-    try:
-        there = os.fstat(fd)
-    except OSError:
-        return False
-    return (device, inode) == (str(there.st_dev), str(there.st_ino))
 
 
 class JournaldLogger:

@@ -47,9 +47,8 @@ def nvidia_gpus() -> Iterator[range]:
 
 
 def _chips() -> Iterator[Reading]:
-    find = getattr(psutil, "sensors_temperatures", None)  # not on every system
     try:
-        chips = find() if find else {}
+        chips = psutil.sensors_temperatures()
     except (OSError, ValueError, RuntimeError):
         return
     for chip, sensors in chips.items():

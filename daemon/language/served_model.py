@@ -7,13 +7,13 @@ from typing import Any
 from daemon.config.settings import Model
 from daemon.records import Generation
 from experts.moe.errors import InvalidLogitsError, ModelError
+from experts.moe.folder import file_states
 from experts.moe.model.engine import Engine
 from experts.moe.model.keys_values import bytes_per_token, text_tokens
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.model.text import PromptError, TextCodec
 from experts.moe.modes import open_mode
 from experts.moe.policy.schedule import BatchLimits, SloSlack, TextRequest
-from experts.moe.weights.folder import file_states
 
 #: After this many failed steps in a row the model is at fault, not its texts.
 _FAILED_STEPS = 3

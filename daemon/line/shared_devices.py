@@ -6,7 +6,7 @@ from daemon.config.settings import Config, Model
 from daemon.line.lease import Lease, ModelShare
 from daemon.units import size_text
 from experts.moe.errors import ModelError
-from experts.moe.weights.folder import dense_bytes
+from experts.moe.folder import dense_bytes
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """The hub's process: schema and upkeep in a thread, and one HTTP server for lines, programs and pages."""
 
 import hashlib
-import os
 import signal
 import sys
 import time
@@ -253,7 +252,7 @@ def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
 
 def run_hub(path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]]) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or TokenError if it cannot start."""
-    configure_logs(os.environ, sys.stderr)
+    configure_logs(sys.stderr)
     settings = load_plant(path)
     hub = Hub(settings)
     try:

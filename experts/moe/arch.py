@@ -1,6 +1,5 @@
 """Shapes of a mixture-of-experts model, from its config.json: the only place that knows model families by name."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from experts.moe.errors import ModelError
+from experts.moe.folder import read_json
 from experts.moe.gating import ExpertKey, ExpertWeights
 from experts.moe.library import transformers
 
@@ -108,14 +108,7 @@ class MoeArch:
 def load_config(folder: Path) -> Any:
     """Return the checkpoint's configuration as transformers reads it. Raises ModelError."""
     file = folder / "config.json"
-    try:
-        table = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        problem = "there is no config.json" if folder.is_dir() else "there is no such folder"
-        raise ModelError(folder, f"{problem}; give the folder of a checkpoint in Hugging Face format") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(file, f"cannot be read as JSON ({error}); restore the file of the checkpoint") from error
-    family = table.get("model_type") if isinstance(table, dict) else None
+    family = read_json(file).get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         known = ", ".join(FAMILIES)
         message = f"model_type is {family!r}; expected one of {known}: convert the checkpoint or choose another model"

@@ -127,16 +127,16 @@ Job = tuple[Path, str, str, Loading, str, float | None, Arrivals | None]
 def measure(job: Job) -> Cell:
     """Simulate one cell. `load` is a share of `coserve`'s rate with the same way of loading when all images wait."""
     from tools.simulate.bound import task_bound
-    from tools.simulate.engine import simulate
+    from tools.simulate.engine import Simulation
     from tools.simulate.report import quantile
 
     folder, name, task_name, loading, policy, load, arrivals = job
     device, task = scenario(folder, name, task_name)
     if load is not None and arrivals is not None:
-        full = simulate(machine_of(device, task, "coserve", loading), at_once(task), "coserve")
+        full = Simulation(machine_of(device, task, "coserve", loading), at_once(task), "coserve").run()
         task = arriving(task, load * full.images / full.makespan_s, arrivals)
     machine = machine_of(device, task, policy, loading)
-    done = simulate(machine, task, policy)
+    done = Simulation(machine, task, policy).run()
     return Cell(
         f"{name}, {task_name}",
         loading,

@@ -72,13 +72,13 @@ def _scenario(device: str, task: str) -> "tuple[DeviceFile, Task]":
 def simulated(device: str, task_name: str, loading: Loading, policy: str) -> dict[str, Any]:
     """Return one run's figures."""
     from tools.simulate.bound import task_bound
-    from tools.simulate.engine import simulate
+    from tools.simulate.engine import Simulation
     from tools.simulate.report import figures
     from tools.simulate.world import machine_of
 
     file, task = _scenario(device, task_name)
     bound_s = task_bound(machine_of(file, task, "coserve-plus"), task).seconds
-    return figures(simulate(machine_of(file, task, policy, loading), task, policy), bound_s)
+    return figures(Simulation(machine_of(file, task, policy, loading), task, policy).run(), bound_s)
 
 
 def _cell(row: dict[str, Any]) -> str:

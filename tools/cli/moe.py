@@ -3,6 +3,7 @@
 Each command imports torch and transformers when it runs, not when `coserve` starts.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -83,7 +84,7 @@ def fit(
     prepared = PreparedFiles(model)
     for name in FITS if mode == "all" else [mode]:
         with progress_bars() as progress:
-            load_registered(FITS[name])(FitInputs(prepared, training_windows(prepared), progress))
+            load_registered(FITS[name])(FitInputs(prepared, partial(training_windows, prepared), progress))
 
 
 @moe_app.command()

@@ -1,7 +1,7 @@
 """Texts of tasks as token ids of one tokenizer: what traces, predictors and plans are made from."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,9 @@ def load_text(prepared: PreparedFiles, name: str) -> TaskText:
     return TaskText({task: tensors[task].long() for task in notes["domains"]})
 
 
-def training_windows(prepared: PreparedFiles) -> Callable[[int, int], Mapping[str, torch.Tensor]]:
-    """Return `FitInputs.training_windows` of a checkpoint's text, which is read when it is asked for."""
-
-    def windows(length: int, count: int) -> Mapping[str, torch.Tensor]:
-        text = load_text(prepared, TRAIN)
-        return {task: text.windows(task, length, count) for task in text.ids}
-
-    return windows
+def training_windows(prepared: PreparedFiles, length: int, count: int) -> Mapping[str, torch.Tensor]:
+    text = load_text(prepared, TRAIN)
+    return {task: text.windows(task, length, count) for task in text.ids}
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -12,7 +12,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from experts.spec import ExpertId
-from tools.simulate.engine import StuckError, simulate
+from tools.simulate.engine import Simulation, StuckError
 from tools.simulate.world import SimulatedMachine, Task, TaskImage, TransferChannel
 
 #: Images simulated for each throughput.
@@ -101,8 +101,6 @@ def best_count(throughput: Callable[[int], float], lowest: int, highest: int) ->
 
     Each number is measured once. Of equals the fewest comes first: batches may have what experts do not need.
     """
-    if not 1 <= lowest <= highest:
-        raise ValueError(f"expected memory for at least one expert, not for {lowest} to {highest}")
     speeds: dict[int, float] = {}
     untried = {round(number) for number in np.linspace(lowest, highest, _FIRST_POINTS)}
     while untried:
@@ -141,7 +139,7 @@ def simulated_images_per_s(plan: Plan, expert_bytes: int, images: Sequence[TaskI
         memory_bytes=plan.memory_bytes,
     )
     try:
-        outcome = simulate(machine, Task("profile", plan.experts, tuple(images)), plan.policy)
+        outcome = Simulation(machine, Task("profile", plan.experts, tuple(images)), plan.policy).run()
     except StuckError:
         return 0.0
     return outcome.answered / outcome.makespan_s if outcome.makespan_s else 0.0

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import psutil
 import pynvml
 
+from daemon.host.temperature import nvidia_gpus
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -28,14 +30,10 @@ class Driver:
 def find_driver() -> Driver | None:
     """Return this machine's driver; None if there is none or it does not answer."""
     try:
-        pynvml.nvmlInit()
-        try:
+        with nvidia_gpus() as numbers:
             cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-            count = int(pynvml.nvmlDeviceGetCount())
             version = str(pynvml.nvmlSystemGetDriverVersion())
-            return Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(_gpu(number) for number in range(count)))
-        finally:
-            pynvml.nvmlShutdown()
+            return Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(map(_gpu, numbers)))
     except pynvml.NVMLError:
         return None
 

@@ -293,13 +293,6 @@ class Simulation:
         return self._channels[channel], seconds
 
 
-def simulate(
-    machine: SimulatedMachine, task: Task, policy: str, *, tuning: Tuning | None = None, prefilled: bool = True
-) -> TaskOutcome:
-    """Raises StuckError."""
-    return Simulation(machine, task, policy, tuning=tuning, prefilled=prefilled).run()
-
-
 def _served(task: Task, components: Mapping[tuple[ExpertId, ...], str]) -> Served:
     """Return an edition of the task's experts whose rules lead each image along its chain, whatever is answered."""
     steps: dict[str, Step] = {}

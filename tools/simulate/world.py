@@ -77,13 +77,17 @@ def task_of(file: TaskFile) -> Task:
     for expert in file.experts:
         if expert.then is not None:
             before[expert.then] = before.get(expert.then, 0.0) + expert.usage
+
+    def pass_rate(then: str) -> float:
+        return min(1.0, usage[then] / before[then]) if before[then] > 0.0 else 0.0
+
     experts = tuple(
         ExpertFacts(
             expert=ExpertId(expert.id),
             architecture=ArchitectureId(expert.architecture),
             weights_bytes=expert.bytes,
             usage=expert.usage,
-            then=() if expert.then is None else ((ExpertId(expert.then), _pass_rate(expert.then, usage, before)),),
+            then=() if expert.then is None else ((ExpertId(expert.then), pass_rate(expert.then)),),
         )
         for expert in file.experts
     )
@@ -242,7 +246,3 @@ def _rows(
 def _device(host: str, name: str) -> str:
     """Return a device's name: as a line has it, or of another host `pc2-gpu`."""
     return f"{host}-{name}" if host else "cuda:0" if name == "gpu" else name
-
-
-def _pass_rate(then: str, usage: Mapping[str, float], before: Mapping[str, float]) -> float:
-    return min(1.0, usage[then] / before[then]) if before[then] > 0.0 else 0.0

@@ -5,7 +5,6 @@ GPU they return when the copy is queued on the communication stream: the computi
 (`begin_use`), the next copy into the slot for the event behind the kernels that read it (`end_use`); no thread waits.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +83,6 @@ class CudaCopyStreams:
         """Let this thread's computing stream, not the thread, wait for the event."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
-    def synchronise(self, event: StreamEvent) -> None:
-        event.synchronize()
-
 
 @dataclass(eq=False, slots=True)
 class _Page:
@@ -108,14 +104,14 @@ class PinnedTier:
     def used_bytes(self) -> int:
         return len(self._pages) * self._store.expert_bytes
 
-    def page(self, key: ExpertKey, synchronise: Callable[[StreamEvent], None]) -> _Page:
+    def page(self, key: ExpertKey) -> _Page:
         """Return an expert's page, read from the file if needed. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)
         if page is None:
             page = self._empty()
             try:
                 if page.copied is not None:
-                    synchronise(page.copied)  # the GPU may still be reading the page
+                    page.copied.synchronize()  # the GPU may still be reading the page
                 self._store.read(key, page.place.host.view)
             except BaseException:
                 self._spare.append(page)
@@ -158,12 +154,12 @@ class DeviceWeightTransfer(WeightTransfer):
         events = self._events.pop(id(place))
         for event in (events.copied, events.computed):
             if event is not None:
-                self._streams.synchronise(event)
+                event.synchronize()
         super().retire(place)
 
     def fill(self, key: ExpertKey, place: SlotMemory) -> None:
         events = self._events[id(place)]
-        page = self._tier.page(key, self._streams.synchronise)
+        page = self._tier.page(key)
         page.copied = events.copied = self._streams.copy(place.buffer, page.place.host.tensor, events.computed)
         events.computed = None
 

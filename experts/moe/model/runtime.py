@@ -28,9 +28,6 @@ from experts.moe.weights.slot_file import STORAGES, SlotFileStore, slot_file
 #: Called for each layer with the step, the gate's routing and the routing that is carried out.
 Observer = Callable[[ForwardStep, Routing, Routing], None]
 
-#: Arguments whose shape is (rows, tokens) of a forward; the first one present counts.
-_INPUTS = ("input_ids", "inputs_embeds")
-
 
 class MoeRuntime:
     """One model in service. Forwards run one at a time, in the thread that calls `model` or `model.generate`."""
@@ -122,8 +119,7 @@ class MoeRuntime:
                     self.cache.end_step(step)
 
     def _next_step(self, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> ForwardStep:
-        inputs = [arguments[name] for name in _INPUTS if arguments.get(name) is not None]
-        batch, tokens = (inputs or list(args))[0].shape[:2]
+        batch, tokens = (args[0] if args else arguments["input_ids"]).shape
         past = arguments.get("past_key_values")
         prefill = past is None or past.get_seq_length() == 0
         if prefill:

@@ -1,11 +1,11 @@
 """Prompts into tokens and tokens into text, with a checkpoint's tokenizer; imports neither torch nor transformers."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experts.moe.errors import ModelError
+from experts.moe.folder import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -114,16 +114,3 @@ class TextStream:
             self._emitted_tokens = len(self._tokens)
             self.text += piece
         return piece
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`. Raises ModelError."""
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(file, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(file, f"is not JSON: {error}") from error
-    if not isinstance(table, dict):
-        raise ModelError(file, "expected a JSON object")
-    return table

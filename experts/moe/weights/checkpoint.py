@@ -18,7 +18,7 @@ from torch import nn
 
 from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
 from experts.moe.errors import ModelError
-from experts.moe.weights.folder import open_part, stored_tensors
+from experts.moe.folder import open_part, stored_tensors
 from experts.reading import read_exactly
 from experts.weights import describe_os_error
 

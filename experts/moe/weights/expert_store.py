@@ -6,7 +6,6 @@ An expert takes two reads in a fused layout, three with one tensor per matrix, o
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -15,21 +14,24 @@ from experts.moe.gating import ExpertKey
 from experts.moe.weights.checkpoint import Checkpoint, TensorLocation, WeightFiles
 
 
-class ExpertStore(Protocol):
+class ExpertStore:
     """The experts of one model, on disk. Thread-safe."""
 
-    arch: MoeArch
-    #: The checkpoint's folder, for errors.
-    folder: Path
-    #: Bytes of one expert in a slot, and on disk, which a fill reads.
-    expert_bytes: int
+    #: Bytes of one expert on disk, which a fill reads.
     stored_bytes: int
+
+    def __init__(self, arch: MoeArch, checkpoint: Checkpoint) -> None:
+        self.arch = arch
+        self.folder = checkpoint.folder
+        self.expert_bytes = arch.expert_bytes
+        self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         """Fill `view`, expert_bytes of writable memory. Raises ModelError."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._files.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,15 @@ class ReadPiece:
     dtype: torch.dtype
 
 
-class CheckpointStore:
+class CheckpointStore(ExpertStore):
     """Experts read from a checkpoint's own files, in either layout."""
 
     def __init__(self, arch: MoeArch, checkpoint: Checkpoint) -> None:
-        self.arch = arch
-        self.folder = checkpoint.folder
-        self.expert_bytes = arch.expert_bytes
+        super().__init__(arch, checkpoint)
         self._pieces = {key: _pieces(arch, checkpoint, key) for key in arch.expert_keys}
         self.stored_bytes = max(sum(piece.size_bytes for piece in pieces) for pieces in self._pieces.values())
         #: Reads for a fill, of the expert that needs most.
         self.reads = max(map(len, self._pieces.values()))
-        self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         for piece in self._pieces[key]:
@@ -66,9 +65,6 @@ class CheckpointStore:
             stored = raw.view(piece.dtype)
             end = piece.place + stored.numel() * self.arch.dtype.itemsize
             torch.frombuffer(view[piece.place : end], dtype=self.arch.dtype).copy_(stored)
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadPiece]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from experts.moe.errors import ModelError
-from experts.moe.weights.folder import open_part
+from experts.moe.folder import open_part
 
 FOLDER = "coserve"
 TRAIN = "traces/train"

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 
 from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
+from experts.moe.folder import open_part
 from experts.moe.gating import ExpertKey
-from experts.moe.weights.checkpoint import Checkpoint, WeightFiles
-from experts.moe.weights.expert_store import CheckpointStore
-from experts.moe.weights.folder import open_part
+from experts.moe.weights.checkpoint import Checkpoint
+from experts.moe.weights.expert_store import CheckpointStore, ExpertStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
 from experts.reading import RegionHash
@@ -114,13 +114,11 @@ def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bo
     return True
 
 
-class SlotFileStore:
-    """Experts read from a slot file, dequantised if they are packed. Thread-safe. Raises ModelError."""
+class SlotFileStore(ExpertStore):
+    """Experts read from a slot file, dequantised if they are packed. Raises ModelError."""
 
     def __init__(self, arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> None:
-        self.folder = checkpoint.folder
-        self.arch = arch
-        self.expert_bytes = arch.expert_bytes
+        super().__init__(arch, checkpoint)
         self.file = slot_file(checkpoint.folder, storage)
         self._layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
         self.stored_bytes = self._layout.stored_bytes
@@ -128,7 +126,6 @@ class SlotFileStore:
         #: By expert: of its bytes, once they had their sha256.
         self._hashes: dict[int, bytes] = {}
         self._key = os.urandom(16)
-        self._files = WeightFiles()
 
     def read(self, key: ExpertKey, view: memoryview) -> None:
         number = key.layer * self.arch.experts + key.expert
@@ -143,9 +140,6 @@ class SlotFileStore:
             self._hashes[number] = value
         if packing is not None:
             packing.unpack(stored, self.arch.weights(slot))
-
-    def close(self) -> None:
-        self._files.close()
 
     def _check(self, number: int, key: ExpertKey, stored: memoryview) -> None:
         digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]

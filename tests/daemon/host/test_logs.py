@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 SAYS = """\
-import os, sys, structlog
+import sys, structlog
 from pathlib import Path
 from daemon.host.logs import configure_logs
-configure_logs(os.environ, sys.stderr, Path(sys.argv[1]))
+configure_logs(sys.stderr, Path(sys.argv[1]))
 log = structlog.get_logger("test")
 """
 

@@ -17,7 +17,7 @@ from experts.spec import ArchitectureId
 from tests.bench.ablation import arriving, at_once
 from tools.cli.main import app
 from tools.simulate.bound import Use, bound_of, task_bound
-from tools.simulate.engine import simulate
+from tools.simulate.engine import Simulation
 from tools.simulate.files import DeviceFile, FileError, TaskFile, read_task
 from tools.simulate.fit import fit_line, largest_useful_batch
 from tools.simulate.world import machine_of, task_of, with_deadlines
@@ -71,7 +71,7 @@ def a_world(policy: str = "coserve-plus", **fields: Any):
 @pytest.mark.parametrize("policy", [*PRESETS, *(f"coserve-plus-without-{idea}" for idea in WITHOUT)])
 def test_every_policy_answers_every_image_and_none_beats_the_bound(policy: str):
     machine, task = a_world(policy)
-    outcome = simulate(machine, task, policy)
+    outcome = Simulation(machine, task, policy).run()
     full, _ = a_world()
     assert outcome.answered == len(task.images) == len(outcome.waits_s)
     assert outcome.makespan_s > task_bound(full, task).seconds
@@ -79,7 +79,7 @@ def test_every_policy_answers_every_image_and_none_beats_the_bound(policy: str):
 
 def test_a_simulation_repeats_exactly():
     machine, task = a_world()
-    first, second = simulate(machine, task, "coserve-plus"), simulate(machine, task, "coserve-plus")
+    first, second = Simulation(machine, task, "coserve-plus").run(), Simulation(machine, task, "coserve-plus").run()
     assert first == second
 
 
@@ -89,9 +89,9 @@ def test_one_batch_takes_k_times_n_plus_b_and_a_load_its_bytes_over_the_channel_
     document["requests"] = [[0.0, "c0", None]]
     task = task_of(TaskFile.model_validate(document))
     device = DeviceFile.model_validate(a_device())
-    ordinary = simulate(machine_of(device, task, "samba", "ordinary"), task, "samba")
+    ordinary = Simulation(machine_of(device, task, "samba", "ordinary"), task, "samba").run()
     assert ordinary.makespan_s == pytest.approx(0.2 + 0.1 + 0.01 + 0.01 + 0.02)
-    slots = simulate(machine_of(device, task, "coserve-plus"), task, "coserve-plus")
+    slots = Simulation(machine_of(device, task, "coserve-plus"), task, "coserve-plus").run()
     assert slots.makespan_s < ordinary.makespan_s
 
 
@@ -116,15 +116,17 @@ def test_the_bound_counts_a_batch_for_every_expert_however_few_its_images():
 def test_an_image_that_cannot_be_in_time_costs_no_compute():
     machine, task = a_world(images=100)
     late = with_deadlines(at_once(task), 1e-6)
-    outcome = simulate(machine, late, "coserve-plus")
+    outcome = Simulation(machine, late, "coserve-plus").run()
     assert (outcome.answered, outcome.expired, outcome.waits_s) == (0, 100, [])
 
 
 def test_under_overload_nothing_starves_and_throughput_stays():
     machine, task = a_world(images=600)
-    free = simulate(machine, at_once(task), "coserve-plus")
+    free = Simulation(machine, at_once(task), "coserve-plus").run()
     rate = len(task.images) / free.makespan_s
-    outcomes = {load: simulate(machine, arriving(task, rate * load, "poisson"), "coserve-plus") for load in (1.2, 1.5)}
+    outcomes = {
+        load: Simulation(machine, arriving(task, rate * load, "poisson"), "coserve-plus").run() for load in (1.2, 1.5)
+    }
     assert outcomes[1.5].makespan_s <= outcomes[1.2].makespan_s * 1.02
     assert max(outcomes[1.5].waits_s) < outcomes[1.5].makespan_s
 

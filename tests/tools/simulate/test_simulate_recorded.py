@@ -12,7 +12,7 @@ from daemon.policy.presets import PRESETS
 from tests.daemon.dispatch.simulated_line import a_line, an_image
 from tools.cli.main import app
 from tools.simulate.bound import task_bound
-from tools.simulate.engine import simulate
+from tools.simulate.engine import Simulation
 from tools.simulate.recorded import read_recorded
 
 
@@ -33,7 +33,7 @@ def test_a_recorded_run_is_predicted_within_a_tenth(tmp_path: Path, policy: str)
     assert len(recorded.task.images) == recorded.answered == 80
     assert recorded.makespan_s == pytest.approx(took_s)
     machine = recorded.machine(policy)
-    outcome = simulate(machine, recorded.task, policy, tuning=recorded.tuning, prefilled=recorded.prefilled)
+    outcome = Simulation(machine, recorded.task, policy, tuning=recorded.tuning, prefilled=recorded.prefilled).run()
     assert outcome.makespan_s == pytest.approx(took_s, rel=0.1)
     assert 0 < task_bound(machine, recorded.task).seconds < took_s
 

@@ -11,8 +11,12 @@ import torch
 class Point:
     """An event of a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: "RandomStreams") -> None:
         self.passed = False
+        self._streams = streams
+
+    def synchronize(self) -> None:
+        self._streams.synchronise(self)
 
 
 class RandomStreams:
@@ -52,7 +56,7 @@ class RandomStreams:
 
     def _give(self, queue, after, work) -> Point:
         with self._lock:
-            point = Point()
+            point = Point(self)
             queue.append((after, work, point))
             while (self._copying or self._computing) and self._random.random() < 0.4:
                 self._go_on()

@@ -4,7 +4,7 @@ import json
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from experts.errors import WeightsError
 from experts.moe.errors import ModelError
@@ -15,6 +15,20 @@ _MAX_HEADER_BYTES = 256 << 20
 #: A tensor's type and shape, and where its bytes begin and end in the file.
 StoredTensor = tuple[str, tuple[int, ...], int, int]
 FileStates = tuple[tuple[str, int, int, int, int], ...]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a checkpoint's file. Raises ModelError."""
+    try:
+        table = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        problem = f"there is no {file.name}" if file.parent.is_dir() else "there is no such folder"
+        raise ModelError(file.parent, f"{problem}; give the folder of a checkpoint in Hugging Face format") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(file, f"cannot be read as JSON ({error}); restore the file of the checkpoint") from error
+    if not isinstance(table, dict):
+        raise ModelError(file, "holds no JSON object; restore the file of the checkpoint")
+    return table
 
 
 def dense_bytes(folder: Path) -> int:
