@@ -90,17 +90,13 @@ class Store:
         return self.place(sha256).is_file()
 
     def checked(self, sha256: str, size_bytes: int) -> Path:
-        place = self.place(sha256)
-        if not place.is_file():
-            raise ReleaseError(f"{self} lacks the file {sha256[:12]}…: copy the release again")
+        place = self._present(sha256)
         if place.stat().st_size != size_bytes or file_sha256(place) != sha256:
             raise ReleaseError(f"{place} is damaged: its bytes are not those of its name; delete it and copy it again")
         return place
 
     def pieces(self, sha256: str, start: int) -> Iterable[bytes]:
-        if not self.has(sha256):
-            raise ReleaseError(f"{self} lacks the file {sha256[:12]}…: copy the release again")
-        return _pieces(self.place(sha256), start)
+        return _pieces(self._present(sha256), start)
 
     def add_object(self, file: Path, sha256: str) -> None:
         if not self.has(sha256):
@@ -135,6 +131,11 @@ class Store:
             for file in old:
                 file.unlink()
             return len(old)
+
+    def _present(self, sha256: str) -> Path:
+        if not self.has(sha256):
+            raise ReleaseError(f"{self} lacks the file {sha256[:12]}…: copy the release again")
+        return self.place(sha256)
 
     def _manifest(self, name: str, number: int) -> Path:
         if not is_name(name):

@@ -1,7 +1,7 @@
 """Shapes of a mixture-of-experts model, from its config.json: the only place that knows model families by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class ModelFamily:
     #: Tensors of one expert, in the order of a slot: the rows of gate_up first, then down.
     single: tuple[str, ...]
     #: Older names of a block's tensors on disk, and their names in the model.
-    renamed: Mapping[str, str] | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     #: True if the gate divides a token's k weights by their sum, unless `norm_topk_prob` says otherwise.
     renormalises: bool = False
 

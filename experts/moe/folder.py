@@ -36,11 +36,7 @@ def dense_bytes(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(folder, "has no *.safetensors: name a checkpoint in Hugging Face format")
-    return sum(_dense_bytes(file) for file in files)
-
-
-def _dense_bytes(file: Path) -> int:
-    places = [place for name, place in stored_tensors(file).items() if ".experts." not in name]
+    places = (place for file in files for name, place in stored_tensors(file).items() if ".experts." not in name)
     return sum(end - begin for _, _, begin, end in places)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from experts.moe.errors import ModelError
 from experts.moe.weights.prepared import PreparedFiles
 
 
@@ -60,12 +59,9 @@ def save_trace(prepared: PreparedFiles, name: str, trace: Trace) -> None:
 
 def load_trace(prepared: PreparedFiles, name: str) -> Trace:
     """Read a trace. Raises ModelError if it is missing, broken or of other weights."""
-    tensors, notes = prepared.load(name)
-    try:
+    with prepared.reading(name) as (tensors, notes):
         columns = {column: tensors[column] for column in _STORED}
         return Trace(**columns, tasks=tuple(notes["tasks"]), experts=int(notes["experts"]))
-    except KeyError as missing:
-        raise ModelError(prepared.path(name), f"is not a trace: it lacks {missing}") from missing
 
 
 def shares(index: Sequence[torch.Tensor], experts: int) -> torch.Tensor:

@@ -211,14 +211,11 @@ def _needed_editions(line: ExpertsLine, keep: int) -> tuple[set[int], set[int]]:
     folder = line.folder
     newest = {edition.number for edition in past(folder, line.edition().number)[: keep + 1]}
     named, is_open = line.named_editions()
-    return named, newest | ({*is_open, _served(line)} & {*folder.numbers()})
-
-
-def _served(line: ExpertsLine) -> int | None:
     try:
-        return (line.ask("status") or {}).get("edition")
+        served = (line.ask("status") or {}).get("edition")
     except ControlError as error:
         raise EditionError(f"what the daemon judges by is not known ({error.reason}): nothing was pruned") from None
+    return named, newest | ({*is_open, served} & {*folder.numbers()})
 
 
 def _entries(source: Path) -> dict[str, CatalogEntry]:

@@ -12,7 +12,7 @@ from experts.moe.gating import ExpertKey
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes import open_mode
 from experts.moe.weights.expert_store import CheckpointStore
-from experts.moe.weights.slot_file import SlotFileStore, Storage, write_slot_file
+from experts.moe.weights.slot_file import SlotFileStore, Source, Storage, write_slot_file
 from tools.moe.checkpoint import progress_bars
 from tools.terminal.console import errors
 
@@ -52,8 +52,8 @@ def import_checkpoint(folder: Path, storage: Storage) -> dict[str, Any]:
     return report
 
 
-def _logit_errors(folder: Path, arch: MoeArch, storage: str) -> dict[str, float]:
-    exact, packed = (_logits(folder, arch, name) for name in ("checkpoint", storage))
+def _logit_errors(folder: Path, arch: MoeArch, storage: Source) -> dict[str, float]:
+    exact, packed = _logits(folder, arch, "checkpoint"), _logits(folder, arch, storage)
     agreed = (exact.argmax(dim=-1) == packed.argmax(dim=-1)).float().mean()
     expected = exact.log_softmax(dim=-1)
     divergence = (expected.exp() * (expected - packed.log_softmax(dim=-1))).sum(dim=-1).mean()
@@ -65,7 +65,7 @@ def _logit_errors(folder: Path, arch: MoeArch, storage: str) -> dict[str, float]
     }
 
 
-def _logits(folder: Path, arch: MoeArch, storage: str) -> torch.Tensor:
+def _logits(folder: Path, arch: MoeArch, storage: Source) -> torch.Tensor:
     """Return (tokens, vocabulary) float32 logits on seeded tokens, with few experts in memory."""
     slots = min(2 * arch.top_k, arch.experts) * arch.layers
     mode = open_mode("ondemand", folder)

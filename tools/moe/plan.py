@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -72,7 +72,6 @@ class Planner:
         self.even = even_counts(self._arch.layers, self._arch.experts, self._slots)
 
     def run(self, configurations: int) -> MemoryPlan:
-        """Measure, search, and save the plan."""
         period = self._period()
         drawn = random_counts(self._arch.layers, self._arch.experts, self._arch.top_k, self._slots, configurations)
         with progress_bars() as progress:
@@ -146,16 +145,12 @@ class Planner:
         return MeasuredPlan(counts, period, loss, loads), load_ms, step_ms
 
     def _load_measured(self) -> dict[str, MeasuredPlan]:
-        try:
+        with suppress(ModelError):
             _, saved = self._prepared.load(_MEASURED)
-        except ModelError:
-            return {}
-        if saved["profile"] != asdict(self._profile):
-            return {}
-        return {
-            key: MeasuredPlan(tuple(row["counts"]), row["period"], row["loss"], row["loads"])
-            for key, row in saved["measured"].items()
-        }
+            if saved["profile"] == asdict(self._profile):
+                rows = saved["measured"].items()
+                return {key: MeasuredPlan(**row | {"counts": tuple(row["counts"])}) for key, row in rows}
+        return {}
 
 
 def _slots(arch: MoeArch, budget: str, checkpoint: Path) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from experts.moe.model.mode import FitProgress
 from experts.moe.model.runtime import MoeRuntime
-from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united, missed_share
+from experts.moe.modes.brownout.united import Activations, Distillation, DistillRecipe, load_united
 from experts.moe.trace import load_trace
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 from tools.moe.checkpoint import open_runtime, progress_bars
@@ -23,25 +23,18 @@ def unite_all(checkpoint: Path, ways: tuple[int, ...], recipe: DistillRecipe) ->
             for layer in job.missing()
         ]
         if steps:
-            _make(runtime, prepared, steps, recipe)
+            with progress_bars() as progress:
+                activations = Activations(runtime.arch.layers, recipe.tokens)
+                _collect(runtime, prepared, activations, progress)
+                for number, (job, layer) in enumerate(steps, 1):
+                    activation = runtime.model.get_submodule(runtime.arch.blocks[layer]).experts.act_fn
+                    job.make(layer, activations.of(layer), activation)
+                    progress("united experts", number, len(steps), f", way {job.way}, layer {layer + 1}")
     rows: list[tuple[str, ...]] = []
     for way in ways:
         united = load_united(prepared, way)
-        missed = f"{missed_share(prepared, way):.3f}"
-        rows.append((str(way), str(len(united.down[0])), f"{united.weights_bytes / 1e6:.2f}", missed))
+        rows.append((str(way), str(len(united.down[0])), f"{united.weights_bytes / 1e6:.2f}", f"{united.missed:.3f}"))
     return rows
-
-
-def _make(
-    runtime: MoeRuntime, prepared: PreparedFiles, steps: list[tuple[Distillation, int]], recipe: DistillRecipe
-) -> None:
-    with progress_bars() as progress:
-        activations = Activations(runtime.arch.layers, recipe.tokens)
-        _collect(runtime, prepared, activations, progress)
-        for number, (job, layer) in enumerate(steps, 1):
-            activation = runtime.model.get_submodule(runtime.arch.blocks[layer]).experts.act_fn
-            job.make(layer, activations.of(layer), activation)
-            progress("united experts", number, len(steps), f", way {job.way}, layer {layer + 1}")
 
 
 def _collect(runtime: MoeRuntime, prepared: PreparedFiles, activations: Activations, progress: FitProgress) -> None:

@@ -238,27 +238,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def pairs(device: str, core_count: int) -> list[tuple[int, int]]:
+def pairs(device: str) -> list[tuple[int, int]]:
     """Return (executors, threads) to try: on the CPU those that use every core, few large ones last."""
     if device != "cpu":
         return [(executors, 1) for executors in _GPU_EXECUTORS]
-    return [(core_count // threads, threads) for threads in range(1, core_count + 1) if core_count % threads == 0]
+    return [(cores() // threads, threads) for threads in range(1, cores() + 1) if cores() % threads == 0]
 
 
-def try_pairs(
-    device: str,
-    spec: ExpertSpec,
-    samples: Samples,
-    effort: ProfileEffort,
-    shelf: LayoutShelf,
-    core_count: int | None = None,
-) -> list[Pair]:
+def try_pairs(device: str, spec: ExpertSpec, samples: Samples, effort: ProfileEffort, shelf: LayoutShelf) -> list[Pair]:
     """Return images per second of each pair on one expert, medians of interleaved rounds, fastest first.
 
     Pairs whose batches the device has no memory for are left out. Raises ProfileError if none is left, ExpertError if
     their experts do not fit the device.
     """
-    candidates = pairs(device, core_count or cores())
+    candidates = pairs(device)
     speeds_of: dict[tuple[int, int], list[float]] = {pair: [] for pair in candidates}
     for _ in range(effort.pair_rounds):
         for executors, threads in candidates:

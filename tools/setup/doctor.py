@@ -62,7 +62,10 @@ _SYNCS, _SYNCS_WITHIN_S, _SLOW_SYNC_S = 20, 2.0, 0.03
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: `so` describes the state, `do` the remedy (None if none is needed)."""
+    """The result of one check: `so` describes the state, `do` the remedy (None if none is needed).
+
+    `warn`: the line runs worse or less safely than it could; `wrong`: it does not run, or loses data.
+    """
 
     check: str
     grade: Literal["ok", "warn", "wrong"]
@@ -75,12 +78,10 @@ def ok(check: str, so: str) -> Finding:
 
 
 def warn(check: str, so: str, do: str) -> Finding:
-    """A finding: the line runs worse or less safely than it could."""
     return Finding(check, "warn", so, do)
 
 
 def wrong(check: str, so: str, do: str) -> Finding:
-    """A finding: the line does not run, or loses data."""
     return Finding(check, "wrong", so, do)
 
 
@@ -207,68 +208,55 @@ def gpu(machine: Machine, name: str, architectures: list[str]) -> Iterator[Findi
     assert machine.config is not None
     found, device = machine.driver.gpus[int(name.removeprefix("cuda:"))], machine.config.devices[name]
     if not serves(found.capability, architectures):
-        so = f"{name}, {found.name}, is sm_{found.capability[0]}{found.capability[1]}"
-        so = f"{so}; torch is built for {', '.join(architectures)}"
-        yield wrong("gpu", so, "install a build of torch for this GPU")
+        so = f"{name}, {found.name}, is sm_{found.capability[0]}{found.capability[1]}; torch is built for"
+        yield wrong("gpu", f"{so} {', '.join(architectures)}", "install a build of torch for this GPU")
     if device.memory == "shared":
         yield ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
         return
-    needed_bytes = (device.activation_memory or 0) + device.expert_memory
-    so = f"{name} has {size_text(found.total_bytes)}, {size_text(found.free_bytes)} free; the line asks for"
-    room = (needed_bytes, found.free_bytes, found.total_bytes)
-    lower = f"lower devices.{name}.expert_memory"
-    remedies = (lower, f"end what else uses the GPU (nvidia-smi), or {lower}")
-    yield _memory(machine, "gpu memory", f"{so} {size_text(needed_bytes)}", room, remedies)
+    room = ((device.activation_memory or 0) + device.expert_memory, found.free_bytes, found.total_bytes)
+    so, lower = f"{name} has", f"lower devices.{name}.expert_memory"
+    yield _memory(machine, "gpu memory", so, room, lower, "end what else uses the GPU (nvidia-smi)")
 
 
 def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Return True if torch's build runs on a GPU of this capability.
-
-    Machine code runs within its major version; PTX of an older one is compiled at the first start.
-    """
+    """Return True if torch's build runs on it: machine code of its major version, or PTX, which is compiled there."""
     for name in architectures:
-        kind, _, digits = name.partition("_")
-        number = "".join(filter(str.isdigit, digits))
+        number = "".join(filter(str.isdigit, name))
         major, minor = int(number[:-1]), int(number[-1])
-        if (major == capability[0] and minor <= capability[1]) or (kind == "compute" and (major, minor) <= capability):
+        if (major, minor) <= capability and (major == capability[0] or name.startswith("compute")):
             return True
     return not architectures
 
 
-def _memory(machine: Machine, check: str, so: str, room: tuple[int, int, int], remedies: tuple[str, str]) -> Finding:
+def _memory(machine: Machine, check: str, so: str, room: tuple[int, int, int], lower: str, free_up: str) -> Finding:
     """Compare the bytes needed, free and in all; the remedies are for too few in all, and too few that are free."""
     needed, free, total = room
+    so = f"{so} {size_text(total)}, {size_text(free)} free; the line may take {size_text(needed)}"
     if needed > total:
-        return wrong(check, so, remedies[0])
+        return wrong(check, so, lower)
     if needed > free and not machine.is_running:
-        return warn(check, so, remedies[1])
+        return warn(check, so, f"{free_up}, or {lower}")
     return ok(check, so)
 
 
 def memory(machine: Machine) -> Iterator[Finding]:
     """Compare the RAM that the line may take with this PC's, and its threads with the cores."""
     ram, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
-    so = f"{size_text(ram.total)} of RAM, {size_text(ram.available)} free, {cores} cores"
     if machine.config is None:
-        yield ok("memory", so)
+        yield ok("memory", f"{size_text(ram.total)} of RAM, {size_text(ram.available)} free, {cores} cores")
         return
     devices, needed_bytes = machine.config.devices, _BASE_BYTES + machine.config.limits.in_memory
     is_shared = "cpu" in devices and any(device.memory == "shared" for device in devices.values())
     for name, device in devices.items():
         needed_bytes += device.host_cache or 0
         if name == "cpu" or device.memory == "shared":
-            # The CPU's budget includes the GPUs' that share it.
-            needed_bytes += (device.activation_memory or 0) + (
-                0 if name != "cpu" and is_shared else device.expert_memory
-            )
+            needed_bytes += device.activation_memory or 0
+        if name == "cpu" or (device.memory == "shared" and not is_shared):  # the CPU's includes those that share it
+            needed_bytes += device.expert_memory
     lower = "lower devices.cpu.expert_memory, which the GPUs share" if is_shared else "lower expert_memory"
-    so = f"{so}; the line may take {size_text(needed_bytes)}"
+    lower += " or host_cache, or add memory: it would swap, or be killed"
     room = (needed_bytes, ram.available, ram.total)
-    remedies = (
-        f"{lower} or host_cache, or add memory: it would swap, or be killed",
-        f"end what else needs memory here, or {lower}",
-    )
-    yield _memory(machine, "memory", so, room, remedies)
+    yield _memory(machine, "memory", "RAM:", room, lower, "end what else needs memory here")
     cpu = devices.get("cpu")
     if cpu is not None and (threads := cpu.executors * cpu.threads) > cores:
         so = f"{cores} cores; devices.cpu asks for {threads} threads (executors × threads)"
@@ -402,8 +390,7 @@ def ports(machine: Machine) -> Iterator[Finding]:
         return
     endpoints = machine.config.endpoints
     named = {f"endpoints.intake {item}": item for item in endpoints.intake} | {"endpoints.results": endpoints.results}
-    if endpoints.http:
-        named["endpoints.http"] = endpoints.http
+    named |= {"endpoints.http": endpoints.http} if endpoints.http else {}
     problems = [finding for each in named.items() if (finding := _port(*each, is_running=machine.is_running))]
     state = "the line’s" if machine.is_running else "free"
     yield from problems or [ok("ports", f"{len(named)} endpoints: their ports are {state}")]
@@ -440,15 +427,14 @@ def _program_at(port: int) -> str:
 
 
 def clock(_machine: Machine) -> Iterator[Finding]:
-    """Check that a time server sets the clock."""
     now, asked = datetime.now(UTC), ctypes.create_string_buffer(_TIMEX_BYTES)
     so = f"it is {now:%Y-%m-%d %H:%M:%S} UTC"
     answer = ctypes.CDLL(None).adjtimex(asked)  # zeros change nothing
     if answer < 0:
         yield warn("clock", f"{so}; the kernel does not say whether that is held", "timedatectl timesync-status")
     elif answer == _TIME_ERROR:
-        remedy = "timedatectl set-ntp true, or chrony with the plant's time server"
-        yield warn("clock", f"{so}, and no time server holds the clock", remedy)
+        so = f"{so}, and no time server holds the clock"
+        yield warn("clock", so, "timedatectl set-ntp true, or chrony with the plant's time server")
     else:
         yield ok("clock", f"{so}, held by a time server")
 

@@ -23,7 +23,7 @@ from experts.moe.model.dispatch import gate_of, replace_experts
 from experts.moe.model.mode import Mode
 from experts.moe.weights.checkpoint import Checkpoint, check_tensors, expert_shapes, load_tensors, read_checkpoint
 from experts.moe.weights.expert_store import CheckpointStore, ExpertStore
-from experts.moe.weights.slot_file import STORAGES, SlotFileStore, slot_file
+from experts.moe.weights.slot_file import SlotFileStore, Source, slot_file
 
 #: Called for each layer with the step, the gate's routing and the routing that is carried out.
 Observer = Callable[[ForwardStep, Routing, Routing], None]
@@ -46,14 +46,13 @@ class MoeRuntime:
 
     @classmethod
     def open(
-        cls, folder: Path, mode: Mode, budget_bytes: int, *, device: str = "cpu", storage: str = "auto"
+        cls, folder: Path, mode: Mode, budget_bytes: int, *, device: str = "cpu", storage: Source = "auto"
     ) -> "MoeRuntime":
         """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
 
         `device`: "cpu" or "cuda:N". `storage`: "checkpoint" reads experts from its own files, "exact", "int8" or "int4"
         from the file of `coserve moe import`; "auto" means "exact" if that file exists, else "checkpoint".
         """
-        folder = Path(folder)
         model, arch, checkpoint = read_model(folder)
         mode.require_budget(budget_bytes, arch, folder)
         with ExitStack() as undo:
@@ -169,12 +168,8 @@ def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:
     return model, arch, checkpoint
 
 
-def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: str) -> ExpertStore:
+def open_store(arch: MoeArch, checkpoint: Checkpoint, storage: Source) -> ExpertStore:
     """Open the experts of a checkpoint; `storage` as in `MoeRuntime.open`. Raises ModelError."""
     if storage == "checkpoint" or (storage == "auto" and not slot_file(checkpoint.folder, "exact").is_file()):
         return CheckpointStore(arch, checkpoint)
-    kind = "exact" if storage == "auto" else storage
-    if kind not in STORAGES:
-        names = ", ".join(("auto", "checkpoint", *STORAGES))
-        raise ModelError(checkpoint.folder, f"there is no storage {storage!r}; choose one of {names}")
-    return SlotFileStore(arch, checkpoint, kind)
+    return SlotFileStore(arch, checkpoint, "exact" if storage == "auto" else storage)

@@ -101,7 +101,6 @@ class TaskProfiles:
         self._loading: dict[str | None, tuple[float, int]] = {}
 
     def record_length(self, text: TextRequest) -> None:
-        """Learn from a complete text."""
         _learn(self._output, text.task, len(text.new))
 
     def record_loading(self, task: str | None, seconds: float) -> None:
@@ -148,7 +147,6 @@ class SloSlack:
     def next_text(
         self, waiting: Collection[TextRequest], running: Collection[TextRequest], now: float
     ) -> TextRequest | None:
-        """Return the text to begin now, if any."""
         if len(running) >= self.limits.rows:
             return None
         for candidate in self._order(waiting, running, now):

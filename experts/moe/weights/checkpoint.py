@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experts.moe.arch import FAMILIES, FUSED, ModelFamily, MoeArch
+from experts.moe.arch import FAMILIES, FUSED, MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.folder import open_part, stored_tensors
 from experts.reading import read_exactly
@@ -65,7 +65,9 @@ def read_checkpoint(folder: Path, family: str) -> Checkpoint:
         for name, stored in stored_tensors(file).items():
             if _COMPUTED.search(name):
                 continue
-            renamed = _rename(name, FAMILIES[family])
+            renamed = name
+            for old, new in FAMILIES[family].renamed.items():
+                renamed = renamed.replace(old, new)
             if renamed in tensors:
                 raise ModelError(file, f"tensor {name} is also in {tensors[renamed].file.name}; keep one of the two")
             tensors[renamed] = _location(name, file, *stored)
@@ -83,12 +85,6 @@ def _location(name: str, file: Path, stored: str, shape: tuple[int, ...], begin:
         message = f"tensor {name} has {end - begin} bytes where its shape {list(shape)} takes"
         raise ModelError(file, f"{message} {math.prod(shape) * dtype.itemsize}; fetch the file again")
     return TensorLocation(name, file, dtype, shape, begin, end - begin)
-
-
-def _rename(name: str, family: ModelFamily) -> str:
-    for old, new in (family.renamed or {}).items():
-        name = name.replace(old, new)
-    return name
 
 
 def expert_shapes(arch: MoeArch, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -113,8 +109,10 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
     partners = {**tied, **{source: target for target, source in tied.items()}}
     missing = [name for name in expected if name not in tensors and partners.get(name) not in tensors]
     if missing:
-        shape = list(expected[missing[0]])
-        message = f"lacks tensor {missing[0]} of shape {shape}{_more(missing)}; {_nearby(missing[0], tensors)}"
+        shape, module = list(expected[missing[0]]), missing[0].rsplit(".", 2)[0]
+        beside = sorted(tensor.stored for name, tensor in tensors.items() if name.startswith(f"{module}."))
+        found = f"found beside it {', '.join(beside[:_SHOWN])}" if beside else f"found no tensor of {module}"
+        message = f"lacks tensor {missing[0]} of shape {shape}{_more(missing)}; {found}"
         raise ModelError(checkpoint.folder, f"{message}: fetch the checkpoint again, or correct config.json")
     extra = [name for name in tensors if name not in expected]
     if extra:
@@ -127,15 +125,6 @@ def check_tensors(checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]
         if tensor is not None and tensor.shape != shape:
             message = f"tensor {tensor.stored} has shape {list(tensor.shape)}; expected {list(shape)} by config.json"
             raise ModelError(tensor.file, f"{message}: correct config.json, or fetch the file again")
-
-
-def _nearby(name: str, tensors: Mapping[str, TensorLocation]) -> str:
-    """Describe what the checkpoint has near a missing tensor: others of the same module, or how many at all."""
-    module = name.rsplit(".", 2)[0]
-    beside = sorted(tensor.stored for key, tensor in tensors.items() if key.startswith(module + "."))
-    if beside:
-        return f"found beside it {', '.join(beside[:_SHOWN])}"
-    return f"found {len(tensors)} tensors, none of {module}"
 
 
 def _more(names: list[str]) -> str:

@@ -6,7 +6,8 @@ Each file carries the stamp of its checkpoint; files of another checkpoint are r
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,22 @@ class PreparedFiles:
                 metadata: dict[str, str] = opened.metadata() or {}
                 tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise self._make_again(name, file, f"cannot be read ({error})") from error
+            raise self._make_again(name, f"cannot be read ({error})") from error
         if metadata.get("stamp") != self.stamp:
-            raise self._make_again(name, file, "made from other weights")
+            raise self._make_again(name, "made from other weights")
         return tensors, json.loads(metadata.get("notes", "{}"))
 
-    def _make_again(self, name: str, file: Path, problem: str) -> ModelError:
-        return ModelError(file, f"{problem}; make it again with `{self._command(name)}`")
+    @contextmanager
+    def reading(self, name: str) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
+        """Yield what `load` returns. Raises ModelError also if the body misses a part of it."""
+        loaded = self.load(name)
+        try:
+            yield loaded
+        except (KeyError, TypeError) as error:
+            raise self._make_again(name, f"is not complete ({error})") from error
+
+    def _make_again(self, name: str, problem: str) -> ModelError:
+        return ModelError(self.path(name), f"{problem}; make it again with `{self._command(name)}`")
 
     def _command(self, name: str) -> str:
         first_word = re.split("[/-]", name, maxsplit=1)[0]

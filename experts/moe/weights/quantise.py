@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from experts.moe.arch import MoeArch
 from experts.moe.gating import ExpertWeights
 
 _GROUP = 64
@@ -24,10 +23,6 @@ class Packing:
 
     bits: Literal[8, 4]
     shapes: tuple[Shape, Shape]
-
-    @classmethod
-    def of(cls, arch: MoeArch, bits: Literal[8, 4]) -> "Packing":
-        return cls(bits, (arch.gate_up_shape, arch.down_shape))
 
     @property
     def stored_bytes(self) -> int:

@@ -9,6 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +30,8 @@ from experts.reading import RegionHash
 from experts.weights import PAGE_BYTES
 
 Storage = Literal["exact", "int8", "int4"]
-STORAGES: tuple[Storage, ...] = ("exact", "int8", "int4")
+#: Where experts are read from: "auto" is "exact" if that file exists, else "checkpoint".
+Source = Literal["auto", "checkpoint"] | Storage
 _VERSION = "2"
 _NO_DIGEST = "0" * 64
 
@@ -47,7 +49,8 @@ class _SlotLayout:
     @cached_property
     def packing(self) -> Packing | None:
         """Return how experts are packed; None if they are stored as they are in a slot."""
-        return None if self.storage == "exact" else Packing.of(self.arch, 8 if self.storage == "int8" else 4)
+        shapes = self.arch.gate_up_shape, self.arch.down_shape
+        return None if self.storage == "exact" else Packing(8 if self.storage == "int8" else 4, shapes)
 
     @property
     def stored_bytes(self) -> int:
@@ -56,6 +59,10 @@ class _SlotLayout:
     @property
     def stride_bytes(self) -> int:
         return -(-self.stored_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def remedy(self) -> str:
+        return f"delete it and run `coserve moe import --storage {self.storage}`"
 
     def facts(self) -> dict[str, str]:
         """Return what a file of this layout says: the stamp stands for the model's shapes, too."""
@@ -74,11 +81,12 @@ class _SlotLayout:
 def write_slot_file(
     source: CheckpointStore, checkpoint: Checkpoint, storage: Storage, on_written: Callable[[ExpertKey], None]
 ) -> Path:
-    """Write all experts to a file unless it is there; `on_written` is called for each. Raises ModelError."""
+    """Write all experts to a file unless it is there and whole; `on_written` is called for each. Raises ModelError."""
     arch = source.arch
     layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
     path = slot_file(checkpoint.folder, storage)
-    if has_slot_file(arch, checkpoint, storage):
+    with suppress(ModelError):
+        SlotFileStore(arch, checkpoint, storage).close()
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -103,15 +111,6 @@ def write_slot_file(
         message = f"cannot be written ({error.strerror or error}); make room on the disk and import again"
         raise ModelError(part, message) from error
     return part.replace(path)
-
-
-def has_slot_file(arch: MoeArch, checkpoint: Checkpoint, storage: Storage) -> bool:
-    """Return True if a complete slot file of these weights exists."""
-    try:
-        SlotFileStore(arch, checkpoint, storage).close()
-    except ModelError:
-        return False
-    return True
 
 
 class SlotFileStore(ExpertStore):
@@ -145,12 +144,12 @@ class SlotFileStore(ExpertStore):
         digest, expected = hashlib.sha256(stored).hexdigest(), self._digests[number]
         if digest != expected:
             message = f"expert {key.expert} of layer {key.layer} is damaged: its sha256 is {digest[:12]}…, expected"
-            raise ModelError(self.file, f"{message} {expected[:12]}…; {_rewrite(self._layout)}")
+            raise ModelError(self.file, f"{message} {expected[:12]}…; {self._layout.remedy}")
 
 
 def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
     """Return the offset of the first expert, and all digests. Raises ModelError if the file has another layout."""
-    again = _rewrite(layout)
+    again = layout.remedy
     try:
         open_part(file).close()
         with safe_open(file, framework="pt") as opened:  # which compares the header with the file's size
@@ -167,7 +166,3 @@ def _read_header(layout: _SlotLayout, file: Path) -> tuple[int, list[str]]:
             raise ModelError(file, f"{name} is {facts.get(name)!r}, and {expected!r} is expected; {again}")
     digests = facts["sha256"].split(" ")
     return len(layout.header(digests)), digests
-
-
-def _rewrite(layout: _SlotLayout) -> str:
-    return f"delete it and run `coserve moe import --storage {layout.storage}`"

@@ -132,13 +132,14 @@ def test_a_device_without_memory_for_one_image_is_refused_with_what_to_do(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(measure, "infer", fail)
+    monkeypatch.setattr(measure, "cores", lambda: 1)
     with (
         Bench("cpu", 1, 1, shelf) as bench,
         pytest.raises(ProfileError, match=r"cpu: has no memory for one image of .* smaller --input-size"),
     ):
         measure.measure_layout(bench, "cpu", spec, SAMPLES, HASTY, shelf)
     with pytest.raises(ProfileError, match="cpu: has no memory for 4 images"):
-        try_pairs("cpu", spec, SAMPLES, HASTY, shelf, core_count=1)
+        try_pairs("cpu", spec, SAMPLES, HASTY, shelf)
 
 
 @st.composite

@@ -5,7 +5,7 @@ files).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import mean
 from typing import Any
 
@@ -30,6 +30,8 @@ class UnitedExperts:
     down: tuple[torch.Tensor, ...]
     #: The group of each of the layer's experts.
     groups: tuple[tuple[int, ...], ...]
+    #: Error as a share of the energy of the groups' answers: 0 exact, 1 as if dropped.
+    missed: float
 
     @property
     def weights_bytes(self) -> int:
@@ -44,21 +46,16 @@ class UnitedExperts:
 
     def to(self, device: torch.device | str) -> "UnitedExperts":
         gate_up, down = (tuple(tensor.to(device) for tensor in part) for part in (self.gate_up, self.down))
-        return UnitedExperts(gate_up, down, self.groups)
+        return replace(self, gate_up=gate_up, down=down)
 
 
 def load_united(prepared: PreparedFiles, way: int) -> UnitedExperts:
     """Load the result of `coserve moe unite`. Raises ModelError if it is missing, broken or of other weights."""
     layers = range(prepared.load(_part(way, 0))[1]["layers"])
-    parts = [prepared.load(_part(way, layer))[0] for layer in layers]
+    parts, notes = zip(*(prepared.load(_part(way, layer)) for layer in layers), strict=True)
+    gate_up, down = (tuple(part[name] for part in parts) for name in ("gate_up", "down"))
     groups = tuple(tuple(part["groups"].tolist()) for part in parts)
-    return UnitedExperts(tuple(part["gate_up"] for part in parts), tuple(part["down"] for part in parts), groups)
-
-
-def missed_share(prepared: PreparedFiles, way: int) -> float:
-    """Return the united experts' error as a share of the energy of their groups' answers: 0 exact, 1 as if dropped."""
-    layers = range(prepared.load(_part(way, 0))[1]["layers"])
-    return mean(prepared.load(_part(way, layer))[1]["missed"] for layer in layers)
+    return UnitedExperts(gate_up, down, groups, mean(each["missed"] for each in notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +125,18 @@ class Activations:
 
     def __init__(self, layers: int, tokens: int) -> None:
         self.tokens = tokens
-        self._held = [0] * layers
-        self._hidden: list[list[torch.Tensor]] = [[] for _ in range(layers)]
-        self._index: list[list[torch.Tensor]] = [[] for _ in range(layers)]
-        self._weight: list[list[torch.Tensor]] = [[] for _ in range(layers)]
+        self._held: list[list[LayerActivations]] = [[] for _ in range(layers)]
 
     def observe(self, _step: ForwardStep, gate: Routing, _carried: Routing) -> None:
-        layer = gate.layer
-        room = self.tokens - self._held[layer]
-        if room <= 0:
-            return
-        hidden = gate.hidden[:room].float().cpu()
-        self._held[layer] += len(hidden)
-        self._hidden[layer].append(hidden)
-        self._index[layer].append(gate.index[:room].cpu())
-        self._weight[layer].append(gate.weight[:room].float().cpu())
+        held = self._held[gate.layer]
+        room = self.tokens - sum(len(hidden) for hidden, _, _ in held)
+        if room > 0:
+            hidden, weight = (part[:room].float().cpu() for part in (gate.hidden, gate.weight))
+            held.append((hidden, gate.index[:room].cpu(), weight))
 
     def of(self, layer: int) -> LayerActivations:
-        return torch.cat(self._hidden[layer]), torch.cat(self._index[layer]), torch.cat(self._weight[layer])
+        hidden, index, weight = map(torch.cat, zip(*self._held[layer], strict=True))
+        return hidden, index, weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experts.moe.errors import ModelError
 from experts.moe.model.mode import FitInputs
 from experts.moe.trace import Trace, affinity, load_trace, popularity
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
@@ -311,15 +310,11 @@ def load_predictors(prepared: PreparedFiles) -> dict[int, LayerPredictor]:
 
 
 def _load(prepared: PreparedFiles, layer: int) -> LayerPredictor:
-    tensors, notes = prepared.load(part_name(layer))
-    try:
+    with prepared.reading(part_name(layer)) as (tensors, notes):
         states = StateConstructor(StateShape(**notes["shape"]), layer, tensors["popularity"], tensors["affinity"])
         count = sum(name.endswith(".weight") for name in tensors)
         folded = [(tensors[f"{number}.weight"], tensors[f"{number}.bias"]) for number in range(count)]
         return LayerPredictor(states, folded)
-    except (KeyError, TypeError) as error:
-        message = f"is not a predictor ({error}); make it again with `coserve moe fit {prepared.checkpoint}`"
-        raise ModelError(prepared.path(part_name(layer)), message) from error
 
 
 def _batches(tokens: int, batch: int, generator: torch.Generator) -> Iterator[torch.Tensor]:

@@ -40,7 +40,6 @@ class EmoeRecipe:
 
 
 def fit(inputs: FitInputs) -> None:
-    """Train the predictor, and measure the sensitivity of tasks on training text."""
     prepared, recipe = inputs.prepared, EmoeRecipe()
     trace = load_trace(prepared, TRAIN)
     if prepared.is_made(PREDICTOR, provenance(trace, recipe)):
@@ -228,13 +227,9 @@ def load_sensitivity(prepared: PreparedFiles) -> dict[str | None, tuple[float, .
 
     Raises ModelError if it was not measured, or not to the end.
     """
-    _, stored = prepared.load(SENSITIVITY)
     weights: dict[str | None, tuple[float, ...]] = {}
-    try:
+    with prepared.reading(SENSITIVITY) as (_, stored):
         for task, accuracy in stored["accuracy"].items():
             left = [accuracy[_name(layer)] / max(accuracy[_name(None)], 1e-9) for layer in range(stored["layers"])]
             weights[task] = tuple(max(_MIN_WEIGHT, 1.0 - share) for share in left)
-    except KeyError as error:
-        message = "is not complete; go on with `coserve moe fit`"
-        raise ModelError(prepared.path(SENSITIVITY), message) from error
     return weights

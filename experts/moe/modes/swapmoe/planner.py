@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from experts.moe.errors import ModelError
 from experts.moe.policy.eviction import split_evenly
 from experts.moe.weights.prepared import PreparedFiles
 
@@ -50,13 +49,9 @@ def load_preparation(checkpoint: Path) -> Preparation | None:
     prepared = PreparedFiles(checkpoint)
     if not prepared.path(PLAN).exists():
         return None
-    tensors, notes = prepared.load(PLAN)
-    try:
+    with prepared.reading(PLAN) as (tensors, notes):
         plans = [MemoryPlan(plan["budget_bytes"], tuple(plan["counts"]), plan["period"]) for plan in notes["plans"]]
         return Preparation(tensors["norms"], tensors["importance"], tuple(plans))
-    except KeyError as missing:
-        message = f"is not a plan: it lacks {missing}; delete it and run `coserve moe plan`"
-        raise ModelError(prepared.path(PLAN), message) from missing
 
 
 def save_preparation(prepared: PreparedFiles, preparation: Preparation) -> Path:
