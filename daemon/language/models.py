@@ -3,13 +3,14 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from daemon.config.settings import Config, Model
+from daemon.dispatch.drive import Drive
+from daemon.dispatch.pool import Pool
 from daemon.language.model_thread import ModelThread
 from daemon.line.lease import Grant, Held
 from daemon.line.shared_devices import SharedDevice, shared_devices
@@ -27,19 +28,6 @@ _MAX_BETWEEN_LOOKS_S = 5.0
 _ANSWER_S = 2.0
 #: The pools may accept later what they refused: pins go, a device comes back.
 _REFUSED_FOR_S = 30.0
-
-
-class Scheduling(Protocol):
-    @property
-    def images_under_way(self) -> int: ...
-    def ask_later(self, kind: str, fields: Mapping[str, Any]) -> "Future[dict[str, Any]]": ...
-
-
-class DevicePool(Protocol):
-    @property
-    def device(self) -> str: ...
-    @property
-    def budget_bytes(self) -> int: ...
 
 
 class Prompts:
@@ -104,8 +92,8 @@ class LanguageModels:
     def __init__(
         self,
         config: Config,
-        drive: Scheduling,
-        pools: Sequence[DevicePool],
+        drive: Drive,
+        pools: Sequence[Pool],
         open_model: OpenModelWith,
     ) -> None:
         self._config = config

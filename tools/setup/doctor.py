@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -269,8 +269,7 @@ def limits(machine: Machine) -> Iterator[Finding]:
         return
     handles = raise_handle_limit()
     shares = handle_shares(handles)
-    cameras, readers = shares["intake"], shares["results"]
-    so = f"{handles} open files: {cameras} connections of cameras, {readers} of programs that read results"
+    so = f"{handles} open files: {shares['intake']} connections of cameras, {shares['results']} of programs that read"
     if handles < _FILES:
         remedy = f"ulimit -n {_FILES} before the start (as root, if that is refused), or start as a service"
         yield warn("limits", f"this shell allows {so}", remedy)
@@ -439,14 +438,9 @@ def clock(_machine: Machine) -> Iterator[Finding]:
         yield ok("clock", f"{so}, held by a time server")
 
 
-CHECKS: tuple[Callable[[Machine], Iterable[Finding]], ...] = (
-    *(configuration, libraries, memory, limits, disks, permissions, ports, clock),
-)
-
-
 def examine(machine: Machine) -> Iterator[Finding]:
     """Run every check in turn. A check that crashes becomes a finding, and the others go on."""
-    for check in CHECKS:
+    for check in (configuration, libraries, memory, limits, disks, permissions, ports, clock):
         try:
             yield from check(machine)
         except Exception as error:  # noqa: BLE001 - one failed check must not hide the others

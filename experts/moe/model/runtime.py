@@ -120,20 +120,13 @@ class MoeRuntime:
     def _next_step(self, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> ForwardStep:
         batch, tokens = (args[0] if args else arguments["input_ids"]).shape
         past = arguments.get("past_key_values")
-        prefill = past is None or past.get_seq_length() == 0
-        if prefill:
-            self._check_prompt(tokens)
+        prefill, limit = past is None or past.get_seq_length() == 0, self.arch.context_tokens
+        if prefill and limit is not None and tokens > limit:
+            message = f"the prompt has {tokens} tokens, the model's context {limit}; shorten it"
+            raise ModelError(self.store.folder, message)
         self._steps += 1
         rows = self._named_rows or (StepRow("", None, tokens),) * batch
         return ForwardStep(self._steps, "prefill" if prefill else "decode", rows)
-
-    def _check_prompt(self, tokens: int) -> None:
-        if tokens < 1:
-            raise ModelError(self.store.folder, "the prompt is empty; give at least one token")
-        limit = self.arch.context_tokens
-        if limit is not None and tokens > limit:
-            message = f"the prompt has {tokens} tokens, the model's context {limit}; shorten it"
-            raise ModelError(self.store.folder, message)
 
 
 def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:

@@ -37,11 +37,8 @@ class TextCodec:
         """Read `tokenizer.json`, `config.json` and `generation_config.json`. Raises ModelError."""
         from tokenizers import Tokenizer  # noqa: PLC0415  comes with the extra `moe`
 
-        config = read_json(folder / "config.json")
-        generation = folder / "generation_config.json"
-        ends: Any = None
-        if generation.is_file():
-            ends = read_json(generation).get("eos_token_id")
+        config, generation = read_json(folder / "config.json"), folder / "generation_config.json"
+        ends: Any = read_json(generation).get("eos_token_id") if generation.is_file() else None
         if ends is None:
             ends = config.get("eos_token_id")
         file = folder / "tokenizer.json"

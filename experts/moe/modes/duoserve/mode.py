@@ -147,11 +147,7 @@ class DuoServe(Mode):
             for each in self._predictors.values():
                 each.to(device)
         sofar = Paths(torch.stack(self._index, dim=1), torch.stack(self._weight, dim=1))
-
-        def work() -> _Probabilities:
-            return predictor.probabilities(sofar, before).tolist()
-
-        self._predictions[layer] = self._thread.start(work)
+        self._predictions[layer] = self._thread.start(lambda: predictor.probabilities(sofar, before).tolist())
 
     def _due(self, layer: int) -> Sequence[int]:
         """Return the layers to predict when the gate of `layer` has chosen.
