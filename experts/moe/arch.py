@@ -70,10 +70,6 @@ class MoeArch:
     renormalise: bool = False
 
     @property
-    def naming(self) -> ModelFamily:
-        return FAMILIES[self.family]
-
-    @property
     def gate_up_shape(self) -> tuple[int, int]:
         return (2 * self.intermediate, self.hidden)
 

@@ -36,10 +36,6 @@ class Trace:
     def span(self, prompt: int) -> slice:
         return slice(int(self.start[prompt]), int(self.start[prompt + 1]))
 
-    def token_tasks(self) -> torch.Tensor:
-        """Return the task of each token, (N,) int64."""
-        return self.task.long().repeat_interleave(self.start.diff())
-
 
 #: Types of a trace's columns in a file.
 _STORED = {
@@ -77,7 +73,7 @@ def popularity(trace: Trace) -> torch.Tensor:
 
 def popularity_by_task(trace: Trace) -> torch.Tensor:
     """Return `popularity` of each task's tokens, (tasks, L, E) float32; zeros for a task without tokens."""
-    of_token = trace.token_tasks()
+    of_token = trace.task.long().repeat_interleave(trace.start.diff())
     tasks = range(len(trace.tasks))
     return torch.stack([shares(trace.index[of_token == task].unbind(1), trace.experts) for task in tasks])
 

@@ -22,12 +22,12 @@ from experts.moe.modes.swapmoe.planner import (
     MeasuredPlan,
     MemoryPlan,
     Preparation,
-    even_counts,
     load_preparation,
     plan_counts,
     random_counts,
     save_preparation,
 )
+from experts.moe.policy.eviction import split_evenly
 from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.checkpoint import arch_of, progress_bars
 from tools.moe.text import TRAIN, load_text
@@ -69,7 +69,7 @@ class Planner:
         self._windows = [row for domain in text.ids for row in text.windows(domain, profile.length, profile.of_domain)]
         self._preparation = load_preparation(checkpoint) or self._prepare()
         self._measured = self._load_measured()
-        self.even = even_counts(self._arch.layers, self._arch.experts, self._slots)
+        self.even = split_evenly(self._slots, self._arch.layers)
 
     def run(self, configurations: int) -> MemoryPlan:
         period = self._period()

@@ -98,7 +98,7 @@ def expert_shapes(arch: MoeArch, checkpoint: Checkpoint) -> dict[str, tuple[int,
             continue
         parts = [(arch.intermediate, arch.hidden)] * 2 + [down]
         for expert in range(arch.experts):
-            names = [f"{block}.{name.format(e=expert)}" for name in arch.naming.single]
+            names = [f"{block}.{name.format(e=expert)}" for name in FAMILIES[arch.family].single]
             shapes |= dict(zip(names, parts, strict=True))
     return shapes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from experts.moe.arch import FUSED, MoeArch
+from experts.moe.arch import FAMILIES, FUSED, MoeArch
 from experts.moe.gating import ExpertKey
 from experts.moe.weights.checkpoint import Checkpoint, TensorLocation, WeightFiles
 
@@ -74,7 +74,7 @@ def _pieces(arch: MoeArch, checkpoint: Checkpoint, key: ExpertKey) -> list[ReadP
         both = zip((checkpoint.tensors[name] for name in fused), (0, arch.down_offset), strict=True)
         return [_part(tensor, key.expert, arch.experts, place) for tensor, place in both]
     places = (0, arch.gate_up_bytes // 2, arch.down_offset)
-    names = [f"{block}.{name.format(e=key.expert)}" for name in arch.naming.single]
+    names = [f"{block}.{name.format(e=key.expert)}" for name in FAMILIES[arch.family].single]
     return [_part(checkpoint.tensors[name], 0, 1, place) for name, place in zip(names, places, strict=True)]
 
 

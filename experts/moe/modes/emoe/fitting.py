@@ -1,9 +1,10 @@
 """Training eMoE's predictor on a routing trace, and measuring how sensitive tasks are to wrong routing (§2.2.3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import nn
@@ -63,24 +64,19 @@ def prompt_spreads(trace: Trace) -> torch.Tensor:
     )
 
 
-class PromptStream:
-    """An endless stream of prompts: tasks drawn alike (§2.1), each task's `prompts_of` in order from a random start."""
+def prompt_stream(prompts_of: Sequence[Sequence[int]], generator: torch.Generator) -> Iterator[tuple[int, int]]:
+    """Yield prompts (task, number) without end: tasks drawn alike (§2.1), each one's in order from a random start."""
 
-    def __init__(self, prompts_of: Sequence[Sequence[int]], generator: torch.Generator) -> None:
-        self._prompts = [list(prompts) for prompts in prompts_of if len(prompts)]
-        self._tasks = [task for task, prompts in enumerate(prompts_of) if len(prompts)]
-        self._generator = generator
-        self._at = [self._draw(len(prompts)) for prompts in self._prompts]
+    def draw(count: int) -> int:
+        return int(torch.randint(count, (1,), generator=generator))
 
-    def take(self) -> tuple[int, int]:
-        """Return the next prompt's task and number."""
-        which = self._draw(len(self._prompts))
-        prompts = self._prompts[which]
-        self._at[which] = (self._at[which] + 1) % len(prompts)
-        return self._tasks[which], prompts[self._at[which]]
-
-    def _draw(self, count: int) -> int:
-        return int(torch.randint(count, (1,), generator=self._generator))
+    tasks = [(task, prompts) for task, prompts in enumerate(prompts_of) if prompts]
+    at = [draw(len(prompts)) for _, prompts in tasks]
+    while True:
+        which = draw(len(tasks))
+        task, prompts = tasks[which]
+        at[which] = (at[which] + 1) % len(prompts)
+        yield task, prompts[at[which]]
 
 
 def fit_predictor(
@@ -121,11 +117,11 @@ def _example(
 
     The prompt comes up to `ahead` prompts after the past: in serving, too, the predictor runs every few prompts.
     """
-    stream = PromptStream(prompts, generator)
-    past = [stream.take() for _ in range(recipe.history)]
+    stream = prompt_stream(prompts, generator)
+    past = [*islice(stream, recipe.history)]
     for _ in range(int(torch.randint(recipe.ahead, (1,), generator=generator))):
-        stream.take()
-    task, prompt = stream.take()
+        next(stream)
+    task, prompt = next(stream)
     unknown = len(predictor.prior) - 1
     forget = torch.rand(recipe.history + 1, generator=generator) < 0.1
     order = torch.randperm(predictor.layers, generator=generator).tolist()

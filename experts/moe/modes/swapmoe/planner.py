@@ -119,19 +119,19 @@ class LossModel:
 
 
 def random_counts(layers: int, experts: int, floor: int, slots: int, number: int) -> tuple[Configuration, ...]:
-    """Draw configurations to measure for a budget of `slots`: the even one first, then random ones within it.
+    """Draw configurations to measure for a budget of `slots`: the paper's even split (§5.5), then random ones in it.
 
     Every other one uses the whole budget, as plans do; the others use seven tenths of it or more, because a model
     fitted to one sum alone cannot tell the worth of one more expert.
     """
     rng = random.Random(0)
-    drawn = [even_counts(layers, experts, slots)]
+    drawn = [split_evenly(slots, layers)]
     for turn in range(50 * number):
         total = slots if turn % 2 else round(slots * (0.7 + 0.3 * rng.random()))
         counts = [floor] * layers
         # Random weights, so that lopsided configurations are as likely as even ones.
         weights = [rng.random() for _ in counts]
-        for _ in range(min(total, layers * experts) - sum(counts)):
+        for _ in range(total - sum(counts)):
             below = [layer for layer, count in enumerate(counts) if count < experts]
             counts[rng.choices(below, [weights[layer] for layer in below])[0]] += 1
         if tuple(counts) not in drawn:
@@ -139,11 +139,6 @@ def random_counts(layers: int, experts: int, floor: int, slots: int, number: int
         if len(drawn) >= number:
             break
     return tuple(drawn[:number])
-
-
-def even_counts(layers: int, experts: int, slots: int) -> Configuration:
-    """Return the even split that the paper compares with (§5.5)."""
-    return split_evenly(min(slots, layers * experts), layers)
 
 
 def plan_counts(

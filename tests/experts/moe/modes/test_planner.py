@@ -9,7 +9,6 @@ from experts.moe.modes.swapmoe.planner import (
     Configuration,
     LossModel,
     MeasuredPlan,
-    even_counts,
     load_preparation,
     plan_counts,
     random_counts,
@@ -36,7 +35,7 @@ def test_the_plan_loses_less_than_an_even_split_and_keeps_to_the_memory():
     rows = [MeasuredPlan(counts, 1, loss_of(counts), 1.0) for counts in drawn]
     best = plan_counts(LossModel(rows, EXPERTS), rows, SLOTS, experts=EXPERTS, floor=FLOOR)
     assert sum(best) <= SLOTS
-    assert loss_of(best) < loss_of(even_counts(LAYERS, EXPERTS, SLOTS))
+    assert loss_of(best) < loss_of((SLOTS // LAYERS,) * LAYERS)
     assert best[0] == max(best)
 
 
