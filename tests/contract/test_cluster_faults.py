@@ -143,20 +143,6 @@ def test_an_expert_whose_bytes_do_not_match_is_refused_by_name_and_mended_by_its
     remote.judge(spec)
 
 
-def test_a_new_version_is_there_before_it_is_used_where_the_old_one_was(
-    remote: Remote, cluster: RayCluster, spec: ExpertSpec, folder: Path
-):
-    remote.judge(spec)
-    new = an_expert_file(folder / "new", seed=7)
-    other = replace(spec, expert=ExpertId("other"), sha256="0" * 64)
-    before = {spec.expert: spec, other.expert: other}
-    remote.devices.prefetch(before, {spec.expert: new, other.expert: replace(other, sha256="1" * 64)})
-    until((cluster.worker.cache / new.sha256).exists)
-    assert not (cluster.worker.cache / ("1" * 64)).exists()
-    new.file.unlink()
-    remote.judge(new)
-
-
 @pytest.mark.promise("Versions of experts", "A worker without memory names the expert in its answer and goes on")
 def test_a_worker_without_memory_answers_by_name_and_goes_on(remote: Remote, cluster: RayCluster, spec: ExpertSpec):
     actor = cluster.worker.actor()

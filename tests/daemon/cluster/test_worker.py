@@ -68,6 +68,8 @@ def test_weights_are_asked_for_once_and_answers_are_the_lines_own(worker: Device
     assert loaded(worker, spec) == {"missing": [spec.sha256]}
     assert sent(worker, spec) == ""
     assert loaded(worker, spec)["bytes"] == spec.weights_bytes
+    new_versions = {"1" * 64: spec.sha256, "2" * 64: "0" * 64}  # only where the old one was
+    assert json.loads(worker.prefetch(json.dumps(new_versions))) == {"missing": ["1" * 64]}
     worker.unload("p", spec.expert)
     worker.unload("p", "never there")
     assert loaded(worker, spec) == {"bytes": spec.weights_bytes}

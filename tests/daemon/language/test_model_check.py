@@ -53,10 +53,7 @@ def test_a_model_that_can_be_served_has_no_problem(checkpoint: Path, tmp_path: P
         ({"least_memory": EXPERT_BYTES}, "least_memory (a quarter"),
         ({"text_memory": "10KB"}, "holds 19 tokens of 512 bytes, a text may come to 64: give at least 32768"),
         ({"text_memory": "10KB", "max_new_tokens": 19}, "a text may come to 20: give at least 10240"),
-        ({"mode": "popularity"}, "coserve moe trace"),
-        ({"mode": "resident"}, "keeps 24 experts"),
         ({"mode": "swapmoe", "options": {"periodd": 5}}, "periodd"),
-        ({"storage": "int8"}, "coserve moe import"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(
@@ -70,16 +67,13 @@ def test_what_is_wrong_is_named_with_its_line(
 
 def test_damaged_and_missing_files_are_named(checkpoint: Path, tmp_path: Path) -> None:
     folder = a_copy(checkpoint, tmp_path)
-    weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+    tokenizer = folder / "tokenizer.json"
     tokenizer.rename(folder / "gone")
     assert "tokenizer.json: is missing" in problems(tmp_path)[0]
     tokenizer.write_text("{}", encoding="utf-8")
     assert "tokenizer.json: is not a tokenizer" in problems(tmp_path)[0]
     (folder / "gone").rename(tokenizer)
-    with weights.open("r+b") as file:
-        file.truncate(weights.stat().st_size - 10)
-    assert "model.safetensors: is truncated" in problems(tmp_path)[0]
-    weights.unlink()
+    (folder / "model.safetensors").unlink()
     assert "model.safetensors" in problems(tmp_path)[0]
 
 
