@@ -41,7 +41,6 @@ class ForwardStep:
     Tokens of a step's routings lie row after row: row 0 has the first `rows[0].tokens` of them.
     """
 
-    number: int
     phase: Literal["prefill", "decode"]
     rows: tuple[StepRow, ...]
 

@@ -54,10 +54,6 @@ class SlotCache:
         return self._ledger.limit
 
     @property
-    def budget_bytes(self) -> int:
-        return self._ledger.budget_bytes
-
-    @property
     def allocated_bytes(self) -> int:
         return self._ledger.count * self.store.expert_bytes
 

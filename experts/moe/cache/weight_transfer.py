@@ -100,10 +100,6 @@ class PinnedTier:
         self._pages: dict[ExpertKey, _Page] = {}
         self._spare: list[_Page] = []
 
-    @property
-    def used_bytes(self) -> int:
-        return len(self._pages) * self._store.expert_bytes
-
     def page(self, key: ExpertKey) -> _Page:
         """Return an expert's page, read from the file if needed. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)

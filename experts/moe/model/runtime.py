@@ -38,7 +38,6 @@ class MoeRuntime:
         self.store = store
         self.mode = mode
         self.observers: list[Observer] = []
-        self._steps = 0
         self._step: ForwardStep | None = None
         self._named_rows: tuple[StepRow, ...] | None = None
         self._lock = threading.RLock()
@@ -124,9 +123,8 @@ class MoeRuntime:
         if prefill and limit is not None and tokens > limit:
             message = f"the prompt has {tokens} tokens, the model's context {limit}; shorten it"
             raise ModelError(self.store.folder, message)
-        self._steps += 1
         rows = self._named_rows or (StepRow("", None, tokens),) * batch
-        return ForwardStep(self._steps, "prefill" if prefill else "decode", rows)
+        return ForwardStep("prefill" if prefill else "decode", rows)
 
 
 def read_model(folder: Path) -> tuple[Any, MoeArch, Checkpoint]:

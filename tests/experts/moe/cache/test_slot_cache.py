@@ -15,7 +15,7 @@ from experts.moe.policy.eviction import EvictionPolicy, LayeredLru
 from experts.transfer import transfer_for
 from tests.experts.moe.cache.shelf import EXPERT_BYTES, Shelf, ShelfArch, number
 
-A_STEP = ForwardStep(0, "decode", ())
+A_STEP = ForwardStep("decode", ())
 
 
 class GatedTransfer(WeightTransfer):
@@ -161,8 +161,9 @@ def serve_at_random(cache: SlotCache, steps: int) -> None:
             assert served(cache, layer, wanted, ahead=draw.random() < 0.5) == wanted
         cache.end_step(A_STEP)
         if draw.random() < 0.3:
-            cache.resize(draw.randint(1, 24) * EXPERT_BYTES)
-            assert cache.allocated_bytes <= cache.budget_bytes
+            budget_bytes = draw.randint(1, 24) * EXPERT_BYTES
+            cache.resize(budget_bytes)
+            assert cache.allocated_bytes <= budget_bytes
 
 
 def test_while_one_thread_computes_others_may_prefetch(tmp_path: Path):
@@ -188,5 +189,5 @@ def test_a_steps_counts_belong_to_each_of_its_requests(tmp_path: Path):
         for requests, experts in (("a", [1, 2]), ("ab", [2, 3])):
             cache.begin_step()
             served(cache, 0, experts)
-            cache.end_step(ForwardStep(0, "decode", tuple(StepRow(request, None, 1) for request in requests)))
+            cache.end_step(ForwardStep("decode", tuple(StepRow(request, None, 1) for request in requests)))
         assert [cache.pop_request(request).fetches for request in "abb"] == [3, 1, 0]
