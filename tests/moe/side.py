@@ -14,9 +14,10 @@ import torch
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, StepRow
 from experts.moe.model.runtime import MoeRuntime
+from experts.moe.modes import open_mode
 from experts.transfer import SlotMemory
 from tests.moe.evaluate import HeldOutPrompt, held_out_prompts, perplexity
-from tools.moe.checkpoint import open_runtime
+from tools.moe.checkpoint import budget_of
 
 #: Tokens of a judged prompt, and those of them that come one at a time.
 _JUDGED, _DECODED = 192, 64
@@ -55,7 +56,8 @@ def measure(job: SideJob) -> list[Figures] | str:
 def _measure(job: SideJob, link_ms: float, timed: list[HeldOutPrompt], judged: list[HeldOutPrompt]) -> Figures:
     is_first = link_ms == job.links_ms[0]
     memory = PeakMemory(job.device)
-    runtime = open_runtime(job.checkpoint, job.side, share=job.share, options=job.options, device=job.device)
+    mode, budget_bytes = open_mode(job.side, job.checkpoint, job.options), budget_of(job.checkpoint, job.share)
+    runtime = MoeRuntime.open(job.checkpoint, mode, budget_bytes, device=job.device)
     with closing(runtime):
         if link_ms:
             slow_down(runtime, link_ms)

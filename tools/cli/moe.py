@@ -76,7 +76,6 @@ def fit(
     Example: coserve moe fit models/olmoe --mode duoserve
     """
     must_be_one_of("--mode", mode, (*FITS, "all"))
-    from experts.moe.model.mode import FitInputs
     from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.checkpoint import progress_bars
     from tools.moe.text import training_windows
@@ -84,7 +83,7 @@ def fit(
     prepared = PreparedFiles(model)
     for name in FITS if mode == "all" else [mode]:
         with progress_bars() as progress:
-            load_registered(FITS[name])(FitInputs(prepared, partial(training_windows, prepared), progress))
+            load_registered(FITS[name])(prepared, partial(training_windows, prepared), progress)
 
 
 @moe_app.command()

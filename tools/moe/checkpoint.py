@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -17,12 +16,9 @@ from tools.terminal.console import console
 from tools.terminal.progress import Bars
 
 
-def open_runtime(
-    checkpoint: Path, mode: str, *, share: float = 1.0, options: dict[str, Any] | None = None, device: str = "cpu"
-) -> MoeRuntime:
+def open_runtime(checkpoint: Path, mode: str, *, share: float = 1.0) -> MoeRuntime:
     """Open the model in a mode, with memory for `share` of each layer's experts. Raises ModelError."""
-    opened = open_mode(mode, checkpoint, options)
-    return MoeRuntime.open(checkpoint, opened, budget_of(checkpoint, share), device=device)
+    return MoeRuntime.open(checkpoint, open_mode(mode, checkpoint), budget_of(checkpoint, share))
 
 
 def budget_of(checkpoint: Path, share: float) -> int:

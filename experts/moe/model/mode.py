@@ -1,7 +1,6 @@
 """The base class of modes: a mode decides which experts are in memory, and which expert computes which token."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -14,7 +13,6 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ExpertKey, ForwardStep, Routing, expert_mask, mask_gate
 from experts.moe.model.dispatch import Gate
 from experts.moe.policy.eviction import EvictionPolicy, KeepChosen, LayeredLru
-from experts.moe.weights.prepared import PreparedFiles
 
 
 class ModeOptions(BaseModel, extra="forbid", frozen=True):
@@ -134,15 +132,9 @@ class KeepingMode(Mode):
         return [ExpertKey(*key) for key in sorted(self._policy.chosen)]
 
 
+#: (length, count) to at most `count` windows of the training files of each task, (n, length) int64.
+TrainingWindows = Callable[[int, int], Mapping[str, torch.Tensor]]
+
+
 class FitProgress(Protocol):
     def __call__(self, part: str, done: int, total: int, note: str = "") -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FitInputs:
-    """Inputs of a mode's fit. Raises ModelError if traces or text of the checkpoint are missing."""
-
-    prepared: PreparedFiles
-    #: (length, count) to at most `count` windows of the training files of each task, (n, length) int64.
-    training_windows: Callable[[int, int], Mapping[str, torch.Tensor]]
-    progress: FitProgress

@@ -30,8 +30,8 @@ MODES = {
     "emoe": "emoe.mode:Emoe",
     "brownout": "brownout.mode:Brownout",
 }
-#: What `coserve moe fit` calls for a mode: a function of `FitInputs` (model/mode.py) that trains on the training files
-#: and saves the result. A stopped fit resumes; a finished one is not repeated.
+#: What `coserve moe fit` calls for a mode, with PreparedFiles, TrainingWindows and FitProgress (model/mode.py). It saves
+#: what it trains. A stopped fit resumes; a finished one is not repeated.
 FITS = {"duoserve": "duoserve.predictor:fit", "emoe": "emoe.fitting:fit"}
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from experts.moe.model.mode import FitInputs
+from experts.moe.model.mode import FitProgress, TrainingWindows
 from experts.moe.trace import Trace, affinity, load_trace, popularity
 from experts.moe.weights.prepared import TRAIN, PreparedFiles
 
@@ -231,15 +231,14 @@ class DuoServeRecipe:
     seed: int = 4
 
 
-def fit(inputs: FitInputs) -> None:
-    prepared, recipe = inputs.prepared, DuoServeRecipe()
-    trace = load_trace(prepared, TRAIN)
+def fit(prepared: PreparedFiles, _windows: TrainingWindows, progress: FitProgress) -> None:
+    trace, recipe = load_trace(prepared, TRAIN), DuoServeRecipe()
     for layer in range(1, trace.layers):
         part = f"duoserve, layer {layer} of {trace.layers - 1}"
         if prepared.is_made(part_name(layer), _provenance(trace, recipe)):
-            inputs.progress(f"{part}, there already", 1, 1)
+            progress(f"{part}, there already", 1, 1)
             continue
-        save_layer(prepared, layer, fit_layer(trace, layer, recipe, partial(inputs.progress, part)), trace, recipe)
+        save_layer(prepared, layer, fit_layer(trace, layer, recipe, partial(progress, part)), trace, recipe)
 
 
 def part_name(layer: int) -> str:

@@ -1,6 +1,6 @@
 """Training eMoE's predictor on a routing trace, and measuring how sensitive tasks are to wrong routing (§2.2.3)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,7 +11,7 @@ from torch import nn
 
 from experts.moe.errors import ModelError
 from experts.moe.gating import Routing
-from experts.moe.model.mode import FitInputs, Mode
+from experts.moe.model.mode import FitProgress, Mode, TrainingWindows
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes.emoe.predictor import ExpertPredictor
 from experts.moe.trace import Trace, load_trace, popularity, popularity_by_task, shares
@@ -40,14 +40,13 @@ class EmoeRecipe:
     seed: int = 6
 
 
-def fit(inputs: FitInputs) -> None:
-    prepared, recipe = inputs.prepared, EmoeRecipe()
-    trace = load_trace(prepared, TRAIN)
+def fit(prepared: PreparedFiles, windows: TrainingWindows, progress: FitProgress) -> None:
+    trace, recipe = load_trace(prepared, TRAIN), EmoeRecipe()
     if prepared.is_made(PREDICTOR, provenance(trace, recipe)):
-        inputs.progress(f"{PREDICTOR}, there already", 1, 1)
+        progress(f"{PREDICTOR}, there already", 1, 1)
     else:
-        save_predictor(prepared, fit_predictor(trace, recipe, partial(inputs.progress, PREDICTOR)), trace, recipe)
-    measure_sensitivity(inputs)
+        save_predictor(prepared, fit_predictor(trace, recipe, partial(progress, PREDICTOR)), trace, recipe)
+    measure_sensitivity(prepared, windows(_WINDOW_TOKENS, _WINDOWS), progress)
 
 
 # The predictor
@@ -178,15 +177,13 @@ class WrongRouting(Mode):
         return replace(routing, index=torch.where(routing.index < experts, drawn, routing.index))
 
 
-def measure_sensitivity(inputs: FitInputs) -> None:
+def measure_sensitivity(prepared: PreparedFiles, windows: Mapping[str, torch.Tensor], progress: FitProgress) -> None:
     """Measure the accuracy of each task, as it is and with one layer after the other routed wrongly.
 
     (The paper routes more and more layers wrongly, from input to output.) Accuracy is the share of next tokens that the
     model finds. Each pass is saved as it ends, and none is repeated.
     """
-    prepared, mode = inputs.prepared, WrongRouting()
-    _, arch, _ = read_model(prepared.checkpoint)
-    windows = inputs.training_windows(_WINDOW_TOKENS, _WINDOWS)
+    mode, (_, arch, _) = WrongRouting(), read_model(prepared.checkpoint)
     shapes = {task: list(rows.shape) for task, rows in windows.items()}
     accuracy: dict[str, dict[str, float]] = {}
     with suppress(ModelError):
@@ -201,7 +198,7 @@ def measure_sensitivity(inputs: FitInputs) -> None:
                 mode.restart(layer)
                 of_task[_name(layer)] = _accuracy(runtime, windows[task])
                 prepared.save(SENSITIVITY, {}, {"windows": shapes, "layers": arch.layers, "accuracy": accuracy})
-            inputs.progress(SENSITIVITY, number, len(passes))
+            progress(SENSITIVITY, number, len(passes))
 
 
 def _name(layer: int | None) -> str:

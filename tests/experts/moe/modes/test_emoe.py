@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from experts.moe.gating import StepRow
-from experts.moe.model.mode import FitInputs
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes.emoe.fitting import (
     SENSITIVITY,
@@ -43,7 +42,7 @@ def fitted(tmp_path_factory):
     prepared, trace = PreparedFiles(folder), take_tiny_trace(folder, ids, 12)
     save_predictor(prepared, fit_predictor(trace, SMALL), trace, SMALL)
     windows = {task: torch.cat([a_text(task, 1), a_text(task, 2)]) for task in TASKS}
-    measure_sensitivity(FitInputs(prepared, lambda _length, _count: windows, lambda *_: None))
+    measure_sensitivity(prepared, windows, lambda *_: None)
     return folder
 
 
