@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from random import Random
 
 import numpy as np
@@ -86,13 +85,8 @@ def search_split(plan: Plan) -> Split:
     Both are tried, so the choice is never worse than either. One expert must fit.
     """
     images = sample_images(plan, SAMPLE_IMAGES)
-
-    @cache
-    def measured(expert_bytes: int) -> float:
-        return simulated_images_per_s(plan, expert_bytes, images)
-
     limited, most = plan.limited_experts(), plan.max_experts()
-    speeds = best_count(lambda experts: measured(plan.division(experts)[0]), limited, most)
+    speeds = best_count(lambda count: simulated_images_per_s(plan, plan.division(count)[0], images), limited, most)
     return Split(next(iter(speeds)), speeds, limited, most)
 
 

@@ -73,10 +73,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = None) -> None:
     """Draw a lane per channel and executor, one colour per expert, in the suffix's format; ValueError without spans."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
     last_s = min(outcome.makespan_s, until_s or outcome.makespan_s)
     spans = [span for span in outcome.spans if span.begin_s < last_s][:_MAX_SPANS]
@@ -85,8 +83,8 @@ def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = N
     channels = sorted({span.lane for span in spans if span.kind != "batch"})
     lanes = channels + sorted({span.lane for span in spans if span.kind == "batch"})
     colours = {expert: number for number, expert in enumerate(dict.fromkeys(span.expert for span in spans))}
-    palette = plt.get_cmap("tab20")
-    figure, axes = plt.subplots(figsize=(13, 1.2 + 0.55 * len(lanes)), layout="constrained")
+    palette, figure = colormaps["tab20"], Figure(figsize=(13, 1.2 + 0.55 * len(lanes)), layout="constrained")
+    axes = figure.subplots()
     for span in spans:
         width_s = min(span.end_s, last_s) - span.begin_s
         axes.barh(
@@ -101,4 +99,3 @@ def draw_timeline(outcome: TaskOutcome, path: Path, *, until_s: float | None = N
     axes.set_xlabel("seconds")
     axes.set_title(f"{outcome.policy}: {outcome.images} images, {outcome.loads} loads, {outcome.makespan_s:.1f} s")
     figure.savefig(path, dpi=120)
-    plt.close(figure)

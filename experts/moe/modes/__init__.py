@@ -30,7 +30,7 @@ MODES = {
     "emoe": "emoe.mode:Emoe",
     "brownout": "brownout.mode:Brownout",
 }
-#: What `coserve moe fit` calls for a mode, with PreparedFiles, TrainingWindows and FitProgress (model/mode.py). It saves
+#: What `coserve moe fit` calls for a mode with PreparedFiles, TrainingWindows and FitProgress (model/mode.py). It saves
 #: what it trains. A stopped fit resumes; a finished one is not repeated.
 FITS = {"duoserve": "duoserve.predictor:fit", "emoe": "emoe.fitting:fit"}
 
