@@ -139,10 +139,7 @@ class RemoteSlots:
         raise ExpertError(expert, f"lies on another PC, in {self._pool}")
 
     def load(self, spec: ExpertSpec, *, source: Any = None) -> LoadReport:  # noqa: ARG002
-        """Raises ExpertError, caused by DeviceLostError if the device is lost meanwhile.
-
-        The report's time includes sending the weights.
-        """
+        """Raises ExpertError, caused by DeviceLostError if the device is lost meanwhile."""
         answer: Future[dict[str, Any] | None] = Future()
         began_s = time.monotonic()
         arguments = [self._pool, json.dumps(plain_spec(spec))]

@@ -28,10 +28,7 @@ from tools.experts.look import describe_shadow
 
 @dataclass(frozen=True, slots=True)
 class VersionSwitch:
-    """A version that an edition put in force. `heard`: the daemon judges by it now; if none runs, `note` says so.
-
-    `shadow` says what the version still lacked in shadow.
-    """
+    """A version that an edition put in force. `heard`: the daemon judges by it now. `shadow`: what it lacked there."""
 
     expert: str
     version: str
@@ -68,10 +65,7 @@ def is_undescribed(source: Path) -> bool:
 
 
 def put(line: ExpertsLine, name: str, source: Path, note: str | None = None, origin: str | None = None) -> str:
-    """Check a version and keep it as a candidate; return the version. Raises EditionError with every problem.
-
-    `origin` says where it came from, if that is not the folder `source`.
-    """
+    """Check a version from `origin`, else `source`, and keep it as a candidate. EditionError names every problem."""
     candidate = find_candidate(name, source)
     _must_have_none(entry_problems(name, candidate, source, forward=True) or line.new_problems({name: candidate}))
     known, is_here = line.experts().get(name, Expert(name)), all(map(line.folder.weights.is_whole, candidate.weights))

@@ -64,10 +64,7 @@ QUICK = ProfileEffort(max_batch=4, rounds=2, loads=2, pair_rounds=1, seconds=0.2
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """One layout on one device. `latencies_s` by batch size are medians.
-
-    `row` has K and B of the line fitted to them, `residual` is its largest relative error.
-    """
+    """One layout on one device: median latencies by batch size, the line fitted to them, its largest relative error."""
 
     row: Performance
     latencies_s: Mapping[int, float]

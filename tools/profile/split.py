@@ -80,10 +80,7 @@ class Split:
 
 
 def search_split(plan: Plan) -> Split:
-    """Choose between the number that leaves full batches their memory (fewer would bring nothing) and all that fit.
-
-    Both are tried, so the choice is never worse than either. One expert must fit.
-    """
+    """Choose between the number that leaves full batches their memory (fewer would bring nothing) and all that fit."""
     images = sample_images(plan, SAMPLE_IMAGES)
     limited, most = plan.limited_experts(), plan.max_experts()
     speeds = best_count(lambda count: simulated_images_per_s(plan, plan.division(count)[0], images), limited, most)

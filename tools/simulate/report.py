@@ -43,10 +43,7 @@ def figures(outcome: TaskOutcome, bound_s: float) -> dict[str, Any]:
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return columns and cells of the table of several runs' figures, those that fit a terminal.
-
-    If anything crossed the network, its bytes replace the longest wait.
-    """
+    """Return columns and cells of a table that fits a terminal; bytes over a network replace the longest wait."""
     crossed = any(row["network_bytes"] for row in rows)
     columns = ("policy", "images/s", "loads", "disk", "p50 s", "p95 s", "net GB" if crossed else "max s", "bound")
     texts = [

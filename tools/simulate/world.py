@@ -99,11 +99,7 @@ def task_of(file: TaskFile) -> Task:
 
 
 def machine_of(file: DeviceFile, task: Task, policy: str, loading: Loading = "slots") -> SimulatedMachine:
-    """Return a device file as it is set up for `policy` (docs/architecture.md).
-
-    Policies are compared with one `loading`. Raises FileError if the device says nothing of an architecture that the
-    task uses.
-    """
+    """Return a device file as it is set up for `policy`. Raises FileError if an architecture's costs are missing."""
     rules = preset(policy)
     pools: list[PoolFacts] = []
     executors: list[ExecutorFacts] = []
@@ -163,10 +159,7 @@ def _pools(host: str, pc: HostSection, rules: Preset) -> tuple[list[PoolFacts], 
 
 
 def with_heads(task: Task, pattern: str) -> Task:
-    """Turn the matching experts into heads of one backbone per architecture.
-
-    Raises ValueError if none matches, or if a matching expert is followed by another one.
-    """
+    """Turn the matching experts into heads of one backbone per architecture. ValueError for none, or a chain of them."""
     matching = [facts for facts in task.experts if fnmatchcase(facts.expert, pattern)]
     if not matching:
         raise ValueError(f"no expert of {task.name} matches {pattern}")

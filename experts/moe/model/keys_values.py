@@ -80,10 +80,7 @@ def bytes_per_token(config: Any, dtype: torch.dtype) -> int:
 
 
 def text_tokens(folder: Path, token_bytes: int, budget_bytes: int, context: int | None, new_tokens: int) -> int:
-    """Return the tokens that a budget holds, padding included: prompt and answer of one text alone.
-
-    Raises ModelError if not even a prompt of one token fits with the longest answer.
-    """
+    """Return the tokens of one text alone that a budget holds. Raises ModelError if the longest answer does not fit."""
     tokens = budget_bytes // token_bytes
     min_tokens = new_tokens + 1 if context is None else min(new_tokens + 1, context)
     if tokens < min_tokens:

@@ -47,11 +47,7 @@ class MoeRuntime:
     def open(
         cls, folder: Path, mode: Mode, budget_bytes: int, *, device: str = "cpu", storage: Source = "auto"
     ) -> "MoeRuntime":
-        """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError.
-
-        `device`: "cpu" or "cuda:N". `storage`: "checkpoint" reads experts from its own files, "exact", "int8" or "int4"
-        from the file of `coserve moe import`; "auto" means "exact" if that file exists, else "checkpoint".
-        """
+        """Check a checkpoint and put it in service, its experts within `budget_bytes`. Raises ModelError."""
         model, arch, checkpoint = read_model(folder)
         mode.require_budget(budget_bytes, arch, folder)
         with ExitStack() as undo:

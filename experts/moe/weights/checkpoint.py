@@ -162,10 +162,7 @@ class WeightFiles:
 
 
 def load_tensors(model: Any, checkpoint: Checkpoint, device: str) -> None:
-    """Load all weights outside experts into a model on `meta`: converted, moved to `device`, tied, buffers rebuilt.
-
-    Afterwards no part of the model is on `meta`. Raises ModelError.
-    """
+    """Load all weights outside experts into a model on `meta`, and rebuild its buffers. Raises ModelError."""
     files = WeightFiles()
     state: dict[str, torch.Tensor] = {}
     try:

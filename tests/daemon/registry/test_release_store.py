@@ -122,18 +122,6 @@ def test_only_releases_that_are_not_kept_and_their_old_files_are_deleted(tmp_pat
         store.pieces(digests[2], 0)
 
 
-def test_a_push_that_relies_on_a_file_that_was_deleted_meanwhile_is_refused(tmp_path: Path):
-    store = Store(tmp_path)
-    rules = StoredFile(sha256=SHA256, bytes=len(CONTENT))
-    first, second = (SignedManifest(a_manifest(number=each, rules=rules).encoded(), b"signature\n") for each in (1, 2))
-    store.fetch(Link(CONTENT).pieces, SHA256, len(CONTENT))
-    store.add_manifest("line", 1, first)
-    os.utime(store.place(SHA256), (0, 0))
-    assert store.prune(lambda *_: False, 1.0) == 1
-    with pytest.raises(ReleaseError, match="1 of its files are missing"):
-        store.add_manifest("line", 2, second)
-
-
 @pytest.mark.parametrize("name", ["manifests/line/7.json", "manifests/line/7.sig", "revoked/anna.sign"])
 @pytest.mark.parametrize("kind", ["pipe", "large"])
 def test_a_stick_with_a_pipe_or_a_file_of_any_size_in_place_of_a_small_one_is_refused(

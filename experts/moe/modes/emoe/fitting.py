@@ -216,10 +216,7 @@ def _accuracy(runtime: MoeRuntime, windows: torch.Tensor) -> float:
 
 
 def load_sensitivity(prepared: PreparedFiles) -> dict[str | None, tuple[float, ...]]:
-    """Return s of Eq. 2 for each task and layer, graded (the paper: 0 or 1): the share of accuracy that is lost.
-
-    Raises ModelError if it was not measured, or not to the end.
-    """
+    """Return s of Eq. 2 for each task and layer, graded (the paper: 0 or 1): the share of accuracy that is lost."""
     weights: dict[str | None, tuple[float, ...]] = {}
     with prepared.reading(SENSITIVITY) as (_, stored):
         for task, accuracy in stored["accuracy"].items():

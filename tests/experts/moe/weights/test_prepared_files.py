@@ -15,7 +15,7 @@ from experts.moe.trace import (
     popularity_by_task,
     save_popularity,
 )
-from experts.moe.weights.prepared import POPULARITY, TRAIN, PreparedFiles
+from experts.moe.weights.prepared import POPULARITY, PreparedFiles
 from tests.experts.moe.traces import make_trace
 
 
@@ -32,15 +32,6 @@ def a_trace(experts: tuple[int, ...], task: str = "licence", prompts: int = 2) -
     tokens = torch.arange(len(index), dtype=torch.int32)
     start, tasks = torch.arange(prompts + 1) * len(experts), torch.zeros(prompts, dtype=torch.int16)
     return make_trace(index, 4, token=tokens, start=start, task=tasks, tasks=(task,))
-
-
-def test_a_missing_part_names_the_command_that_makes_it(tmp_path: Path):
-    prepared = PreparedFiles(a_checkpoint(tmp_path))
-    assert not prepared.has(TRAIN)
-    with pytest.raises(ModelError, match=r"traces/train\.safetensors: not made yet; make it with `coserve moe trace"):
-        prepared.load(TRAIN)
-    with pytest.raises(ModelError, match="`coserve moe plan"):
-        prepared.load("plan")
 
 
 def test_parts_of_other_weights_are_refused(tmp_path: Path):
