@@ -28,7 +28,7 @@ from tools.experts.look import describe_shadow
 
 @dataclass(frozen=True, slots=True)
 class VersionSwitch:
-    """A version that an edition put in force. `heard`: the daemon judges by it now. `shadow`: what it lacked there."""
+    """A version that an edition put in force. `heard`: a daemon judges by it. `shadow`: what it lacked in shadow."""
 
     expert: str
     version: str

@@ -32,7 +32,7 @@ def import_checkpoint(folder: Path, storage: Storage) -> dict[str, Any]:
             progress("experts", key.layer * arch.experts + key.expert + 1, count)
 
         file = write_slot_file(original, checkpoint, storage, on_written)
-    written_s = time.monotonic() - began_s
+    seconds = round(time.monotonic() - began_s, 2)
     stored = SlotFileStore(arch, checkpoint, storage)
     report: dict[str, Any] = {
         "file": str(file),
@@ -43,7 +43,7 @@ def import_checkpoint(folder: Path, storage: Storage) -> dict[str, Any]:
         "slot_bytes": arch.expert_bytes,
         "stored_bytes": stored.stored_bytes,
         "reads_per_expert": {"checkpoint": original.reads, "imported": 1},
-        "seconds": round(written_s, 2),
+        "seconds": seconds,
     }
     if storage != "exact":
         report |= _logit_errors(folder, arch, storage)

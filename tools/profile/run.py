@@ -172,7 +172,9 @@ def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
         row = asdict(cost.row) | {"residual": round(cost.residual, 4)}
         architectures[str(row.pop("architecture"))] = row
         del row["device"]
-        row |= {name: _rounded(row[name]) for name in ("k_s", "b_s", "disk_s", "ram_s") if row[name] is not None}
+        # Six significant digits: microseconds matter, femtoseconds do not.
+        times = ("k_s", "b_s", "disk_s", "ram_s")
+        row |= {name: float(f"{row[name]:.6g}") for name in times if row[name] is not None}
     return {
         "executors": profile.chosen.executors,
         "threads": profile.chosen.threads,
@@ -180,8 +182,3 @@ def _device_entry(profile: DeviceProfile) -> dict[str, Any]:
         "activation_memory": profile.batches_bytes or None,
         "architectures": architectures,
     }
-
-
-def _rounded(seconds: float) -> float:
-    """Round to six significant digits: microseconds matter, femtoseconds do not."""
-    return float(f"{seconds:.6g}")

@@ -30,8 +30,6 @@ def fit_line(batches: Iterable[tuple[int, float]], known: tuple[float, float] = 
     from scipy.optimize import nnls
 
     sizes, seconds = np.array(list(batches), dtype=np.float64).reshape(-1, 2).T
-    if not sizes.size:
-        raise ValueError("expected at least one batch")
     columns = np.stack((sizes / seconds, 1 / seconds), axis=1)
     if len(np.unique(sizes)) == 1:
         alone = columns @ known

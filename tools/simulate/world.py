@@ -159,7 +159,7 @@ def _pools(host: str, pc: HostSection, rules: Preset) -> tuple[list[PoolFacts], 
 
 
 def with_heads(task: Task, pattern: str) -> Task:
-    """Turn the matching experts into heads of one backbone per architecture. ValueError for none, or a chain of them."""
+    """Turn the matching experts into heads of one backbone per architecture. ValueError for none, or a chain."""
     matching = [facts for facts in task.experts if fnmatchcase(facts.expert, pattern)]
     if not matching:
         raise ValueError(f"no expert of {task.name} matches {pattern}")

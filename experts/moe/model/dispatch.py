@@ -62,10 +62,6 @@ def replace_experts(block: Any, layer: int, arch: MoeArch, config: Any, runtime:
     block.gate.register_forward_hook(lambda _gate, _args, output: setattr(experts, "logits", output[0]))
 
 
-def gate_of(block: Any) -> Gate:
-    return lambda states: functional.linear(states, block.gate.weight)
-
-
 def add_by_index(routing: Routing, served: ExpertIterator, sentinel: int, compute: Compute) -> torch.Tensor:
     """Add experts as `eager` does: rows of one expert by rank and then by token, added to the sum at once."""
     total = torch.zeros_like(routing.hidden)

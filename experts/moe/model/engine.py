@@ -124,7 +124,7 @@ class Engine:
             self._scheduler.profiles.record_loading(text.task, loading_s)
         self._scheduler.costs.record_prefill(len(text.tokens), self._clock() - began_s - loading_s)
         self.failed_steps = 0
-        stream = self._codec.stream()
+        stream = TextStream(self._codec.decode)
         if self._add_token(text, stream, token):
             return [text]
         try:

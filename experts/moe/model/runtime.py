@@ -19,7 +19,7 @@ from experts.moe.cache.weight_transfer import weight_transfer_for
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertIterator, ForwardStep, Routing, StepRow
 from experts.moe.library import transformers
-from experts.moe.model.dispatch import gate_of, replace_experts
+from experts.moe.model.dispatch import replace_experts
 from experts.moe.model.mode import Mode
 from experts.moe.weights.checkpoint import Checkpoint, check_tensors, expert_shapes, load_tensors, read_checkpoint
 from experts.moe.weights.expert_store import CheckpointStore, ExpertStore
@@ -62,7 +62,7 @@ class MoeRuntime:
             transfer = weight_transfer_for(store, device)
             runtime.cache = SlotCache(store, budget_bytes - mode.reserved_bytes, mode.eviction_policy(arch), transfer)
             undo.callback(runtime.cache.close)
-            mode.gates = tuple(map(gate_of, blocks))
+            mode.gates = tuple(partial(torch.nn.functional.linear, weight=block.gate.weight) for block in blocks)
             mode.attach(runtime.cache, arch)
             undo.pop_all()
         return runtime

@@ -73,9 +73,6 @@ class TextCodec:
         """Return the text of `tokens` without special ones."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def stream(self) -> "TextStream":
-        return TextStream(self.decode)
-
 
 class TextStream:
     """Text as its tokens arrive: `text` is everything emitted so far.

@@ -30,7 +30,7 @@ from experts.reading import RegionHash
 from experts.weights import PAGE_BYTES
 
 Storage = Literal["exact", "int8", "int4"]
-#: Where experts are read from: the checkpoint's own files, or an import. "auto": "exact" if it exists, else "checkpoint".
+#: Where experts are read from: the checkpoint's own files, or an import. "auto": "exact" if there, else "checkpoint".
 Source = Literal["auto", "checkpoint"] | Storage
 _VERSION = "2"
 _NO_DIGEST = "0" * 64

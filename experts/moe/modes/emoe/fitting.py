@@ -52,17 +52,6 @@ def fit(prepared: PreparedFiles, windows: TrainingWindows, progress: FitProgress
 # The predictor
 
 
-def prompts_of(trace: Trace) -> list[list[int]]:
-    return [torch.nonzero(trace.task == task).flatten().tolist() for task in range(len(trace.tasks))]
-
-
-def prompt_spreads(trace: Trace) -> torch.Tensor:
-    """Return the shares of each prompt's tokens at the experts, (P, L, E)."""
-    return torch.stack(
-        [shares(trace.index[trace.span(prompt)].unbind(1), trace.experts) for prompt in range(trace.prompts)]
-    )
-
-
 def prompt_stream(prompts_of: Sequence[Sequence[int]], generator: torch.Generator) -> Iterator[tuple[int, int]]:
     """Yield prompts (task, number) without end: tasks drawn alike (§2.1), each one's in order from a random start."""
 
@@ -82,7 +71,10 @@ def fit_predictor(
     trace: Trace, recipe: EmoeRecipe, report: Callable[[int, int, str], None] = lambda *_: None
 ) -> ExpertPredictor:
     """Train a predictor of the trace's tasks, reproducibly; `report` gets steps done, steps in all, a note."""
-    spread, prompts = prompt_spreads(trace), prompts_of(trace)
+    spans = [trace.index[trace.span(prompt)] for prompt in range(trace.prompts)]
+    #: Shares of each prompt's tokens at the experts, (P, L, E), and the prompts of each task.
+    spread = torch.stack([shares(index.unbind(1), trace.experts) for index in spans])
+    prompts = [torch.nonzero(trace.task == task).flatten().tolist() for task in range(len(trace.tasks))]
     generator = torch.Generator().manual_seed(recipe.seed)
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)

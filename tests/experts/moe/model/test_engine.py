@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experts.moe.gating import StepRow
 from experts.moe.model.engine import Engine
 from experts.moe.model.keys_values import KeyValues, bytes_per_token
-from experts.moe.model.text import TextCodec
+from experts.moe.model.text import TextCodec, TextStream
 from experts.moe.policy.schedule import BatchLimits, SloSlack, StepCosts, TextRequest
 
 pytest.importorskip("transformers", reason="the extra `moe` is not installed")
@@ -135,21 +135,21 @@ def test_whatever_tokens_come_the_text_is_what_was_streamed(codec: TextCodec) ->
     generator = torch.Generator().manual_seed(5)
     for _ in range(300):
         tokens = torch.randint(1, 256, (20,), generator=generator).tolist()
-        stream = codec.stream()
+        stream = TextStream(codec.decode)
         pieces = [*map(stream.add, tokens), stream.end()]
         assert "".join(pieces) == stream.text
 
 
 def test_a_character_is_streamed_whole_and_in_front_of_bytes_that_are_none() -> None:
     codec = a_codec_that_falls_back_to_bytes()
-    stream = codec.stream()
+    stream = TextStream(codec.decode)
     # "the", two bytes of an "e" with an accent, a byte that begins nothing, "a".
     pieces = [stream.add(token) for token in (258, 1 + 0xC3, 1 + 0xA9, 1 + 0xFF, 259)]
     assert pieces[:4] == ["the", "", "\u00e9", ""]
     assert stream.text.startswith("the\u00e9")
     assert stream.text.endswith("\ufffda")
     whole = [258, 257, 1 + 0xC3, 1 + 0xA9, 260]
-    stream = codec.stream()
+    stream = TextStream(codec.decode)
     assert "".join(map(stream.add, whole)) + stream.end() == codec.decode(whole)
 
 
