@@ -367,16 +367,15 @@ def _watch(options: _LineOptions, folder: Path, pictures: "PictureFiles", move_t
     tell_trouble = _TroubleNotice(f"Pictures wait in {folder}.")
     with exit_on(*_ERRORS, status=2):
         sent = SentFiles(options.folder() / "sent.jsonl", folder)
-        watched = WatchedFolder(folder, sent, move_to, _say, pictures.part_of)
-        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve, tell_trouble)
+        watched = WatchedFolder(folder, sent, move_to, pictures)
+        publisher = FolderPublisher(endpoint, options.source, watched, stop, curve, tell_trouble)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
     with _set_by_signals(stop):
         publisher.run()
-    counts = publisher.files
-    not_sent = counts["unfit"] + watched.incomplete
-    table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
-    table |= {"files waiting": watched.waiting} | _left_out(watched.left_out) | publisher.account.as_dict()
-    options.finish(table, is_complete=not (counts["refused"] or not_sent or watched.waiting))
+    refused, not_sent = publisher.files["refused"], pictures.not_sent
+    table = {"files accepted": publisher.files["accepted"], "files refused": refused, "files not sent": not_sent}
+    table |= {"files waiting": watched.waiting} | _left_out(pictures.left_out) | publisher.account.as_dict()
+    options.finish(table, is_complete=not (refused or not_sent or watched.waiting))
 
 
 def _left_out(left_out: Mapping[str, int]) -> dict[str, int]:

@@ -97,35 +97,21 @@ def test_names_that_the_wire_takes_are_sent_and_each_other_one_is_named(tmp_path
     assert all(message in errors for message in bad.values()), errors
 
 
-def test_component_types_are_saved_in_folders_of_their_own_names(tmp_path: Path) -> None:
-    folder = a_picture_folder(tmp_path / "in", "psu/S1/R1.电阻.jpg", "psu/S1/C1.电容.jpg", "psu/S1/D1.a b.jpg")
-    assert camera("nowhere.yaml", folder, "--save", tmp_path / "out")[0] == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a b", "电容", "电阻"]
-
-
-def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: Path) -> None:
-    folder = a_picture_folder(tmp_path / "pictures", "S1.jpg", "late/S2.jpg")
-    layout = tmp_path / "layout.yaml"
-    layout.write_text("board: main\nsize: [80, 60]\nparts:\n  R1: {component: R0402, box: [0, 0, 20, 10]}\n")
-    daemon, account, _ = published(folder, "--layout", layout)
-    assert account["accepted"] == 2
-    assert [header["board"]["serial"] for header in daemon.headers.values()] == ["S1", "S2"]
-
-
 def test_images_are_saved_by_component_instead_of_published(tmp_path: Path) -> None:
     folder = a_picture_folder(tmp_path / "pictures", "S1.jpg", "late/S2.jpg")
     layout = tmp_path / "layout.yaml"
     layout.write_text(
         "board: main\nsize: [80, 60]\nparts:\n"
-        "  R1: {component: R0402, box: [0, 0, 20, 10]}\n  U1: {component: ../QFP, box: [0, 0, 40, 40]}\n"
+        "  R1: {component: 电阻, box: [0, 0, 20, 10]}\n  C1: {component: 电容, box: [0, 0, 20, 20]}\n"
+        "  U1: {component: ../QFP, box: [0, 0, 40, 40]}\n"
     )
     out = tmp_path / "training"
-    for count in (4, 8):
+    for count in (6, 12):
         status, account, errors = camera("nowhere.yaml", folder, "--layout", layout, "--save", out, "--json")
-        assert (status, json.loads(account)) == (0, {"saved": 4}), errors
+        assert (status, json.loads(account)) == (0, {"saved": 6}), errors
         assert len([path for path in out.rglob("*") if path.is_file()]) == count, "nothing is overwritten"
-    assert {path.parent.name[:5] for path in out.rglob("*.png")} == {"R0402", "_QFP-"}
-    crop = cv2.imread(str(out / "R0402" / "S1.R1.png"))
+    assert {path.parent.name[:5] for path in out.rglob("*.png")} == {"电阻", "电容", "_QFP-"}
+    crop = cv2.imread(str(out / "电阻" / "S1.R1.png"))
     assert crop is not None
     assert crop.shape == (10, 20, 3)
     (tmp_path / "empty").mkdir()
