@@ -78,9 +78,10 @@ def as_payload(content: bytes, *, upright: bool = False) -> bytes:
     Raises ImageError.
     """
     mark = orientation(content) if upright else 1
-    if mark == 1 and not _is_webp(content):
+    is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
+    if mark == 1 and not is_webp:
         return content
-    image = Pillow.fromarray(read_pixels(content))
+    image = Pillow.fromarray(decode_opencv(content) if is_webp else decode(content, "image"))
     image.getexif()[ExifTags.Base.Orientation] = mark
     turned = np.asarray(ImageOps.exif_transpose(image))
     return cv2.imencode(".png", turned[:, :, ::-1])[1].tobytes()
@@ -88,11 +89,7 @@ def as_payload(content: bytes, *, upright: bool = False) -> bytes:
 
 def read_pixels(content: bytes) -> Image:
     """Return (H, W, 3) uint8 RGB of a file, as the daemon decodes it; orientation marks are ignored. ImageError."""
-    return decode_opencv(content) if _is_webp(content) else decode(content, "image")
-
-
-def _is_webp(content: bytes) -> bool:
-    return content[:4] == b"RIFF" and content[8:12] == b"WEBP"
+    return decode(as_payload(content), "image")
 
 
 def _walk(folder: Path, depth: int | None) -> Iterator[Path]:
