@@ -237,12 +237,14 @@ class _LineOptions:
         self, images: Iterable[CameraImage], total: int, rate: float | None, pictures: "PictureFiles"
     ) -> NoReturn:
         """Publish or save `images`, of which there should be `total`; leave with an account whatever happens."""
+        stop = threading.Event()
         if self.save is not None:
             from tools.camera.layout import TrainingFolder
 
             training = TrainingFolder(self.save)
-            with _ended_early() as ends:
+            with _ended_early(stop) as ends:
                 for image in images:
+                    _end_if(stop)
                     training.publish(
                         image.image_id, image.payload, board=image.board, component=image.component, **image.more
                     )
@@ -250,12 +252,13 @@ class _LineOptions:
         endpoint, tell_trouble = self.endpoint(), _TroubleNotice()
         with exit_on(*_ERRORS, status=1):
             publisher = Publisher(endpoint, self.source, patience_s=_PATIENCE_S, curve=self.curve())
-        with _ended_early() as ends, Bars(console=errors) as bar, publisher:
+        with _ended_early(stop) as ends, Bars(console=errors) as bar, publisher:
             task = bar.add_task(f"publishing {count_text(total, 'image')} to {endpoint}", total=total)
 
             def on_progress(account: PublishAccount) -> None:
                 bar.update(task, completed=account.answered)
                 tell_trouble(publisher.trouble)
+                _end_if(stop)
 
             publish_images(publisher, images, rate=rate, progress=on_progress)
         account = publisher.account
@@ -468,11 +471,18 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
 
 @contextmanager
 def _set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on Ctrl-C and SIGTERM, so that nothing is left half done; a second one interrupts."""
+    """Set `stop` on Ctrl-C and SIGTERM, so that nothing is left half done; one that comes a second later interrupts.
+
+    Some programs send two at once (`timeout`).
+    """
+    may_interrupt_s = float("inf")
 
     def handle(_signal: int, _frame: Any) -> None:
-        if stop.is_set():
+        nonlocal may_interrupt_s
+        if time.monotonic() > may_interrupt_s:
             raise KeyboardInterrupt
+        if not stop.is_set():
+            may_interrupt_s = time.monotonic() + 1.0
         stop.set()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -484,18 +494,21 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def _ended_early() -> Iterator[list[str]]:
+def _ended_early(stop: threading.Event) -> Iterator[list[str]]:
     """Yield a list for the error, Ctrl-C or SIGTERM that ends the block, so that an account can follow."""
     ends: list[str] = []
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield ends
+        with _set_by_signals(stop):
+            yield ends
     except KeyboardInterrupt:
         ends.append("ended by a signal before all images were sent")
     except _ERRORS as error:
         ends.append(str(error))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+
+def _end_if(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt
 
 
 class _TroubleNotice:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,9 @@ def test_a_camera_that_is_ended_by_a_signal_prints_its_account(tmp_path: Path) -
 
     def end(_header: Answer, _times: int) -> Answer:
         if len(daemon.order) == 10:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(2):  # as `timeout` does
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
         return {"type": "accepted"} if len(daemon.order) < 10 else {"type": "busy", "retry_after_ms": 100}
 
     with ScriptedDaemon(end) as daemon:
