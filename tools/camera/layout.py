@@ -15,7 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
@@ -132,14 +132,14 @@ class TrainingFolder:
         suffix = next((end for start, end in _SUFFIX_OF.items() if payload.startswith(start)), ".png")
         folder = self.folder / file_name(component)
         folder.mkdir(parents=True, exist_ok=True)
-        for number in count():
-            try:
-                with (folder / f"{name}{f'-{number}' if number else ''}{suffix}").open("xb") as file:
-                    file.write(payload)
-                break
-            except FileExistsError:
-                continue
+        free_place(folder / f"{name}{suffix}").write_bytes(payload)
         self.images += 1
+
+
+def free_place(path: Path) -> Path:
+    """Return `path` itself, or if it is taken NAME-2, NAME-3, …"""
+    others = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+    return next(place for place in chain([path], others) if not place.exists())
 
 
 @dataclass(slots=True)

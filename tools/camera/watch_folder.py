@@ -23,7 +23,7 @@ from coserve_client import CurveClient, PublishAccount, Publisher
 from experts.durable import replace_durably
 from experts.errors import ImageError
 from experts.vision.structure import END_MARKED, check_structure
-from tools.camera.layout import NO_IMAGE, PictureFiles
+from tools.camera.layout import NO_IMAGE, PictureFiles, free_place
 from tools.pictures import as_payload, find_pictures
 
 #: A file that stays incomplete for this long is reported, once; one whose structure cannot tell is taken.
@@ -219,10 +219,7 @@ def _stamp(path: Path) -> Stamp:
 def _move(path: Path, target: Path) -> Path:
     """Move a file without overwriting: a taken name gets a number. Return its new path."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    free, number = target, 1
-    while free.exists():
-        number += 1
-        free = target.with_name(f"{target.stem}-{number}{target.suffix}")
+    free = free_place(target)
     shutil.move(path, free)
     return free
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +230,7 @@ def test_a_camera_that_is_ended_by_a_signal_prints_its_account(tmp_path: Path) -
 
     def end(_header: Answer, _times: int) -> Answer:
         if len(daemon.order) == 10:
-            for _ in range(2):  # as `timeout` does
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
         return {"type": "accepted"} if len(daemon.order) < 10 else {"type": "busy", "retry_after_ms": 100}
 
     with ScriptedDaemon(end) as daemon:
@@ -242,6 +239,20 @@ def test_a_camera_that_is_ended_by_a_signal_prints_its_account(tmp_path: Path) -
     rows = json.loads(account)
     assert (status, rows["accepted"] + rows["unanswered"] + rows["not sent"]) == (1, 20)
     assert f"{20 - rows['accepted']} of 20 images have no answer of the daemon" in errors
+
+
+def test_two_signals_at_once_are_one_and_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` sends SIGTERM to its command and to the command's group."""
+    with camera_command._stop_on_signals() as stop:
+        monkeypatch.setattr(camera_command, "_AT_ONCE_S", float("inf"))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            assert stop.is_set()
+    monkeypatch.setattr(camera_command, "_AT_ONCE_S", -1.0)
+    with camera_command._stop_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.promise("Cameras", "While images wait, the camera says why in the daemon's words")
