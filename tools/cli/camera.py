@@ -147,6 +147,9 @@ def camera(
     values = {f"--{name.replace('_', '-')}": value for name, value in ctx.params.items()}
     given = {name for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     mode = _mode(given | ({"FOLDER"} if folder else set()))
+    named = {"--lot": lot, "--serial": serial, "--serials": serials}
+    with exit_on(CommandError, status=2):
+        lot, serial, serials = (None if text is None else legal_name(text, name) for name, text in named.items())
     # From the clock: a picture that was sent before would count as a repetition of that part.
     seed = int(time.time()) if seed is None else seed
     if mode == "--render" and video is not None:
@@ -173,8 +176,6 @@ def camera(
     endpoint, board_layout = options.endpoint(), _load_layout(layout)
     with exit_on(*_ERRORS, CommandError, LookupError, status=2):
         codecs.lookup(encoding or "utf-8")
-        serial = None if serial is None else legal_name(serial, "--serial")
-        serials = None if serials is None else legal_name(serials, "--serials")
         trigger, names = _choose(options, serial, serials, serials_from, encoding, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
         next_attempt = None if serial is None or save else _count_attempts(options, board_layout.board, serial)

@@ -18,7 +18,7 @@ import yaml
 
 from daemon.config.plant_time import zone_of_this_pc
 from daemon.host.folders import make_folder
-from daemon.units import parse_bytes, parse_seconds, printable
+from daemon.units import parse_bytes, parse_seconds, printable, size_text
 from routing_rules.document import read_yaml_text
 from routing_rules.schema import MAX_NAME, is_name
 from tools.setup.gpu import Gpu, find_driver
@@ -192,10 +192,7 @@ def free_floor(folder: Path) -> int:
 
 def size(count: int) -> str:
     """Return bytes as the configuration writes them: 2.5GB, 300MB."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
-        if count >= scale:
-            return f"{count / scale:.1f}".removesuffix(".0") + unit
-    return str(count)
+    return size_text(count).replace(".0 ", "").replace(" ", "")
 
 
 def ask(text: str, proposal: str, parse: Callable[[str], Answer], option: str | None, *, is_silent: bool) -> Answer:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from coserve_client import NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
-from coserve_client import publisher as publisher_module
 from coserve_client.spool import Spool
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import BOARD, ScriptedDaemon, accept, silent_endpoint
@@ -122,22 +121,6 @@ def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_the
             until(lambda: not publisher.trouble)  # a moment after the answer that ends it
     assert publisher.account.complete
     assert entries(tmp_path) == []
-
-
-def test_trouble_is_what_the_daemon_answered_and_ends_when_it_takes_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher_module, "_NOTICE_S", 0.0)
-    drained = threading.Event()
-    busy = {"type": "busy", "retry_after_ms": 20, "reason": "the line is draining: it takes images again later"}
-    daemon = ScriptedDaemon(lambda *_: {"type": "accepted"} if drained.is_set() else busy)
-    with daemon, a_camera(daemon.endpoint, tmp_path) as publisher:
-        publish(publisher, 1)
-        until(lambda: publisher.trouble == f"the daemon takes no images now: {busy['reason']}")
-        drained.set()
-        until(lambda: not publisher.trouble)
-        assert publisher.wait(PATIENCE_S)
-    assert publisher.account.busy
 
 
 CAMERA = """\
