@@ -58,6 +58,23 @@ def test_a_depth_finds_pictures_there_and_folders_pipes_and_loops_of_links_are_n
     assert (names(1), names(2)) == (["0.png", "link.png"], ["0.png", "link.png", "1.png"])
 
 
+def test_a_folder_within_that_cannot_be_read_is_left_out_aloud(tmp_path, monkeypatch):
+    a_folder(tmp_path, "ok/1.png", "lost+found/2.png")
+    read, closed = os.scandir, str(tmp_path / "lost+found")
+
+    def scandir(place: str):
+        if place in (closed, str(tmp_path / "none")):
+            raise PermissionError(13, "Permission denied", place)
+        return read(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = find_pictures(tmp_path)
+    assert [file.name for file in found.files] == ["1.png"]
+    assert found.left_out == {f"the folder {closed} cannot be read (Permission denied)": 1}
+    with pytest.raises(PermissionError):
+        find_pictures(tmp_path / "none")
+
+
 def turned(mark: int) -> Image.Exif:
     exif = Image.Exif()
     exif[274] = mark
