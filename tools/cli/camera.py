@@ -526,7 +526,8 @@ class _TroubleNotice:
         words = re.sub(r"[\d.]+", "", trouble)
         if words != self._told:
             self._told = words
-            _say(f"{trouble.rstrip('.')}. {self._waiting}".rstrip() if trouble else "the daemon takes images again")
+            sentence = trouble if trouble.endswith("?") else f"{trouble.rstrip('.')}."
+            _say(f"{sentence} {self._waiting}".rstrip() if trouble else "the daemon takes images again")
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]

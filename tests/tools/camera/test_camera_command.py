@@ -269,4 +269,5 @@ def test_a_person_hears_soon_that_nobody_answers(tmp_path: Path, monkeypatch: py
     status, account, errors = camera(endpoint, folder, "--json")
     assert (status, json.loads(account)["accepted"], json.loads(account)["not sent"]) == (1, 0, 1)
     assert f"no answer from {endpoint} for 0.1 s: is the daemon running" in " ".join(errors.split())
+    assert "?." not in errors
     assert "1 of 1 image have no answer of the daemon: the same command sends them again" in errors
