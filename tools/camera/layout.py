@@ -165,7 +165,7 @@ class PictureFiles:
         unnamed: list[Path] = []
         for path in found.files:
             part = self.part_of(path.relative_to(folder))
-            (unnamed if part is None else named[part]).append(path)
+            (unnamed if part is None else named[part[:3]]).append(path)
         if unnamed:
             self.left_out[f"not named {PART_FILE}, the first is {unnamed[0]}"] = len(unnamed)
         for part, files in named.items():
@@ -197,14 +197,13 @@ class PictureFiles:
         if part is None:
             raise ImageError(f"expected {PART_FILE}")
         part = tuple(legal_name(name, "its name") for name in part)
-        component = legal_name(path.stem.split(".", 1)[1], "its name") if self.layout is None else ""
         if not (self.upright or self._has_said_mark) and orientation(content) != 1:
             self._has_said_mark = True
             self.say(f"{path} has an orientation mark: {MARK_IGNORED}")
         content = as_payload(content, upright=self.upright)
         if self.layout is None:
             check_structure(content, MAX_PIXELS)
-            board_type, serial, designator = part
+            board_type, serial, designator, component = part
             parts = [PartImage(designator, component, content)]
         else:
             board_type, serial = self.layout.board, part[0]
@@ -216,9 +215,9 @@ class PictureFiles:
         ]
 
     def part_of(self, path: PurePath) -> tuple[str, ...] | None:
-        """Return the board type, serial and designator that `path` names, with a layout the serial; None for none."""
+        """Return the names in `path`: board type, serial, designator, component; of a whole board the serial."""
         is_named = self.layout is not None or (len(path.parts) == 3 and "." in path.stem)
-        names = (path.stem,) if self.layout else (*path.parts[:2], path.stem.split(".", 1)[0])
+        names = (path.stem,) if self.layout else (*path.parts[:2], *path.stem.split(".", 1))
         return tuple(normalize("NFC", name).strip() for name in names) if is_named else None
 
 

@@ -122,7 +122,7 @@ class WatchedFolder:
 
     def _part_of(self, name: str) -> object:
         path = PurePosixPath(name)
-        return path.parent, self.pictures.part_of(path) or path
+        return path.parent, (self.pictures.part_of(path) or (path,))[:3]
 
     @property
     def waiting(self) -> int:

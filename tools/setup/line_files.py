@@ -100,17 +100,16 @@ def parse_folder(text: str) -> Path:
 
 def boards_in(folder: Path) -> dict[str, Components]:
     """Return the board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with designators."""
-    from tools.pictures import find_pictures  # OpenCV comes with it
+    from tools.camera.layout import PictureFiles  # OpenCV comes with it
+    from tools.pictures import find_pictures
     from tools.terminal.names import legal_name
 
     if not folder.is_dir():
         raise AnswerError(f"no folder {folder}")
     boards: dict[str, dict[str, set[str]]] = {}
-    for path in find_pictures(folder, depth=3).files:
-        designator, dot, component = path.stem.partition(".")
-        if dot:
-            names = (path.parent.parent.name, component, designator)
-            board, component, designator = (legal_name(name, path) for name in names)
+    for path in find_pictures(folder).files:
+        if names := PictureFiles().part_of(path.relative_to(folder)):
+            board, _, designator, component = (legal_name(name, path) for name in names)
             boards.setdefault(board, {}).setdefault(component, set()).add(designator)
     if not boards:
         raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png; or use --board")
