@@ -270,7 +270,7 @@ class _LineOptions:
             publish_images(publisher, images, rate=rate, progress=on_progress)
         account = publisher.account
         if ends:
-            missing = f"{total - account.answered} of {count_text(total, 'image')}"
+            missing = f"{total - account.answered:,} of {count_text(total, 'image')}"
             ends.append(f"{missing} have no answer of the daemon: the same command sends them again")
         for text in (*account.refusals, *ends):
             _say(text)
