@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import cv2
 import pytest
 
 from tests.tools.query.cookbook_questions import ask, ask_the_shell, questions
@@ -39,6 +40,9 @@ def test_the_demo_judges_every_image_and_shows_verdicts_truth_and_questions(fold
     for words in ("What was rendered, and what the line says", "good boards", "results --verdict fail", "Next:"):
         assert words in shown
     assert len(shown.splitlines()) <= 30, "one screen"
+    pictures = sorted((folder / "boards").glob("*.png"))
+    assert len(pictures) == BOARDS
+    assert cv2.imread(str(pictures[0])).shape[0] > 600
     with closing(sqlite3.connect(f"file:{folder}/inspection.db?mode=ro", uri=True)) as database:
         boards = database.execute("SELECT count(*), count(verdict), min(reason), max(reason) FROM boards").fetchone()
         assert boards == (BOARDS, BOARDS, "complete", "complete")

@@ -2,10 +2,12 @@
 
 import shlex
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
+import numpy as np
 from sqlalchemy import text
 
 from coserve_client import CoserveError, Publisher, publish_images
@@ -13,7 +15,7 @@ from daemon.config.settings import load_config
 from daemon.storage.database.connections import StoreError, open_for_reading
 from daemon.units import count_text
 from daemon.wire.control import ControlError, ask, must_listen
-from tools.camera.render import RenderedBoard, board_types, render_board
+from tools.camera.render import PartPlacement, RenderedBoard, board_types, render_board
 from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.line import describe_line, make_line
 from tools.setup.service import Service, ServiceError
@@ -22,13 +24,29 @@ from tools.terminal.progress import Bars
 
 SOURCE = "demo-camera"
 _PARTS = """
-SELECT i.designator, i.verdict FROM inspections AS i
+SELECT i.inspection_id, i.designator, i.verdict, i.defect FROM inspections AS i
 JOIN boards AS b ON b.board_id = i.board_id WHERE b.serial = :serial AND i.status = 'done'
 """
-_VERDICTS = ("pass", "fail", "review", "unknown")
+_BOXES = """
+SELECT d.inspection_id, d.label, d.confidence, d.x1, d.y1, d.x2, d.y2 FROM detections AS d
+JOIN inspections AS i ON i.inspection_id = d.inspection_id
+JOIN boards AS b ON b.board_id = i.board_id WHERE b.serial = :serial
+"""
+#: BGR, as OpenCV draws.
+COLOURS = {"pass": (96, 200, 96), "fail": (48, 48, 235), "review": (40, 180, 245), "unknown": (200, 80, 200)}
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-def part_verdicts(config: Path, serial: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class PartVerdict:
+    """A part's verdict; boxes are (label, confidence, (x1, y1, x2, y2)) in pixels of the part's image."""
+
+    verdict: str
+    defect: str | None
+    boxes: tuple[tuple[str, float, tuple[float, float, float, float]], ...]
+
+
+def part_verdicts(config: Path, serial: str) -> dict[str, PartVerdict]:
     """Return the verdicts of the board `serial` by designator; empty if the line has not seen the board."""
     try:
         engine = open_for_reading(load_config(config).database)
@@ -36,17 +54,62 @@ def part_verdicts(config: Path, serial: str) -> dict[str, str]:
         return {}
     try:
         with engine.connect() as connection:
-            return dict(map(tuple, connection.execute(text(_PARTS), {"serial": serial})))
+            boxes = defaultdict(list)
+            for inspection_id, label, confidence, *box in connection.execute(text(_BOXES), {"serial": serial}):
+                boxes[inspection_id].append((label, confidence, tuple(box)))
+            return {
+                designator: PartVerdict(verdict, defect, tuple(boxes[inspection_id]))
+                for inspection_id, designator, verdict, defect in connection.execute(text(_PARTS), {"serial": serial})
+            }
     finally:
         engine.dispose()
+
+
+def draw_board(board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict], path: Path) -> None:
+    """Write `path` (PNG): each part framed in its verdict's colour, with its defect's name and the detector's boxes."""
+    canvas = cv2.cvtColor(board.image, cv2.COLOR_RGB2BGR)
+    for placement in board.placements:
+        _draw_part(canvas, placement, verdicts.get(placement.designator) or PartVerdict("unknown", None, ()))
+    cv2.imwrite(str(path), np.vstack([_header(canvas.shape[1], board, serial, verdicts), canvas]))
+
+
+def _draw_part(canvas: np.ndarray, placement: PartPlacement, part: PartVerdict) -> None:
+    colour = COLOURS[part.verdict]
+    x1, y1, x2, y2 = placement.box
+    cv2.rectangle(canvas, (x1, y1), (x2, y2), colour, 1 if part.verdict == "pass" else 2, cv2.LINE_AA)
+    for _, _, box in part.boxes:
+        left, top, right, bottom = (round(value) for value in placement.on_board(box))
+        cv2.rectangle(canvas, (left, top), (right, bottom), COLOURS["review"], 1, cv2.LINE_AA)
+    if part.verdict == "pass":
+        return
+    title = f"{placement.designator} {part.defect or part.verdict}"
+    (width, height), _ = cv2.getTextSize(title, _FONT, 0.42, 1)
+    left = min(x1, canvas.shape[1] - width - 4)
+    bottom = y1 - 3 if y1 > height + 8 else y2 + height + 6
+    cv2.rectangle(canvas, (left, bottom - height - 3), (left + width + 4, bottom + 3), colour, cv2.FILLED)
+    cv2.putText(canvas, title, (left + 2, bottom), _FONT, 0.42, (255, 255, 255), 1, cv2.LINE_AA)
+
+
+def _header(width: int, board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict]) -> np.ndarray:
+    header = np.full((34, width, 3), 32, np.uint8)
+    counts = {name: sum(part.verdict == name for part in verdicts.values()) for name in COLOURS}
+    cv2.putText(header, f"{board.board_type}  {serial}", (10, 23), _FONT, 0.6, (240, 240, 240), 1, cv2.LINE_AA)
+    x = width - 10
+    for name, count in reversed(counts.items()):
+        title = f"{name} {count}"
+        x -= cv2.getTextSize(title, _FONT, 0.55, 1)[0][0]
+        cv2.putText(header, title, (x, 23), _FONT, 0.55, COLOURS[name], 1, cv2.LINE_AA)
+        x -= 18
+    return header
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedBoard:
     """A published board with the line's verdicts of its parts by designator."""
 
+    serial: str
     board: RenderedBoard
-    verdicts: dict[str, str]
+    verdicts: dict[str, PartVerdict]
 
     @property
     def is_good(self) -> bool:
@@ -55,7 +118,7 @@ class JudgedBoard:
     @property
     def verdict(self) -> str:
         """The worst verdict of its parts, which is how the line judges a board."""
-        found = set(self.verdicts.values())
+        found = {part.verdict for part in self.verdicts.values()}
         return next((verdict for verdict in ("fail", "unknown", "review") if verdict in found), "pass")
 
 
@@ -80,12 +143,13 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
         log = folder / "daemon.log"
         raise CommandError(f"the daemon was killed, or hangs ({log} may say why): run the same command again") from None
     took_s = time.monotonic() - began_s
-    judged = [JudgedBoard(board, part_verdicts(config, serial)) for serial, board in rendered.items()]
+    judged = [JudgedBoard(serial, board, part_verdicts(config, serial)) for serial, board in rendered.items()]
     _show_against_truth(judged)
     images = sum(len(board.board.placements) for board in judged)
-    verdicts = Counter(verdict for board in judged for verdict in board.verdicts.values())
+    verdicts = Counter(part.verdict for board in judged for part in board.verdicts.values())
     done = verdicts.total() - verdicts["unknown"]
     console.print(f"{done} of {count_text(images, 'image')} judged in {took_s:.0f} s, the daemon's start included.")
+    _draw(folder / "boards", judged)
     _show_next(config)
     return 0 if done == images else 1
 
@@ -130,13 +194,22 @@ def _show_against_truth(boards: list[JudgedBoard]) -> None:
     for board in boards:
         counts["good boards" if board.is_good else "boards with a defect", board.verdict] += 1
         for placement in board.board.placements:
+            part = board.verdicts.get(placement.designator)
             truth = "good parts" if placement.truth == "ok" else f"parts: {placement.truth.replace('_', ' ')}"
-            counts[truth, board.verdicts.get(placement.designator, "unknown")] += 1
+            counts[truth, part.verdict if part else "unknown"] += 1
     names = ("good boards", "boards with a defect", "good parts")
     truths = [*names, *sorted({truth for truth, _ in counts} - set(names))]
-    shown = [verdict for verdict in _VERDICTS if any(counts[truth, verdict] for truth in truths)]
+    shown = [verdict for verdict in COLOURS if any(counts[truth, verdict] for truth in truths)]
     rows = [(truth, *(counts[truth, verdict] or "" for verdict in shown)) for truth in truths]
     print_table("What was rendered, and what the line says", ("", *shown), rows)
+
+
+def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
+    folder.mkdir(exist_ok=True)
+    for board in boards:
+        draw_board(board.board, board.serial, board.verdicts, folder / f"{board.serial}.png")
+    failed = next((board for board in boards if board.verdict == "fail"), boards[0])
+    console.print(f"Pictures of the boards with their findings: {folder}/{failed.serial}.png, …", markup=False)
 
 
 def _show_next(config: Path) -> None:

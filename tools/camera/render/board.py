@@ -42,6 +42,13 @@ class PartPlacement:
     marks: tuple[SolderMark, ...]
     pixels: PixelArray
 
+    def on_board(self, box: Box) -> Box:
+        side = self.box[2] - self.box[0]
+        x1, y1, x2, y2 = box
+        for _ in range(self.quarter_turns % 4):
+            x1, y1, x2, y2 = y1, side - x2, y2, side - x1
+        return (x1 + self.box[0], y1 + self.box[1], x2 + self.box[0], y2 + self.box[1])
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedBoard:
