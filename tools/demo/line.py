@@ -17,6 +17,7 @@ from tools.terminal.console import CommandError, as_typed
 SHIPPED = Path(__file__).with_name("experts")
 #: Free disk that the line needs; with less its daemon would answer `busy` for ever.
 _ROOM_BYTES = 100_000_000
+_REMEDY = "Restore it: `git checkout -- tools/demo/experts`, or make new experts in hours: `coserve demo --train`."
 #: The detector of each package family's solder.
 SOLDER_DETECTORS = {
     "chip": "solder-chip",
@@ -40,8 +41,8 @@ _CODES = {
 }
 
 
-def shipped_figures() -> str:
-    figures = json.loads((SHIPPED / "provenance.json").read_text(encoding="utf-8"))["figures"]
+def shipped_figures(shipped: Path = SHIPPED) -> str:
+    figures = json.loads((shipped / "provenance.json").read_text(encoding="utf-8"))["figures"]
     found, called = (
         " and ".join(f"{rate[name]['share']:{form}}" for rate in figures)
         for name, form in (("defects caught", ".1%"), ("good parts called", ".2%"))
@@ -63,14 +64,15 @@ def describe_line(folder: Path) -> str:
     return f"{folder}/ has a line with 18 trained experts and their backbone; {shipped_figures()}."
 
 
-def make_line(folder: Path) -> Path:
+def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
     """Make the line in `folder`, and return the path of its coserve.yaml. An interrupted call can be repeated.
 
     Intact weights are kept, and so are a catalog, rules and a configuration, which the user may have edited.
-    Raises CommandError if the folder cannot be written or has too little room.
+    Raises CommandError if a shipped file is missing or changed, or the folder cannot be written or has too little room.
     """
+    _check_shipped(shipped)
     _check_room(folder)
-    shipped_entries = _entries(SHIPPED / "catalog.yaml")
+    shipped_entries = _entries(shipped / "catalog.yaml")
     try:
         experts = folder / "experts"
         experts.mkdir(parents=True, exist_ok=True)
@@ -80,15 +82,31 @@ def make_line(folder: Path) -> Path:
             target = experts / entry.file
             is_shipped = name in entries and entries[name].sha256 == entry.sha256  # else trained or promoted here
             if is_shipped and not (target.is_file() and file_sha256(target) == entry.sha256):
-                _copy(SHIPPED / entry.file, target)
+                _copy(shipped / entry.file, target)
         if not catalog.exists():
-            _copy(SHIPPED / "catalog.yaml", catalog)
+            _copy(shipped / "catalog.yaml", catalog)
         if not (folder / "rules.yaml").exists():
-            write_rules(folder, read_thresholds(SHIPPED))
+            write_rules(folder, read_thresholds(shipped))
         return write_configuration(folder)
     except OSError as error:
-        what = f"{error.filename or folder}: {error.strerror or error}"
+        what = f"{error.filename or folder} cannot be written: {error.strerror or error}"
         raise CommandError(f"{what}; make room, or name another place with --dir") from None
+
+
+def _check_shipped(shipped: Path) -> None:
+    """Raise CommandError unless every file is as `provenance.json` names it."""
+    provenance = shipped / "provenance.json"
+    try:
+        sums = {name: file["sha256"] for name, file in json.loads(provenance.read_text("utf-8"))["files"].items()}
+        shipped_figures(shipped)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CommandError(f"{provenance} cannot be read ({error}). {_REMEDY}") from None
+    for name, sha256 in sums.items():
+        file = shipped / name
+        if not file.is_file():
+            raise CommandError(f"{file} is missing (sha256 {sha256}). {_REMEDY}")
+        if (found := file_sha256(file)) != sha256:
+            raise CommandError(f"{file} has sha256 {found}, expected {sha256}. {_REMEDY}")
 
 
 def _check_room(folder: Path) -> None:

@@ -20,6 +20,11 @@ from tools.demo.run import run_demo
 from tools.terminal.console import CommandError
 
 
+def a_copy(folder: Path) -> Path:
+    """Return a copy of the shipped folder, whose files can be broken."""
+    return Path(shutil.copytree(SHIPPED, folder / "shipped"))
+
+
 def weights_of(folder: Path, expert: str) -> Path:
     """Return the file of an expert in a catalog's folder."""
     return folder / yaml.safe_load((folder / "catalog.yaml").read_text("utf-8"))["experts"][expert]["file"]
@@ -87,6 +92,25 @@ def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept:
         shutil.copy(tmp_path / "whole" / path, tmp_path / "cut" / path)
     make_line(tmp_path / "cut")
     assert sorted(p.relative_to(tmp_path / "cut") for p in (tmp_path / "cut").rglob("*") if p.is_file()) == made
+
+
+def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path: Path):
+    shipped = a_copy(tmp_path)
+    file = weights_of(shipped, "SOIC8")
+    sha256 = file_sha256(file)
+    file.unlink()
+    with pytest.raises(CommandError, match=f"SOIC8.*missing.*{sha256}.*git checkout.*coserve demo --train"):
+        make_line(tmp_path / "line", shipped)
+    assert not (tmp_path / "line").exists(), "refused before anything is written"
+
+
+@pytest.mark.parametrize("name", ["SOIC8.safetensors", "catalog.yaml"])
+def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: str):
+    file = a_copy(tmp_path) / name
+    sha256 = file_sha256(file)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
+        make_line(tmp_path / "line", file.parent)
 
 
 @pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])
