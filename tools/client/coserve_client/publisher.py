@@ -343,6 +343,7 @@ def publish_images(
     *,
     rate: float | None = None,
     progress: Callable[[PublishAccount], None] = lambda _: None,
+    timeout_s: float = _NEVER_S,
 ) -> PublishAccount:
     """Publish `images`, at most `rate` a second, and wait for their answers; call `progress` after each step."""
     next_at_s = time.monotonic()
@@ -354,7 +355,8 @@ def publish_images(
         if rate is not None:
             next_at_s = max(next_at_s + 1 / rate, time.monotonic() - 1.0)  # no burst after a pause
         progress(publisher.account)
-    while publisher.outstanding:
-        publisher.finish(_STEP_S)
+    until_s = time.monotonic() + timeout_s
+    while publisher.outstanding and time.monotonic() < until_s:
+        publisher.finish(min(_STEP_S, until_s - time.monotonic()))
         progress(publisher.account)
     return publisher.account
