@@ -69,6 +69,9 @@ def import_expert(
         Path | None,
         typer.Option(help="Prove the agreement on these images; in folders named as the classes, measure it on them."),
     ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="Images of the line: confidences on them go into the catalog, as by measure.")
+    ] = None,
     normalize: Annotated[
         Literal["imagenet", "none", ".5"] | None,
         typer.Option(help="How a classifier's pictures were normalised; without it, what fits labelled --images."),
@@ -91,26 +94,22 @@ def import_expert(
     Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --images photos
     """
     need_file(file, "name a network's file")
-    from tools.training.expert_file import Form, ImportReport, make_in
+    from tools.training.expert_file import Form, make_in
     from tools.training.importer import import_file
 
     must_be_architecture("--architecture", architecture, "classify", "detect")
-    labels = tuple(label.strip() for label in classes.split(",")) if classes else ()
-    form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
-
-    def make(folder: Path) -> ImportReport:
-        return import_file(
-            file,
-            architecture,
-            input_size,
-            folder,
-            classes=labels,
-            expert=expert,
-            form=form,
-            images=images,
-            normalize=normalize,
-        )
-
+    make = partial(
+        import_file,
+        file,
+        architecture,
+        input_size,
+        classes=classes.split(",") if classes else (),
+        expert=expert,
+        form=Form(dtype=dtype, origin=f"imported from {file.name}", store=store),
+        images=images,
+        samples=samples,
+        normalize=normalize,
+    )
     report, version = make_in(out, expert or file.stem, file, make)
     agreement = report.agreement
     if as_json:

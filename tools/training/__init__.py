@@ -5,10 +5,13 @@ Import `classifier` and `detector` (training commands), `fit` (parts of classifi
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experts.spec import Task
 from experts.vision.architectures import ARCHITECTURES, Architecture
 from tools.terminal.console import CommandError
+from tools.terminal.names import legal_name
 
 
 class TrainingError(CommandError):
@@ -28,3 +31,28 @@ def require_expert_id(name: str) -> None:
     """Raise TrainingError unless `name` can name an expert in the catalog, in rules and as a file."""
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) is None:
         raise TrainingError(f"{name!r} is not an expert id; give one of letters, digits and . _ : - with --id")
+
+
+def class_names(named: Any) -> tuple[str, ...]:
+    """Return the names of classes in the network's order, of a data set, a checkpoint or an option.
+
+    They come as a list, by number ({0: "ok"}; keys may be text), or as numbers by name, as torchvision's class_to_idx.
+    Raises CommandError, whose text names the class.
+    """
+    if isinstance(named, Mapping):
+        if all(type(number) is int for number in named.values()):
+            named = {number: name for name, number in named.items()}
+        by_number = {str(number): name for number, name in named.items()}
+        named = [by_number.get(str(number)) for number in range(len(named))]
+        if None in named:
+            raise TrainingError("classes are not numbered 0, 1, 2 and so on without gaps")
+    if not isinstance(named, Sequence) or isinstance(named, str) or not named:
+        raise TrainingError("expected a list of class names, or their numbers from 0 as keys")
+    names: list[str] = []
+    for number, name in enumerate(named):
+        if not isinstance(name, str):
+            raise TrainingError(f"class {number} is {name!r}, not text (YAML reads NO as False, 0402 as 258)")
+        names.append(legal_name(name, f"class {number}"))
+        if names[-1] in names[:-1]:
+            raise TrainingError(f"classes {names.index(names[-1])} and {number} are both {names[-1]}")
+    return tuple(names)

@@ -17,8 +17,9 @@ from experts.errors import ImageError
 from experts.vision.preprocess import to_square
 from routing_rules.load import Document, read_yaml_text
 from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
+from tools.terminal.console import CommandError
 from tools.terminal.names import legal_name, read_text
-from tools.training import TrainingError
+from tools.training import TrainingError, class_names
 from tools.training.fit import Pictures, Targets
 
 #: The folder of undecided pictures, by component: a network learns nothing from its own answers.
@@ -119,20 +120,15 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, 
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_dir() and not is_hidden(Path(path.name)):
             label = legal_name(path.name, path)
-            if other := labels.get(label):
-                raise TrainingError(f"{other} and {path} are one label to us: make one folder of them")
+            if other := next((other for other in labels if other.casefold() == label.casefold()), None):
+                raise TrainingError(
+                    f"{labels[other]} and {path} differ only in case or accents: make one folder of them"
+                )
             labels[label] = path
     if len(labels) < min_labels:
         raise TrainingError(
             f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {list(labels)}"
         )
-    by_lower: dict[str, str] = {}
-    for label in labels:
-        other = by_lower.setdefault(label.casefold(), label)
-        if other != label:
-            raise TrainingError(
-                f"{folder}: the labels {other} and {label} differ only in case: make one folder of them"
-            )
     passing = [label for label in labels if label.casefold() in _GOOD_NAMES]
     if good is None and len(passing) > 1:
         raise TrainingError(f"{folder}: {' and '.join(passing)} both sound as if they pass: name one with --good")
@@ -232,19 +228,13 @@ def _wrong(document: Document, message: str, *path: str | int) -> TrainingError:
 
 
 def _classes(document: Document) -> tuple[str, ...]:
-    names, classes = document.data["names"], list[str]()
-    if isinstance(names, list):
-        names = {str(number): name for number, name in enumerate(names)}
-    if not isinstance(names, dict) or {*names} != {str(number) for number in range(len(names) or 1)}:
-        raise _wrong(document, "expected a list of class names, or their numbers from 0 without gaps as keys", "names")
-    for key in sorted(names, key=int):
-        where = f"{document.name}:{document.where(('names', key))[0]}"
-        classes.append(legal_name(names[key] if isinstance(names[key], str) else "", where))
-        if classes[-1] in classes[:-1]:
-            raise TrainingError(f"{where}: the class {classes[-1]} is there twice: give one of them another name")
-    if document.data.get("nc") not in (None, str(len(names))):
-        raise _wrong(document, f"there are {len(names)} names, not {document.data['nc']}: correct one of them", "nc")
-    return tuple(classes)
+    try:
+        classes = class_names(document.data["names"])
+    except CommandError as error:
+        raise _wrong(document, str(error), "names") from error
+    if document.data.get("nc") not in (None, str(len(classes))):
+        raise _wrong(document, f"there are {len(classes)} names, not {document.data['nc']}: correct one of them", "nc")
+    return classes
 
 
 def _photographs(document: Document, side: str, root: Path, classes: int, notes: list[str]) -> tuple[Photograph, ...]:

@@ -11,7 +11,6 @@ import yaml
 from daemon.line.line import load_catalog
 from experts.spec import ExpertId
 from experts.vision.preprocess import decode, to_square
-from tools.terminal.console import CommandError
 from tools.training import TrainingError
 from tools.training.detector import PhotographSampler, Views, train_detector
 from tools.training.detector_loop import Progress, Sample, TrainingEffort, fit_detector
@@ -124,37 +123,3 @@ def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
     assert (report.steps, report.held_out_images) == (2, 3)
     assert 0.0 <= report.map50 <= 1.0
     assert sorted(path.name for path in out.iterdir()) == ["catalog.yaml", "solder.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("0 0.5 0.5 0.25", "expected `class x y width height` with a class from 0 to 1"),
-        ("bridge 0.5 0.5 0.25 0.5", "a class from 0 to 1"),
-        ("0 48 24 24 24", "expected fractions of the image"),
-    ],
-)
-def test_a_bad_label_names_file_and_line(tmp_path: Path, line: str, said: str) -> None:
-    file = a_data_set(tmp_path, labels=f"0 0.5 0.5 0.25 0.5\n{line}\n")
-    with pytest.raises(TrainingError, match=said) as error:
-        read_yolo_data(file)
-    assert str(tmp_path / "labels/train/0.txt") + ":2" in str(error.value)
-
-
-def test_a_data_set_without_images_or_keys_says_which(tmp_path: Path) -> None:
-    file = tmp_path / "parts.yaml"
-    with pytest.raises(CommandError, match="cannot be read"):
-        read_yolo_data(file)
-    for junk in (b"\x90\xff", b"[" * 5000):
-        file.write_bytes(junk)
-        with pytest.raises(CommandError, match=r"is not UTF-8 text|nested deeper"):
-            read_yolo_data(file)
-    file.write_text("train: images\nnames: [a]\n", encoding="utf-8")
-    with pytest.raises(TrainingError, match="has no val; expected path, train, val and names"):
-        read_yolo_data(file)
-    file.write_text("train: images\nval: images\nnames: [a]\n", encoding="utf-8")
-    with pytest.raises(TrainingError, match="neither a folder of images nor"):
-        read_yolo_data(file)
-    (tmp_path / "images").mkdir()
-    with pytest.raises(TrainingError, match="holds no image"):
-        read_yolo_data(file)
