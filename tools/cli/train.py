@@ -24,8 +24,9 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, must_be_architecture, must_be_one_of, since_option, time_window
+from tools.terminal.option_values import Commands, must_be_one_of, since_option, time_window
 from tools.terminal.progress import share_bar
+from tools.training import architecture_of
 
 if TYPE_CHECKING:
     from tools.training.classifier import Kind
@@ -97,7 +98,7 @@ def import_expert(
     from tools.training.expert_file import Form, make_in
     from tools.training.importer import import_file
 
-    must_be_architecture("--architecture", architecture, "classify", "detect")
+    architecture_of(architecture, "classify", "detect")
     make = partial(
         import_file,
         file,
@@ -176,7 +177,7 @@ def train_backbone(
     from tools.training.backbone import BackbonePlan, train_backbone
     from tools.training.fit import Schedule, Variation
 
-    must_be_architecture("--architecture", architecture, "classify")
+    architecture_of(architecture, "classify")
     if play and not symmetry:
         fail("--play needs --symmetry here: otherwise the position of a part is what the backbone learns", status=2)
     schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
@@ -233,7 +234,7 @@ def train_classifier(
     from tools.training.report import COLUMNS, cells, draw_report, figures, report_text
 
     if architecture is not None:
-        must_be_architecture("--architecture", architecture, "classify")
+        architecture_of(architecture, "classify")
     plan = TrainingPlan(
         Schedule(epochs, seed=seed),
         threads,
@@ -355,7 +356,7 @@ def train_detector(
     from tools.training.detector_loop import TrainingEffort
     from tools.training.expert_file import make_in
 
-    must_be_architecture("--architecture", architecture, "detect")
+    architecture_of(architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
     with _training_bar(name) as on_share:

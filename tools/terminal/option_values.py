@@ -22,7 +22,6 @@ from daemon.wire.control import ControlError
 from daemon.wire.keys import KeyFileError
 from daemon.wire.messages import NAME, NAME_EXPECTED
 from experts.moe.errors import ModelError
-from experts.vision.architectures import ARCHITECTURES
 from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
 from tools.terminal.open_line import settings_of
 
@@ -170,11 +169,6 @@ def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     if value not in choices:
         fail(f"{option}: expected one of {', '.join(choices)}, not {value!r}", status=2)
-
-
-def must_be_architecture(option: str, value: str, *tasks: str) -> None:
-    """Exit with status 2 if `value` is not a network for any of `tasks` (`classify`, `detect`)."""
-    must_be_one_of(option, value, (name for name, network in ARCHITECTURES.items() if network.task in tasks))
 
 
 def must_be_policies(names: Iterable[str]) -> None:

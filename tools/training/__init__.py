@@ -22,8 +22,7 @@ def architecture_of(name: str, *tasks: Task) -> Architecture:
     """Return the architecture of this name, which does one of `tasks`. Raises TrainingError."""
     known = [each.name for each in ARCHITECTURES.values() if each.task in tasks]
     if name not in known:
-        kinds = " or ".join({"classify": "a classifier", "detect": "a detector"}[task] for task in tasks)
-        raise TrainingError(f"architecture {name!r} is unknown for {kinds}; known are {', '.join(known)}")
+        raise TrainingError(f"--architecture: expected one of {', '.join(known)}, not {name!r}", status=2)
     return ARCHITECTURES[name]
 
 
@@ -40,19 +39,18 @@ def class_names(named: Any) -> tuple[str, ...]:
     Raises CommandError, whose text names the class.
     """
     if isinstance(named, Mapping):
-        if all(type(number) is int for number in named.values()):
-            named = {number: name for name, number in named.items()}
-        by_number = {str(number): name for number, name in named.items()}
-        named = [by_number.get(str(number)) for number in range(len(named))]
-        if None in named:
-            raise TrainingError("classes are not numbered 0, 1, 2 and so on without gaps")
+        is_inverted = all(type(number) is int for number in named.values())
+        by_number = {str(b if is_inverted else a): a if is_inverted else b for a, b in named.items()}
+        numbers = [str(number) for number in range(len(named))]
+        named = [by_number[number] for number in numbers] if by_number.keys() == {*numbers} else []
     if not isinstance(named, Sequence) or isinstance(named, str) or not named:
-        raise TrainingError("expected a list of class names, or their numbers from 0 as keys")
+        raise TrainingError("expected a list of class names, or their numbers from 0 without gaps as keys")
     names: list[str] = []
     for number, name in enumerate(named):
         if not isinstance(name, str):
             raise TrainingError(f"class {number} is {name!r}, not text (YAML reads NO as False, 0402 as 258)")
         names.append(legal_name(name, f"class {number}"))
         if names[-1] in names[:-1]:
-            raise TrainingError(f"classes {names.index(names[-1])} and {number} are both {names[-1]}")
+            first = names.index(names[-1])
+            raise TrainingError(f"classes {first} and {number} are both {names[-1]}, expected different names")
     return tuple(names)

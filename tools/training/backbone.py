@@ -240,10 +240,7 @@ def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> fr
 
     With `sha256` the file must be the one of that backbone. Raises TrainingError.
     """
-    checkpoint = read_checkpoint(file)
-    if checkpoint.pickled is not None:
-        raise TrainingError(f"{file}: holds a whole pickled network: save its state_dict() and name that file")
-    tensors = dict(checkpoint.tensors)
+    tensors = dict(read_checkpoint(file).tensors)
     digests = tensors.pop(_SEEN, torch.zeros(0, DIGEST_BYTES, dtype=torch.uint8))
     of = bytes(tensors.pop(_OF, torch.zeros(0, dtype=torch.uint8)).flatten().tolist()).hex()
     if digests.dim() != 2 or digests.shape[1] != DIGEST_BYTES or (sha256 is not None and of != sha256):

@@ -137,10 +137,16 @@ def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
     if "names" in networks[place].attributes:
         names, names_from = networks[place].attributes["names"], "names"
     parts = dict(_parts(networks[place]))
-    tensors = _unwrapped({name: tensor for at, part in parts.items() for name, tensor in _tensors_of(part, at)})
-    heads = [bool(part["_end2end"]) for part in parts.values() if "_end2end" in part]
+    tensors = {
+        f"{prefix}{name}": tensor.detach()
+        for prefix, part in parts.items()
+        for kind in ("_parameters", "_buffers")
+        for name, tensor in part.get(kind, {}).items()
+        if isinstance(tensor, torch.Tensor) and name not in part.get("_non_persistent_buffers_set", ())
+    }
+    end_to_end = next((bool(part["_end2end"]) for part in parts.values() if "_end2end" in part), None)
     pickled = type(networks[place]).__name__
-    return Checkpoint(tensors, pickled, place, names, names_from, end_to_end=heads[-1] if heads else None)
+    return Checkpoint(_unwrapped(tensors), pickled, place, names, names_from, end_to_end=end_to_end)
 
 
 def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -161,12 +167,6 @@ def _parts(network: _StandIn, prefix: str = "") -> Iterator[tuple[str, Mapping[s
     for name, part in network.attributes.get("_modules", {}).items():
         if isinstance(part, _StandIn):
             yield from _parts(part, f"{prefix}{name}.")
-
-
-def _tensors_of(part: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in (*part.get("_parameters", {}).items(), *part.get("_buffers", {}).items()):
-        if isinstance(tensor, torch.Tensor) and name not in part.get("_non_persistent_buffers_set", ()):
-            yield f"{prefix}{name}", tensor.detach()
 
 
 def _unwrapped(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

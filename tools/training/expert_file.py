@@ -19,7 +19,6 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
     CHANNELS_LAST,
-    DTYPES,
     END_TO_END_HEAD,
     NORMALISATIONS,
     PLAIN_HEAD,
@@ -134,17 +133,9 @@ class ImportJob:
 
     def __post_init__(self) -> None:
         """Refuse what cannot become an expert, before any model runs. Raises TrainingError."""
-        if self.form.store not in (*STORES, AUTO):
-            raise TrainingError(
-                f"files cannot hold weights as {self.form.store}; known are {', '.join((*STORES, AUTO))}"
-            )
         if self.form.store == AUTO and not self.has_pictures:
             raise TrainingError(
                 "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
-            )
-        if self.form.dtype not in (*DTYPES, AUTO):
-            raise TrainingError(
-                f"weights cannot be stored as {self.form.dtype}; known are {', '.join((*DTYPES, AUTO))}"
             )
         require_expert_id(self.expert)
         if not 32 <= self.input_size <= 4096:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def import_file(  # noqa: PLR0913 - most by keyword
     state = weights_for(kind, checkpoint, file)
     named, notes = _classes_of(file, checkpoint, job.classes)
     job = replace(job, classes=named)
-    original = _load_original(kind, state, file, named)
+    original = _load_original(kind, state, file, named, notes)
     if checkpoint.end_to_end is not None:
         select_head(original, end_to_end=checkpoint.end_to_end)
     weights = out / f"{job.expert}.safetensors"
@@ -218,14 +219,14 @@ def _reordered(answers: HeldOutAnswers, classes: tuple[str, ...]) -> tuple[tuple
 def _classes_of(file: Path, checkpoint: Checkpoint, given: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Return the names to take, of the file or of --classes, and what to say. Raises TrainingError."""
     notes, named_by = [checkpoint.note] if checkpoint.note is not None else [], checkpoint.names_from
-    named, mistake = _names(given, "--classes") if given else ((), "")
-    if mistake:
-        raise TrainingError(f"{mistake}: give each class a name of its own")
-    held, mistake = _names(checkpoint.names, f"its {named_by}") if named_by else ((), "")
-    if not named and not held:
-        raise TrainingError(f"{file}: {mistake or 'holds no class names'}; give them in order with --classes")
-    if mistake:
+    named, held, mistake = _named(given, "--classes"), (), "holds no class names"
+    try:
+        held = _named(checkpoint.names, f"its {named_by}")
+    except TrainingError as error:
+        mistake = str(error)
         notes.append(f"{file.name}: {mistake}: --classes is taken")
+    if not named and not held:
+        raise TrainingError(f"{file}: {mistake}; give them in order with --classes")
     if named and held and named != held:
         raise TrainingError(
             f"{file}: its {named_by} says {', '.join(held)}, --classes says {', '.join(named)}: leave --classes "
@@ -236,18 +237,17 @@ def _classes_of(file: Path, checkpoint: Checkpoint, given: Sequence[str]) -> tup
     return named or held, notes
 
 
-def _names(value: object, where: str) -> tuple[tuple[str, ...], str]:
-    """Return the names of classes, and what is wrong with them instead."""
+def _named(value: Any, where: str) -> tuple[str, ...]:
     try:
-        return class_names(value), ""
+        return class_names(value) if value else ()
     except CommandError as error:
-        return (), f"{where}: {error}"
+        raise TrainingError(f"{where}: {error}") from error
 
 
 def _load_original(
-    kind: Architecture, state: Mapping[str, torch.Tensor], file: Path, classes: Sequence[str]
+    kind: Architecture, state: Mapping[str, torch.Tensor], file: Path, classes: Sequence[str], notes: list[str]
 ) -> nn.Module:
-    """Return the framework's model with these weights. One of grey pictures sees the luma of coloured ones."""
+    """Return the framework's model with these weights."""
     count = next((len(bias) for name, bias in state.items() if re.search(_LAST_BIAS, name)), len(classes))
     if count != len(classes):
         remedy = "name one for each with --classes, in the network's order"
@@ -259,11 +259,11 @@ def _load_original(
     first, _ = next(original.named_parameters())
     if state[first].shape[1] == 1:
         state = {**state, first: state[first] * torch.tensor(_LUMA).view(1, 3, 1, 1)}
+        notes.append(f"{file.name}: its first layer takes one channel: it is given the luma of pictures")
     try:
         original.load_state_dict(dict(state), strict=True)
     except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:4]]
-        message = f"{file}: the weights are not those of a {kind.name} with {count_text(count, 'class', 'classes')}"
-        remedy = f"import one that was trained as a plain {kind.name}"
-        raise TrainingError(f"{message}: {' '.join(lines)[:300]}; {remedy}") from error
+        message = f"its last layer is not that of a {kind.name} with {count_text(count, 'class', 'classes')}"
+        line = str(error).splitlines()[1].strip()[:200]
+        raise TrainingError(f"{file}: {message} ({line}): train a {kind.name} that is not changed") from error
     return original.float().eval()

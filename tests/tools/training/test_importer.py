@@ -117,12 +117,11 @@ def refusal(file: Path, target: dict) -> str:
 @pytest.mark.parametrize(
     ("architecture", "changed", "said"),
     [
-        ("resnet19", {}, "known are resnet18"),
+        ("resnet19", {}, "--architecture: expected one of resnet18, "),
         ("resnet18", {"classes": CLASSES[:3]}, "has 5 outputs, and the classes are label0, label1, label2: name"),
         ("resnet18", {"classes": ()}, "holds no class names; give them in order with --classes"),
-        ("resnet18", {"classes": ("ok",) * 5}, "--classes: classes 0 and 1 are both ok: give each class"),
+        ("resnet18", {"classes": ("ok",) * 5}, "--classes: classes 0 and 1 are both ok, expected different names"),
         ("resnet18", {"expert": "../up"}, "is not an expert id"),
-        ("resnet18", {"form": Form(dtype="int8")}, "weights cannot be stored as int8"),
         ("resnet18", {"normalize": None}, "name --normalize"),
         ("resnet18", {"samples": Path("none")}, "none: is no folder of images"),
         ("yolov8n", {"input_size": 100}, "multiple of 32"),
@@ -219,7 +218,9 @@ def test_images_that_are_no_labels_are_said_and_do_not_choose_a_normalisation(tm
 def test_a_network_of_one_channel_answers_to_grey_pictures_as_before(tmp_path: Path):
     file, images = labelled_images(tmp_path, ".5", channels=1)
     target = a_target(tmp_path, input_size=32, classes=("a", "b"), expert="e", images=images, form=Form(tolerance=0.5))
-    assert "normalisation .5: right on 24 of 24" in import_file(file, **target | {"normalize": None}).notes[0]
+    channel, measured = import_file(file, **target | {"normalize": None}).notes
+    assert "takes one channel" in channel
+    assert "normalisation .5: right on 24 of 24" in measured
     assert "; on 24 with --normalize .5" in refusal(file, target | {"normalize": "none", "out": tmp_path / "other"})
 
 

@@ -55,7 +55,10 @@ def test_class_names_are_text_as_written_in_the_order_of_their_numbers(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("names: {0: a, 2: b}", "data.yaml:3:1: names: classes are not numbered 0, 1, 2 and so on without gaps"),
+        (
+            "names: {0: a, 2: b}",
+            "data.yaml:3:1: names: expected a list of class names, or their numbers from 0 without gaps",
+        ),
         ("names: {bridge: 0, void: 1}", "without gaps"),
         ("names: {0: a, '0': b}", "data.yaml:3:15: duplicate key `0`"),
         ("names: ['é', 'e\u0301']", "data.yaml:3:1: names: classes 0 and 1 are both é"),
