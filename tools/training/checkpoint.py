@@ -114,9 +114,8 @@ def _unpickled(file: Path, head: bytes) -> Any:
 def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
     beside = content if isinstance(content, Mapping) else {}
     places = [beside, *(value for value in beside.values() if isinstance(value, Mapping))]
-    held = (
-        (key, place[key]) for key in _NAME_KEYS for place in places if isinstance(place.get(key), dict | list | tuple)
-    )
+    kinds = dict | list | tuple | _StandIn  # an array of numpy's, say
+    held = ((key, place[key]) for key in _NAME_KEYS for place in places if isinstance(place.get(key), kinds))
     names_from, names = next(held, ("", None))
     if found := dict(_state_dicts(content)):
         most = max(map(len, found.values()))

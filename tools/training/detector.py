@@ -178,7 +178,7 @@ def train_detector(  # noqa: PLR0913 - most by keyword
             model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
         )
         pictures = (*photographs.held_out, *photographs.train)[:_LIMITING]
-        fitted = (to_square(decode(each.file.read_bytes(), "image"), "detect", input_size) for each in pictures)
+        fitted = (to_square(read_pixels(each.file.read_bytes()), "detect", input_size) for each in pictures)
         report.entry["pictures"] = asdict(learn_limits(fitted))
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 

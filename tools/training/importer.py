@@ -249,11 +249,11 @@ def _load_original(
 ) -> nn.Module:
     """Return the framework's model with these weights."""
     count = next((len(bias) for name, bias in state.items() if re.search(_LAST_BIAS, name)), len(classes))
-    if count != len(classes):
+    if count != len(classes) or (count == 1 and kind.task == "classify"):  # one would always be sure
         remedy = "name one for each with --classes, in the network's order"
         raise TrainingError(
             f"{file}: the network has {count_text(count, 'output')}, and the classes are {', '.join(classes[:12])}: "
-            f"{remedy if count > 1 else 'train it with an output for each'}"
+            f"{remedy if count > 1 else 'train it with an output for each of two at least'}"
         )
     original = build_original(kind, count)
     first, _ = next(original.named_parameters())

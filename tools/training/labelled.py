@@ -220,6 +220,8 @@ def read_yolo_data(file: Path) -> YoloData:
     train, held_out = (_photographs(document, side, root, len(classes), notes) for side in ("train", "val"))
     if not any(len(photograph.boxes) for photograph in train):
         raise TrainingError(f"{file}: no image of train has a label; expected .txt files in a folder named labels")
+    if both := {each.file for each in train} & {each.file for each in held_out}:
+        notes.append(f"{file}: {count_text(len(both), 'picture')} of val are in train too: figures of val say little")
     return YoloData(classes, train, held_out, tuple(notes))
 
 

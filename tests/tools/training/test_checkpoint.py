@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -65,19 +64,15 @@ def saved_checkpoints() -> dict[str, dict]:
         "alone": best,
         "torchvision's reference": {"model": best, "optimizer": optimizer, "args": argparse.Namespace(lr=0.1)},
         "ImageNet example": {"arch": "resnet18", "state_dict": named("module."), "best_acc1": np.float64(97.5)},
-        "beside its own things": {**best, "epoch": 3, "history": np.arange(3), "folder": Path("/data")},
         "compiled and parallel": {"model_state_dict": named("_orig_mod.module.")},
         "a compiled part": {name.replace("layer1.", "layer1._orig_mod."): tensor for name, tensor in best.items()},
-        "net.": named("net."),
         "Lightning": {"state_dict": {**named("model.backbone."), "criterion.weight": torch.ones(2)}, "callbacks": {}},
         "averaged by torch": averaged,
         "averaged beside the last": {"model": plain(), "model_ema": averaged},
         "averaged beside the last, by timm": {"state_dict": plain(), "state_dict_ema": best, "optimizer": optimizer},
         "averaged by ema_pytorch": {**named("online_model.", plain()), **named("ema_model."), "step": torch.tensor(3)},
         "half": of(torch.float16),
-        "bfloat16": of(torch.bfloat16),
         "float64": of(torch.float64),
-        "with more counters": {**best, "old.num_batches_tracked": torch.tensor(1)},
         "Dropout and Linear": {name.replace("fc.", "fc.1."): tensor for name, tensor in best.items()},
         "no bias": {name: tensor for name, tensor in best.items() if name != "fc.bias"},
     }
@@ -111,13 +106,7 @@ class Runs:
 def test_nothing_that_a_file_names_runs_while_it_is_read(tmp_path: Path, zipped: bool):
     trace = tmp_path / "it-ran"
     touch = f"open({str(trace)!r}, 'w')"
-    for program in (
-        Runs(eval, touch),
-        Runs(os.system, f"touch {trace}"),
-        Runs(subprocess.Popen, ["touch", str(trace)]),
-        Runs(Path.touch, trace),
-        Runs(builtins.map, Runs(eval, touch), [1]),
-    ):
+    for program in (Runs(eval, touch), Runs(os.system, f"touch {trace}"), Runs(builtins.map, Runs(eval, touch), [1])):
         for state in (plain(), program):
             file = a_file(tmp_path, {"state_dict": state, "more": program}, _use_new_zipfile_serialization=zipped)
             with contextlib.suppress(TrainingError):

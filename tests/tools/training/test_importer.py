@@ -89,23 +89,6 @@ def test_a_pickled_detector_answers_with_the_head_that_its_file_names(tmp_path: 
     assert catalog["best"].pictures is not None, "limits of the pictures in the folder"
 
 
-class FileMaker:
-    """Pickles as a call that makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self):
-        return open, (str(self.file), "w")
-
-
-def test_a_pickled_detector_is_imported_and_nothing_in_its_file_runs(tmp_path: Path):
-    trace, file = tmp_path / "it-ran", a_checkpoint(tmp_path)
-    torch.save({**torch.load(file, weights_only=False), "more": FileMaker(trace)}, file)
-    import_file(file, **a_target(tmp_path, "yolo11n", classes=()))
-    assert not trace.exists()
-
-
 def refusal(file: Path, target: dict) -> str:
     with pytest.raises(TrainingError) as caught:
         import_file(file, **target)
@@ -142,9 +125,17 @@ def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives
     torch.save({"state_dict": a_model().state_dict(), "names": {0: False, **dict(enumerate("abcd", 1))}}, bad)
     assert "its names: class 0 is False, not text" in refusal(bad, a_target(tmp_path, classes=()))
     assert import_file(bad, **a_target(tmp_path, input_size=32)).spec.classes == CLASSES
+    torch.save({"state_dict": a_model().state_dict(), "classes": np.array(CLASSES)}, bad)
+    assert "its classes: expected a list" in import_file(bad, **a_target(tmp_path, input_size=32)).notes[0]
     report = import_file(file, **a_target(tmp_path, input_size=32, classes=()))
     assert report.spec.classes == CLASSES[::-1]
     assert report.notes == (f"classes {', '.join(CLASSES[::-1])}, from class_to_idx of named.pth",)
+
+
+def test_a_classifier_of_one_label_which_would_always_be_sure_is_refused(tmp_path: Path):
+    torch.save(a_model(class_count=1).state_dict(), tmp_path / "one.pth")
+    target = a_target(tmp_path, classes=("ok",))
+    assert "has 1 output, and the classes are ok: train it with an output for" in refusal(tmp_path / "one.pth", target)
 
 
 def labelled_images(folder: Path, normalisation: str, channels: int = 3) -> tuple[Path, Path]:

@@ -110,8 +110,10 @@ def test_symmetry_shows_all_eight_views_and_boxes_turn_with_them(tmp_path: Path)
 
 
 def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
-    file = a_data_set(tmp_path)
-    out = tmp_path / "experts"
+    file, out = a_data_set(tmp_path), tmp_path / "experts"
+    png = tmp_path / "images/val/0.png"
+    cv2.imwrite(str(png.with_suffix(".webp")), cv2.imread(str(png)))
+    png.unlink()
     effort, views = TrainingEffort(steps=2, batch=2, threads=1, closing_share=0.6), Views(crop=32)
     report = train_detector(file, "yolo11n", SIZE, out, expert="solder", effort=effort, views=views, store="int8")
     catalog, problems, unusable = load_catalog(out / "catalog.yaml")

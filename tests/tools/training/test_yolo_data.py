@@ -53,24 +53,31 @@ def test_class_names_are_text_as_written_in_the_order_of_their_numbers(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("text", "said"),
     [
+        (f"{SIDES}names: {{0: a, 2: b}}", "data.yaml:3:1: names: expected a list of class names"),
+        (f"{SIDES}names: {{bridge: 0, void: 1}}", "without gaps"),
+        (f"{SIDES}names: {{0: a, '0': b}}", "data.yaml:3:15: duplicate key `0`"),
+        (f"{SIDES}names: ['é', 'e\u0301']", "data.yaml:3:1: names: classes 0 and 1 are both é"),
+        (f"{SIDES}names: bridge", "names: expected a list of class names"),
+        (f"{SIDES}names: [a, ~]", "names: class 1 is None, not text"),
+        (f"{SIDES}names: ['a\u200b']", "'a\\u200b' is not a string"),
+        (f"{SIDES}names: [a, b]\nnc: 3", "data.yaml:4:1: nc: there are 2 names, not 3"),
+        (f"{SIDES}names: [a]\nkpt_shape: [4, 3]", "data.yaml:4:1: kpt_shape: poses are not read: export boxes"),
+        ("train: images/train\nnames: [a]", "has no val; expected path, train, val and names"),
+        (f"path: D:\\pcb\n{SIDES}names: [a, b]".replace("images/train", "no\\train"), "a drive letter or backslashes"),
+        (f"{SIDES}names: [a, b]".replace("images/train", "none/images"), "data.yaml:1:1: train: "),
+        (f"{SIDES}names: [a, b]".replace("images/train", "labels/train"), "holds no image"),
         (
-            "names: {0: a, 2: b}",
-            "data.yaml:3:1: names: expected a list of class names, or their numbers from 0 without gaps",
+            f"{SIDES}names: [a, b]".replace("images/train", "train.txt"),
+            "train.txt:2: there is no picture images/no.png",
         ),
-        ("names: {bridge: 0, void: 1}", "without gaps"),
-        ("names: {0: a, '0': b}", "data.yaml:3:15: duplicate key `0`"),
-        ("names: ['é', 'e\u0301']", "data.yaml:3:1: names: classes 0 and 1 are both é"),
-        ("names: bridge", "names: expected a list of class names"),
-        ("names: [a, ~]", "data.yaml:3:1: names: class 1 is None, not text"),
-        ("names: ['a\u200b']", "'a\\u200b' is not a string"),
-        ("names: [a, b]\nnc: 3", "data.yaml:4:1: nc: there are 2 names, not 3"),
-        ("names: [a]\nkpt_shape: [4, 3]", "data.yaml:4:1: kpt_shape: poses are not read: export boxes"),
+        (f"{SIDES}names: [a, b]".replace("images/train", "[images/train, images]"), "train0.png is there twice"),
     ],
 )
-def test_a_wrong_list_of_classes_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
-    assert said in refusal(a_data_set(tmp_path, f"{SIDES}{line}\n"))
+def test_what_is_wrong_in_data_yaml_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "train.txt").write_text("images/train/train0.png\nimages/no.png\n", encoding="utf-8")
+    assert said in refusal(a_data_set(tmp_path, f"{text}\n"))
 
 
 def files_of(data: YoloData) -> list[str]:
@@ -105,24 +112,9 @@ def test_pictures_are_found_where_the_data_set_lies_now(tmp_path: Path, paths: s
     assert all(len(each.boxes) == 1 for each in data.train)
 
 
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
-        (
-            "path: D:\\pcb\ntrain: none\\images\nval: images/val",
-            "none\\images: a drive letter or backslashes are",
-        ),
-        ("train: none/images\nval: images/val", "data.yaml:1:1: train: "),
-        ("train: train.txt\nval: images/val", "train.txt:2: there is no picture images/none.png"),
-        ("train: [images/train, images]\nval: images/val", "train0.png is there twice"),
-        ("train: labels/train\nval: images/val", "holds no image"),
-        ("train: images/train", "has no val; expected path, train, val and names"),
-    ],
-)
-def test_pictures_that_are_not_found_are_named_with_their_line(tmp_path: Path, paths: str, said: str) -> None:
-    file = a_data_set(tmp_path, f"{paths}\nnames: [a, b]\n")
-    (tmp_path / "train.txt").write_text("images/train/train0.png\nimages/none.png\n", encoding="utf-8")
-    assert said in refusal(file)
+def test_pictures_that_are_in_train_and_val_are_counted(tmp_path: Path) -> None:
+    data = read_yolo_data(a_data_set(tmp_path, "train: images\nval: images/val\nnames: [a, b]\n"))
+    assert "2 pictures of val are in train too" in "\n".join(data.notes)
 
 
 def test_a_picture_of_a_mac_finds_its_label_whose_name_looks_alike(tmp_path: Path) -> None:
