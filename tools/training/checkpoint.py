@@ -113,7 +113,8 @@ def _unpickled(file: Path, head: bytes) -> Any:
 
 def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
     beside = content if isinstance(content, Mapping) else {}
-    places = [beside, *(value for value in beside.values() if isinstance(value, Mapping))]
+    inside = [value.attributes if isinstance(value, _StandIn) else value for value in beside.values()]
+    places = [beside, *(value for value in inside if isinstance(value, Mapping))]
     kinds = dict | list | tuple | _StandIn  # an array of numpy's, say
     held = ((key, place[key]) for key in _NAME_KEYS for place in places if isinstance(place.get(key), kinds))
     names_from, names = next(held, ("", None))

@@ -200,10 +200,9 @@ def _judged(original: nn.Module, pictures: Sequence[Image], targets: Targets, no
 
 
 def _fit(answers: HeldOutAnswers) -> tuple[float, float]:
-    """Return the share of right answers, each class counting as much, and the mean log of the right classes' shares."""
-    recalls = [answers.right[answers.targets == target].mean() for target in np.unique(answers.targets)]
-    own = answers.shares[np.arange(len(answers.targets)), answers.targets]
-    return float(np.mean(recalls)), float(np.log(np.maximum(own, 1e-9)).mean())
+    """Return the share of right answers, and the mean log of the right classes' shares."""
+    own = answers.shares[answers.rows, answers.targets]
+    return float(answers.right.mean()), float(np.log(np.maximum(own, 1e-9)).mean())
 
 
 def _reordered(answers: HeldOutAnswers, classes: tuple[str, ...]) -> tuple[tuple[str, ...], HeldOutAnswers]:

@@ -1,6 +1,7 @@
 import os
 import re
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path, archite
 def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives(tmp_path: Path):
     file, bad = tmp_path / "named.pth", tmp_path / "bad.pth"
     order = {label: 4 - number for number, label in enumerate(CLASSES)}
-    torch.save({"state_dict": a_model().state_dict(), "class_to_idx": order}, file)
+    torch.save({"state_dict": a_model().state_dict(), "args": Namespace(class_to_idx=order)}, file)
     contradiction = refusal(file, a_target(tmp_path))
     assert f"its class_to_idx says {', '.join(CLASSES[::-1])}, --classes says {', '.join(CLASSES)}" in contradiction
     torch.save({"state_dict": a_model().state_dict(), "names": {0: False, **dict(enumerate("abcd", 1))}}, bad)
