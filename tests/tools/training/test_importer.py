@@ -180,9 +180,8 @@ def test_the_normalisation_that_fits_labelled_images_is_taken_and_another_is_ref
     target |= {"samples": images}
     for normalize in {"imagenet", "none", ".5"} - {fits}:
         assert f"; on 24 with --normalize {fits}" in refusal(file, target | {"normalize": normalize})
-    for normalize in (fits, None):
-        swapped = refusal(file, target | {"normalize": normalize, "classes": ("b", "a")})
-        assert re.search(r"right on \d+ of 24 .*; on 24 with .*--classes a,b$", swapped)
+    swapped = refusal(file, target | {"normalize": None, "classes": ("b", "a")})
+    assert re.search(r"right on \d+ of 24 .*; on 24 with .*--classes a,b$", swapped)
     for normalize in (fits, None):
         report = import_file(file, **target | {"normalize": normalize})
         assert f"normalisation {fits}: right on 24 of 24 labelled images" in report.notes[0]

@@ -4,30 +4,12 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 from PIL import Image
 
+from tests.tools.training.yolo import BOX, SIDES, a_data_set
 from tools.terminal.console import CommandError
 from tools.training.labelled import YoloData, read_yolo_data
-
-BOX = "0 0.5 0.5 0.2 0.2\n"
-SIDES = "train: images/train\nval: images/val\n"
-
-
-def a_data_set(
-    folder: Path, text: str = "train: images/train\nval: images/val\nnames: [a, b]\n", labels: str = BOX
-) -> Path:
-    """Two pictures a side, each with `labels`, and the YAML text."""
-    for side in ("train", "val"):
-        for number in range(2):
-            (picture := folder / f"images/{side}/{side}{number}.png").parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(picture), np.full((20, 40, 3), 50 * number, np.uint8))
-            (label := folder / f"labels/{side}/{side}{number}.txt").parent.mkdir(parents=True, exist_ok=True)
-            label.write_text(labels, encoding="utf-8")
-    (file := folder / "data.yaml").write_text(text, encoding="utf-8")
-    return file
 
 
 def refusal(file: Path) -> str:
