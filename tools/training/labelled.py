@@ -77,7 +77,7 @@ def read_labelled(
                 " tif, webp)"
             )
         for file in files:
-            content, pixels = _decoded(file)
+            content, pixels = read_picture(file)
             turned += orientation(content) != 1
             digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
             first, other = first_of.setdefault(digest, (file, number))
@@ -104,7 +104,8 @@ def read_labelled(
     ), warnings
 
 
-def _decoded(file: Path) -> tuple[bytes, Pictures]:
+def read_picture(file: Path) -> tuple[bytes, Pictures]:
+    """Return a file's bytes and pixels (H, W, 3). Raises TrainingError."""
     try:
         content = file.read_bytes()
         return content, read_pixels(content)

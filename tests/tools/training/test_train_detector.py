@@ -93,6 +93,13 @@ def test_symmetry_shows_all_eight_views_and_boxes_turn_with_them(tmp_path: Path)
     assert len(views) == 8
 
 
+def test_a_picture_of_val_that_cannot_be_read_is_named_before_minutes_of_training(tmp_path: Path) -> None:
+    file = a_data_set(tmp_path)
+    (tmp_path / "images/val/val1.png").write_bytes(b"\x89PNG")
+    with pytest.raises(TrainingError, match=r"val1.png: .*; take it out of the folder"):
+        train_detector(file, "none", SIZE, tmp_path, expert="solder", effort=TrainingEffort(steps=1))
+
+
 def test_a_data_set_becomes_an_expert_with_a_report(tmp_path: Path) -> None:
     file, out = a_data_set(tmp_path), tmp_path / "experts"
     png = tmp_path / "images/val/val0.png"
