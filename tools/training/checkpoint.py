@@ -128,7 +128,7 @@ def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
         return Checkpoint(_unwrapped(found[chosen]), names=names, names_from=names_from, note=note)
     networks = {
         place: value
-        for place, value in ({"": content} | beside).items()
+        for place, value in {"": content, **beside}.items()
         if isinstance(value, _StandIn) and "_modules" in value.attributes
     }
     if not networks:
