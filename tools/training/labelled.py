@@ -336,12 +336,13 @@ def _read_boxes(file: Path | None, image: Path, classes: int) -> NDArray[np.floa
         if not (len(values) == 4 or outline) or kind not in range(classes):
             expected = f"expected `class x y width height` with a class from 0 to {classes - 1}, or an outline"
             raise TrainingError(f"{file}:{number}: {expected}, not {line!r}")
-        if not all(-0.01 <= value <= 1.01 for value in values):
-            raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, not {line!r}")
         x, y, *size = values
         corners = (x - size[0] / 2, y - size[1] / 2, x + size[0] / 2, y + size[1] / 2)
         if outline:
             corners = (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2]))
+        is_empty = corners[0] >= corners[2] or corners[1] >= corners[3]
+        if is_empty or not all(-0.01 <= value <= 1.01 for value in values):
+            raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, with a size, not {line!r}")
         rows.append((*(min(max(corner, 0.0), 1.0) for corner in corners), kind))
     if rows:
         refuse_turned(image)

@@ -151,6 +151,7 @@ def test_label_files_that_fit_no_picture_are_counted_and_half_of_them_missing_is
         ("2 0.5 0.5 0.2 0.2", "with a class from 0 to 1"),
         ("bridge 0.5 0.5 0.25 0.5", "with a class from 0 to 1"),
         ("0 20 10 8 4", "expected fractions of the image"),
+        ("0 0.5 0.5 0.2 0", "0 to 1, with a size"),
     ],
 )  # fmt: skip
 def test_rotated_boxes_and_outlines_become_boxes_and_poses_are_refused_by_line(
