@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from tools.training.fit import Pictures, Targets
 #: The folder of undecided pictures, by component: a network learns nothing from its own answers.
 UNSORTED = "unsorted"
 DIGEST_BYTES = 8
-_AT_LEAST = {1: "one at least", 2: "two at least"}
 #: The last EXIF mark that leaves a picture's width and height in their places.
 _HALF_TURN = 4
 #: Programs write the mark before the pixels.
@@ -128,7 +126,7 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, 
             labels[label] = path
     if len(labels) < min_labels:
         raise TrainingError(
-            f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {list(labels)}"
+            f"{folder}: expected a subfolder of images for each label, {min_labels} at least; found {list(labels)}"
         )
     passing = [label for label in labels if label.casefold() in _GOOD_NAMES]
     if good is None and len(passing) > 1:
@@ -214,10 +212,10 @@ def read_yolo_data(file: Path) -> YoloData:
     if "kpt_shape" in document.data:
         raise _wrong(document, "poses are not read: export boxes", "kpt_shape")
     classes, notes = _classes(document), list[str]()
-    base = str(document.data.get("path") or ".")
-    root = find_brought(file.parent, base, least=sys.maxsize)
-    if root is None:
-        root, _ = file.parent, notes.append(f"{file}: path: {base} is not on this PC: read from {file.parent}")
+    root = file.parent / (base := str(document.data.get("path") or "."))
+    if not root.is_dir():
+        root = file.parent
+        notes.append(f"{file}: path: {base} is not on this PC: read from {root}")
     train, held_out = (_photographs(document, side, root, len(classes), notes) for side in ("train", "val"))
     if not any(len(photograph.boxes) for photograph in train):
         raise TrainingError(f"{file}: no image of train has a label; expected .txt files in a folder named labels")
