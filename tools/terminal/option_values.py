@@ -131,11 +131,12 @@ def _in_a_sentence(error: Exception, command: str) -> tuple[str, int] | None:
 def _refusals() -> tuple[type[Exception], ...]:
     """Return the errors whose text says what to do. Imported late: most commands meet none."""
     from daemon.storage.database.connections import StoreError
+    from experts.catalog import CatalogError
     from experts.editions.edition import EditionError
     from experts.errors import ExpertError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
-    return CommandError, EditionError, ExpertError, ModelError, *of_daemon
+    return CommandError, CatalogError, EditionError, ExpertError, ModelError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:

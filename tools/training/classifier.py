@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from experts.catalog import add_expert
+from experts.catalog import add_expert, read_catalog
 from experts.drift import histograms
 from experts.vision.guards import learn_limits
 from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits, usual_distances
 from experts.vision.networks import Backbone
 from tools.training import TrainingError, architecture_of, fit, require_expert_id
-from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
+from tools.training.backbone import BackboneInCatalog, load_backbone
 from tools.training.expert_file import Form
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, distance_limit, fit_bank, fit_linear, fit_usual, write_head
@@ -104,7 +104,7 @@ def train_classifier(
     require_expert_id(expert)
     if out.exists() and not out.is_dir():
         raise TrainingError(f"{out}: is a file; name a folder for the experts with --out")
-    present = read_entries(out / "catalog.yaml").get(expert)
+    present = read_catalog(out / "catalog.yaml").get(expert)
     if present is not None and not present.classes:
         raise TrainingError(f"{expert} is a backbone of {out / 'catalog.yaml'}: name the expert otherwise, with --id")
     known = load_backbone(out / "catalog.yaml", plan.backbone)

@@ -50,15 +50,16 @@ def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -
     """Make an expert in `out`; return its report, whose `file` are its weights, and its version if it is a candidate.
 
     If the edition in force has that expert, the new one becomes a candidate and the working catalog stays as it is.
-    Raises EditionError.
+    Raises EditionError, and CatalogError before anything is made.
     """
     folder = EditionFolder(out / "catalog.yaml")
+    present = read_catalog(folder.catalog)
     in_force = folder.in_force()
     if in_force is None or expert not in in_force.experts:
         return make(out), None
     with TemporaryDirectory(prefix=".new-", dir=out) as scratch:
         catalog = Path(scratch) / "catalog.yaml"
-        write_catalog(catalog, {name: each.moved_from(out) for name, each in read_catalog(folder.catalog).items()})
+        write_catalog(catalog, {name: each.moved_from(out) for name, each in present.items()})
         report = make(catalog.parent)
         entry = read_catalog(catalog)[expert].moved_from(catalog.parent)
         version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]

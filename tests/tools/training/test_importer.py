@@ -19,6 +19,7 @@ from experts.vision.slot import loaded_slot
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
+from tests.tools.run_commands import coserve
 from tools.experts.change import _entry_of
 from tools.experts.measure import answers_of, images_in
 from tools.training import TrainingError
@@ -115,6 +116,13 @@ def refusal(file: Path, target: dict) -> str:
 def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path, architecture: str, changed: dict, said: str):
     file = a_state_dict(tmp_path, "yolov8n" if architecture == "yolov8n" else "resnet18")
     assert said in refusal(file, a_target(tmp_path, architecture) | changed)
+
+
+def test_a_broken_catalog_is_named_before_anything_is_made(tmp_path: Path):
+    (tmp_path / "catalog.yaml").write_text("experts: [")
+    words = ("--architecture", "resnet18", "--classes", "a,b,c,d,e", "--normalize", "none", "--out", tmp_path)
+    assert "catalog.yaml:2:1: not YAML" in coserve("import", a_state_dict(tmp_path), *words, status=1).stderr
+    assert not (tmp_path / "trained.safetensors").exists()
 
 
 def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives(tmp_path: Path):
