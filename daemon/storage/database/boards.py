@@ -353,13 +353,13 @@ class RepeatedPictures:
 
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
-        self._window = 0 if "*" in guards.may_repeat else int(guards.repeated_picture)
+        self._window = int(guards.repeated_picture)
         #: By source and payload the last place, the number of the image there, and that of the last one elsewhere.
         self._sources: OrderedDict[str, OrderedDict[int, tuple[int, int, int]]] = OrderedDict()
 
     def note(self, image: Image) -> bool:
         """Note an image that is accepted; True if its picture came before, for another position or board."""
-        if not self._window or image.source in self.guards.may_repeat:
+        if not self._window or self.guards.may_send_again(image.source):
             return False
         pictures = self._sources.get(image.source)
         if pictures is None:
