@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import count_text, printable
-from routing_rules.reasons import JudgedAnswer, deciding_reason
+from routing_rules.reasons import REASONS, JudgedAnswer, deciding_reason
 from routing_rules.routes import DetectorStep, Judgement, Step
 from tools.experts.look import CatalogVersions
 from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
@@ -24,27 +24,6 @@ from tools.query.retrace import PictureSize, StoredRules, picture_size, retrace,
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened, plant_time
 
-_REASONS = {
-    "deadline": (
-        "its time was over, or could not suffice, before its verdict was stored. Look at what made it wait"
-        " (the times of each step, `coserve queues`, question 7 of docs/results.md), or have the camera give more time"
-    ),
-    "expert_failed": (
-        "an expert could not be loaded, or ended with an error. `coserve experts` lists what failed, `coserve check`"
-        " reads every weights file, and the daemon's log has the error (events inference_failed, expert_load_failed)"
-    ),
-    "bad_image": (
-        "its bytes could not be decoded, although its header was sound. Look at camera and cable; the daemon's log"
-        " says what is wrong and where a copy lies (event image_quarantined)"
-    ),
-    "edition_gone": (
-        "its board began in an edition of rules and experts that was replaced, and that does not serve any more. Send"
-        " the board again as a new attempt"
-    ),
-    "repeated_picture": "its source had just sent the same picture for another place or board. Is its camera frozen?",
-    "picture_quality": "nothing can be judged on its picture. Look at camera, light and lens",
-    "unlike_training": "its picture is unlike all that the expert learned from. Look at it; learn it if it is right",
-}
 _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}
 
 
@@ -220,7 +199,7 @@ class _Explanation:
             yield "It has no verdict yet: `coserve queues` shows what waits."
             return
         if image["reason"]:
-            why = _REASONS.get(image["reason"], "see the daemon log")
+            why = ". ".join(REASONS.get(image["reason"], ("see the daemon log",)))
             yield f"Verdict: {image['verdict']}, because of {image['reason']}: {why}."
         else:
             yield f"Verdict: {shown(image['verdict'], image['defect'])}{self._deciding_step()}."
