@@ -108,6 +108,7 @@ def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():
     assert (closing["verdict"], closing["missing"], closing["inspected"]) == ("unknown", [], 4)
 
 
+LAST = Images(number=MAX_ATTEMPT).complete().closed()
 OPEN, WHOLE, EMPTY = Images(number=2).attempt, Images().complete().closed(), Images().closed()
 GAPS = Images().image("R0402", "a", "pass").image("QFP64", "U1").closed()
 FILLED = Images().image("R0402", "a", "pass").image("QFP64", "U1").closed()
@@ -134,6 +135,8 @@ FILLED.count_image("R0402", "b")
         ([EMPTY, OPEN], 2, ("R0402", "a"), (2, "in time")),
         ([EMPTY, OPEN], 1, ("R0402", "a"), (1, "late")),
         ([WHOLE], 1, ("R0402", "a"), (1, "refused")),
+        ([LAST], None, ("R0402", "a"), (MAX_ATTEMPT, "refused")),  # no number is left
+        ([LAST], 1, ("R0402", "a"), (1, "in time")),
         ([WHOLE, OPEN], 1, ("R0402", "a"), (1, "refused")),
     ],
 )
@@ -146,13 +149,6 @@ def test_a_closed_attempt_takes_a_picture_that_repeats_one_of_its_own_named_or_n
     for named, number in ((None, 2), (2, 2), (1, 1)):
         chosen = choose_attempt(attempts, named, "R0402", "a", repeats=lambda _: True)
         assert chosen == (number, "repeats")
-
-
-def test_after_the_last_number_there_is_an_attempt_still_finds_one():
-    last = Images(number=MAX_ATTEMPT).complete().closed()
-    assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == (1, "in time")
-    both = {MAX_ATTEMPT: last, 1: Images().complete().closed()}
-    assert choose_attempt(both, None, "R0402", "c", free=2) == (2, "in time")
 
 
 def test_a_closed_verdict_never_changes():
