@@ -1,7 +1,6 @@
 """`coserve check`: every mistake in a whole line, from its settings to its weights, with file and line."""
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from daemon.line.line import (
 from daemon.line.profile import this_machine
 from daemon.storage.claims import claim_problems
 from daemon.storage.disk_space import storage_problems
-from daemon.wire.control import ControlError, must_listen
 from daemon.wire.endpoints import check_allowed_clients
 from experts.catalog import Catalog
 from experts.editions.folder import EditionFolder
@@ -35,7 +33,6 @@ from routing_rules.compile import RulesError
 from routing_rules.load import KeyPath, read_yaml
 
 _NO_ZONE = "{}: no plant.timezone: days, and times that people type, are UTC; for this PC's: plant: {{timezone: {}}}"
-_RUNS = "{}: a daemon runs with this line: a second `coserve run` would be refused; `coserve reload` takes in changes"
 _PLACE = re.compile(r"(.+?):(\d+):(\d+): ")
 
 
@@ -71,11 +68,7 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
     problems += consumer_problems(path, config)
     if is_capacity_known and not any("policy: " in problem for problem in problems):
         problems += at_their_keys(path, capacity_problems(config, routes, catalog))
-    runs: list[str] = []
-    with suppress(ControlError):
-        must_listen(config.endpoints.control)
-        runs = [_RUNS.format(path)]
-    facts = {
+    facts: dict[str, Any] = {
         "boards": len(routes.recipes),
         "experts": len(catalog),
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
@@ -83,18 +76,14 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
         "rules_version": routes.version,
         "warnings": [
             *([] if catalog else [NO_EXPERTS]),
-            *runs,
             *consumer_warnings(path, config),
             *profile_warnings(path, config, measured, catalog),
             *_unguarded(config, catalog),
             *routes.warnings,
-            *(
-                []
-                if config.plant.timezone or problems
-                else [_NO_ZONE.format(path, zone_of_this_pc() or "Europe/Berlin")]
-            ),
         ],
     }
+    if config.plant.timezone is None and not problems:
+        facts["warnings"].append(_NO_ZONE.format(path, zone_of_this_pc() or "Europe/Berlin"))
     return [*_in_order(problems), *claims], facts
 
 

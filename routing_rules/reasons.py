@@ -10,6 +10,36 @@ from itertools import chain
 
 from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Requirement, Seen, Step, judge, threshold
 
+#: What a stored `reason` means, and what to do.
+REASONS: dict[str | None, tuple[str, ...]] = {
+    "deadline": (
+        "its time was over, or could not suffice, before its verdict was stored",
+        "Look at what made it wait (`coserve queues`, question 7 of docs/results.md), or let the camera give more time",
+    ),
+    "expert_failed": (
+        "an expert could not be loaded, or ended with an error",
+        "`coserve experts` lists what failed, `coserve check` reads every weights file, the daemon's log has the error",
+    ),
+    "bad_image": (
+        "its bytes could not be decoded, although its header was sound",
+        "Look at camera and cable; the daemon's log says what is wrong and where a copy lies (event image_quarantined)",
+    ),
+    "edition_gone": (
+        "its board began in an edition of rules and experts that does not serve any more",
+        "Send the board again as a new attempt",
+    ),
+    "no_expert": ("no expert judges it yet", "Train one of pictures like it"),
+    "repeated_picture": (
+        "its source had just sent the same picture for another place or board",
+        "Look if its camera is frozen",
+    ),
+    "picture_quality": ("nothing can be judged on its picture", "Look at camera, light and lens"),
+    "unlike_training": (
+        "its picture is unlike all that the expert learned from",
+        "Look at it; learn it if it is right",
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:

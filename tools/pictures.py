@@ -7,6 +7,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from errno import ENOENT
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -44,10 +45,11 @@ def is_hidden(path: PurePath) -> bool:
 def find_pictures(folder: Path, depth: int | None = None) -> FolderPictures:
     """Return the pictures in `folder`: `depth` 1 directly, 2 in its subfolders, None anywhere below.
 
-    Files that another program deletes meanwhile are passed over. OSError if a folder cannot be read.
+    Files that another program deletes meanwhile are passed over, folders within that cannot be read (lost+found) are
+    left out. OSError if `folder` cannot be read.
     """
     files, left_out = list[Path](), Counter[str]()
-    for path in _walk(folder, depth):
+    for path in _walk(folder, depth, left_out):
         suffix = path.suffix.lower()
         if is_hidden(path.relative_to(folder)):
             left_out[HIDDEN] += suffix in SUFFIXES or path.name.casefold() in _SYSTEM_NAMES
@@ -78,9 +80,10 @@ def as_payload(content: bytes, *, upright: bool = False) -> bytes:
     Raises ImageError.
     """
     mark = orientation(content) if upright else 1
-    if mark == 1 and not _is_webp(content):
+    is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
+    if mark == 1 and not is_webp:
         return content
-    image = Pillow.fromarray(read_pixels(content))
+    image = Pillow.fromarray(decode_opencv(content) if is_webp else decode(content, "image"))
     image.getexif()[ExifTags.Base.Orientation] = mark
     turned = np.asarray(ImageOps.exif_transpose(image))
     return cv2.imencode(".png", turned[:, :, ::-1])[1].tobytes()
@@ -88,19 +91,16 @@ def as_payload(content: bytes, *, upright: bool = False) -> bytes:
 
 def read_pixels(content: bytes) -> Image:
     """Return (H, W, 3) uint8 RGB of a file, as the daemon decodes it; orientation marks are ignored. ImageError."""
-    return decode_opencv(content) if _is_webp(content) else decode(content, "image")
+    return decode(as_payload(content), "image")
 
 
-def _is_webp(content: bytes) -> bool:
-    return content[:4] == b"RIFF" and content[8:12] == b"WEBP"
-
-
-def _walk(folder: Path, depth: int | None) -> Iterator[Path]:
+def _walk(folder: Path, depth: int | None, left_out: Counter[str]) -> Iterator[Path]:
     """Yield files of that depth, and links to files; also links to nothing, which are named when they are read."""
 
     def note(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError) or error.filename == str(folder):
+        if error.filename == str(folder):
             raise error
+        left_out[f"the folder {error.filename} cannot be read ({error.strerror})"] += error.errno != ENOENT
 
     for place, folders, names in os.walk(folder, onerror=note, followlinks=depth is not None):
         level = len(Path(place).relative_to(folder).parts) + 1

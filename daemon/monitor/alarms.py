@@ -175,8 +175,7 @@ class Alarms:
         self._messages: deque[Message] = deque(maxlen=_WAITING)
         self._sent_twice = SentTwice()
         #: The alarm of releases that late images took back; read again after each decision.
-        self._withdrawn: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._is_withdrawn_read = False
+        self._withdrawn: dict[tuple[Any, ...], dict[str, Any]] | None = None
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
         self._thread = threading.Thread(target=self._run, name="alarms")
@@ -232,11 +231,10 @@ class Alarms:
         for watch in watches.values():
             watch.judge(time.time())
         self._watches = watches
-        decided = [message.body for message in waiting if message.topic.startswith("review/")]
-        self._is_withdrawn_read &= not any(body["inspection_id"] is None or self._withdrawn for body in decided)
-        if not self._is_withdrawn_read:
+        if any(message.topic.startswith("review/") for message in waiting):
+            self._withdrawn = None
+        if self._withdrawn is None:
             self._withdrawn = _withdrawn_alarm(self._reader.withdrawn_releases(_MAX_ACTIVE))
-            self._is_withdrawn_read = True
         of_rules = {(rule, *key): row for rule, watch in watches.items() for key, row in watch.active.items()}
         self._report(of_rules | self._sent_twice.active | self._withdrawn)
 
@@ -245,8 +243,8 @@ class Alarms:
             for row in (row for key, row in rows.items() if key not in others):
                 self._log.warning(event, alarm=row["alarm"], text=row["text"], since=row["since"])
         self._active, self.rows = active, sorted(active.values(), key=lambda row: row["since"])
-        self.counts = {rule.name: len(each.active) for rule, each in self._watches.items() if rule is not REPEATED}
-        self.counts |= Counter(row["alarm"] for row in self.rows)
+        names = (rule.name for rule in self._watches if rule is not REPEATED)
+        self.counts = {**dict.fromkeys(names, 0), **Counter(row["alarm"] for row in self.rows)}
         written = encode({"alarms": self.rows})
         if self._file is not None and written != self._written and (self.counts or self._file.exists()):
             self._file.parent.mkdir(exist_ok=True)

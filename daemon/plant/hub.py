@@ -43,7 +43,6 @@ from experts.catalog import Digest
 #: The longest pause between parts of a picture or of a release's file, which may come over a slow link.
 _PAUSE_S = 600.0
 _PART_BYTES = 64 * 1024
-_WRITE_BYTES = 256 * 1024
 _INCOMING = "incoming-"
 #: Pictures that a line may send at once, and those whose rows may be missing.
 _SENT_AT_ONCE = 4
@@ -191,8 +190,9 @@ def release_router(hub: Hub) -> APIRouter:
 
     @router.put("/releases/{name}/{number}", status_code=201, dependencies=change)
     async def put_release(name: str, number: int, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
-        data = await read_body(request, MAX_MANIFEST_BYTES)
-        signed = SignedManifest(data, f"{request.headers.get(SIGNATURE_HEADER, '')}\n".encode())
+        data = BytesIO()
+        await _spool(request, data, MAX_MANIFEST_BYTES)
+        signed = SignedManifest(data.getvalue(), f"{request.headers.get(SIGNATURE_HEADER, '')}\n".encode())
         await run_in_threadpool(store.add_manifest, name, number, signed)
         return Response(status_code=201)
 
@@ -209,33 +209,24 @@ def release_router(hub: Hub) -> APIRouter:
     @router.put("/objects/{sha256}", status_code=201, dependencies=change)
     async def put_object(sha256: str, request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
         store.place(sha256)
-        await _receive(store, sha256, request)
+        store.folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=store.folder, prefix=_INCOMING) as part:
+            await _spool(request, part, MAX_FILE_BYTES)
+            await run_in_threadpool(store.add_object, Path(part.name), sha256)
         return Response(status_code=201)
 
     return router
 
 
-async def _receive(store: Store, sha256: str, request: Request) -> None:
-    """Receive a file under a temporary name, and store it once its bytes have the digest."""
-    store.folder.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=store.folder, prefix=_INCOMING) as part:
-        await _spool(request, part, MAX_FILE_BYTES)
-        await run_in_threadpool(store.add_object, Path(part.name), sha256)
-
-
 async def _spool(request: Request, file: Any, max_bytes: int) -> str:
     """Write a body to `file` as it comes, and return its sha256."""
-    digest, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
+    digest, size_bytes = hashlib.sha256(), 0
     async for part in parts_of(request):
         size_bytes += len(part)
         if size_bytes > max_bytes:
             raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
         digest.update(part)
-        waiting += part
-        if len(waiting) >= _WRITE_BYTES:
-            await run_in_threadpool(file.write, waiting)
-            waiting = bytearray()
-    await run_in_threadpool(file.write, waiting)
+        await run_in_threadpool(file.write, part)
     await run_in_threadpool(file.flush)
     return digest.hexdigest()
 
@@ -344,9 +335,3 @@ async def parts_of(request: Request) -> AsyncIterator[bytes]:
     async for part in request.stream():
         request.state.heard_s = time.monotonic()
         yield part
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    content = BytesIO()
-    await _spool(request, content, max_bytes)
-    return content.getvalue()

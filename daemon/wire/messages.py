@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from coserve_client.frames import KEY, MAGIC, MAX_HEADER_BYTES, encode
 from daemon.records import (
@@ -171,6 +171,8 @@ def _legal_key(value: object) -> str | None:
     return value if isinstance(value, str) and KEY.fullmatch(value) else None
 
 
+T = TypeVar("T")
+
 VERSION = 1
 DAY_MS = 86_400_000
 
@@ -181,6 +183,7 @@ _ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control charac
 #: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
 _WHITE_SPACE = "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TEXT = re.compile(r"[^\ud800-\udfff]*")
+_TEXT_EXPECTED = "a string without surrogates"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _KEY_EXPECTED = "a string of 1 to 128 of A-Z a-z 0-9 . _ : / -"
 _RFC3339 = re.compile(
@@ -241,8 +244,7 @@ class _Fields:
             return value
         raise self._wrong(name, expected, value)
 
-    def needed(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
-        value = self.string(name, pattern, expected)
+    def needed(self, name: str, value: T | None, expected: str) -> T:
         if value is None:
             raise self._wrong(name, expected, None)
         return value
@@ -251,13 +253,10 @@ class _Fields:
         return _keys_sent(self._fields)
 
     def key(self, name: str) -> str:
-        return self.needed(name, KEY, _KEY_EXPECTED)
+        return self.needed(name, self.string(name, KEY, _KEY_EXPECTED), _KEY_EXPECTED)
 
     def name(self, name: str) -> str:
-        used = self.name_or_none(name)
-        if used is None:
-            raise self._wrong(name, NAME_EXPECTED, None)
-        return used
+        return self.needed(name, self.name_or_none(name), NAME_EXPECTED)
 
     def name_or_none(self, name: str) -> str | None:
         value = self._fields.get(name)
@@ -278,12 +277,6 @@ class _Fields:
         if value is None or (isinstance(value, str) and value in choices):
             return value
         raise self._wrong(name, " or ".join(choices), value)
-
-    def choice(self, name: str, *choices: str) -> str:
-        value = self.one_of(name, *choices)
-        if value is None:
-            raise self._wrong(name, " or ".join(choices), None)
-        return value
 
     def flag(self, name: str) -> bool | None:
         value = self._fields.get(name)
@@ -358,7 +351,8 @@ def parse(frames: Sequence[bytes]) -> tuple[Message, bytes | None]:
     header = read_header(frames)
     fields = _Fields(header)
     try:
-        message = _KINDS[fields.choice("type", *_KINDS)](fields)
+        kind = fields.needed("type", fields.one_of("type", *_KINDS), " or ".join(_KINDS))
+        message = _KINDS[kind](fields)
     except _FieldError as error:
         raise MessageError("bad_field", str(error), *_keys_sent(header)) from None
     return message, frames[2] if len(frames) == 3 else None
@@ -380,9 +374,7 @@ def _inspect(fields: _Fields) -> Image:
 
 
 def _board(fields: _Fields) -> BoardRef:
-    board = fields.inner("board")
-    if board is None:
-        raise _FieldError("board", "an object", None)
+    board = fields.needed("board", fields.inner("board"), "an object")
     return BoardRef(
         type=board.name("type"),
         serial=board.serial(),
@@ -406,10 +398,8 @@ def _pixels(fields: _Fields) -> Pixels:
     dtype = fields.one_of("dtype", "uint8")
     if encoding != "raw":
         return _ENCODED
-    if shape is None:
-        raise _FieldError("shape", "[height, width, channels]", None)
-    if dtype is None:
-        raise _FieldError("dtype", "uint8", None)
+    shape = fields.needed("shape", shape, "[height, width, channels]")
+    fields.needed("dtype", dtype, "uint8")
     return Pixels("raw", shape)
 
 
@@ -418,7 +408,7 @@ def _generate(fields: _Fields) -> Generation:
         request_id=fields.key("id"),
         source=fields.key("source"),
         model=fields.name("model"),
-        prompt=fields.needed("prompt", _TEXT, "a string without surrogates"),
+        prompt=fields.needed("prompt", fields.string("prompt", _TEXT, _TEXT_EXPECTED), _TEXT_EXPECTED),
         max_new_tokens=fields.integer("max_new_tokens", 1),
         task=fields.name_or_none("task"),
         slo_ms=fields.integer("slo_ms", 1),
@@ -433,9 +423,7 @@ def _hello(fields: _Fields) -> Hello:
 
 
 def _results_since(fields: _Fields) -> ResultsSince:
-    seq = fields.integer("seq", 0)
-    if seq is None:
-        raise _FieldError("seq", "an integer from 0", None)
+    seq = fields.needed("seq", fields.integer("seq", 0), "an integer from 0")
     limit = fields.integer("limit", 1, 1000)
     return ResultsSince(*fields.keys_sent(), seq, 100 if limit is None else limit)
 

@@ -10,6 +10,7 @@ from daemon.check import check_line
 from tests.contract.client import Line
 from tests.lines import a_jpeg
 from tests.tools.run_commands import coserve
+from tools.terminal.names import file_name
 
 RULES = """\
 boards:
@@ -69,6 +70,6 @@ def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> No
         "R0402/ok/1-S1.jpg": a_jpeg(0),
         "R0402/tombstone/2-S1.jpg": a_jpeg(1),
         "unsorted/R0402/3-S1.jpg": a_jpeg(2),
-        "unsorted/QFP_64-e8f3ff78/4-S1.jpg": a_jpeg(3),
+        f"unsorted/{file_name('QFP/64')}/4-S1.jpg": a_jpeg(3),
     }
     coserve(*words, status=2)  # a second time nothing is overwritten

@@ -317,9 +317,9 @@ def test_a_restored_line_knows_the_versions_that_judged_and_who_restored_it(real
 @pytest.mark.promise(
     "Versions of experts",
     "Changes made without a daemon are recorded once, each with its author; retention deletes none; a refused "
-    "reload is not recorded",
+    "reload is recorded with its reason, and changes nothing",
 )
-def test_changes_outlive_retention_and_a_refused_reload_is_none(line: Line) -> None:
+def test_changes_outlive_retention_and_a_refused_reload_is_one_and_puts_nothing_in_force(line: Line) -> None:
     settings = yaml.safe_load(line.config.read_text(encoding="utf-8"))
     settings["retention"] = {"results_for": "1ms", "good_examples": 0}
     line.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -330,7 +330,10 @@ def test_changes_outlive_retention_and_a_refused_reload_is_none(line: Line) -> N
         assert line.control("reload", who="ben")["type"] == "error"
         assert line.control("reload", who="b\nen")["code"] == "bad_field"
         assert line.control("reload", note="x" * 200)["code"] == "bad_field"
-    assert changes(line, "reload") == []
+    (refused,) = changes(line, "reload", "reload_refused")
+    assert refused[:5] == ("ben", "reload_refused", "files", None, None)
+    assert "rules.yaml" in refused[5]
+    assert "event=reload_refused" in line.log()
     line.write_rules(RULES)
     before = line.rows("SELECT * FROM changes")
     done("db", "prune", "--config", str(line.config))

@@ -27,59 +27,64 @@ def a_folder(root: Path, *names: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["._R1.png", ".R1.png", "__MACOSX/ok/R1.png", "@eaDir/R1.png/THUMB_M.png", "ok/@eaDir/R1.png", "Thumbs.db",
-     ".thumbnails/R1.jpg", "#recycle/R1.bmp", "$RECYCLE.BIN/R1.tif"],
-)  # fmt: skip
-def test_files_of_an_operating_system_are_no_pictures_and_are_counted(tmp_path, name):
-    found = find_pictures(a_folder(tmp_path, "ok/R2.png", name))
-
-    assert found.files == [tmp_path / "ok/R2.png"]
-    assert found.left_out == {HIDDEN: 1}
+SYSTEM = [
+    *("._R1.png", ".R1.png", "__MACOSX/ok/R1.png", "@eaDir/R1.png/THUMB_M.png", "ok/@eaDir/R1.png", "Thumbs.db"),
+    *(".thumbnails/R1.jpg", "#recycle/R1.bmp", "$RECYCLE.BIN/R1.tif"),
+]
 
 
-def test_every_suffix_that_the_decoder_reads_is_found_in_any_case(tmp_path):
+def test_each_picture_is_found_by_its_suffix_and_what_is_left_out_is_counted_by_reason(tmp_path):
     names = ["a.PNG", "b.jpg", "c.JPEG", "d.jfif", "e.bmp", "f.TIF", "g.tiff", "h.webp"]
 
-    found = find_pictures(a_folder(tmp_path, *names, "notes.txt", "labels.json", ".DS_Store"))
+    found = find_pictures(a_folder(tmp_path, *names, *SYSTEM, "notes.txt", ".DS_Store", "a.gif", "b.GIF", "c.heic"))
 
     assert [file.name for file in found.files] == names
-    assert not found.left_out
-
-
-def test_pictures_of_a_kind_that_is_not_read_are_counted_by_suffix(tmp_path):
-    found = find_pictures(a_folder(tmp_path, "a.gif", "b.GIF", "c.heic"))
-
-    assert found.files == []
+    assert found.left_out.pop(HIDDEN) == len(SYSTEM)
     assert sorted((text.split()[0], count) for text, count in found.left_out.items()) == [(".gif", 2), (".heic", 1)]
 
 
-def test_a_depth_finds_pictures_there_and_nowhere_else(tmp_path):
-    a_folder(tmp_path, "0.png", "ok/1.png", "ok/deep/2.png")
-
-    assert [file.name for file in find_pictures(tmp_path, 1).files] == ["0.png"]
-    assert [file.name for file in find_pictures(tmp_path, 2).files] == ["1.png"]
-    assert [file.name for file in find_pictures(tmp_path).files] == ["0.png", "1.png", "2.png"]
-
-
-def test_folders_pipes_and_loops_of_links_are_no_pictures(tmp_path):
+def test_a_depth_finds_pictures_there_and_folders_pipes_and_loops_of_links_are_none(tmp_path):
     """Reading a pipe would wait for ever, following a loop too."""
-    a_folder(tmp_path / "in", "R1.png")
+    a_folder(tmp_path / "in", "0.png", "ok/1.png", "ok/deep/2.png")
     (tmp_path / "in/folder.png").mkdir()
     (tmp_path / "in/again").symlink_to(tmp_path / "in")
-    (tmp_path / "in/R2.png").symlink_to(tmp_path / "in/R1.png")
+    (tmp_path / "in/link.png").symlink_to(tmp_path / "in/0.png")
     os.mkfifo(tmp_path / "in/pipe.png")
 
-    assert [file.name for file in find_pictures(tmp_path / "in").files] == ["R1.png", "R2.png"]
+    def names(depth: int | None) -> list[str]:
+        return [file.name for file in find_pictures(tmp_path / "in", depth).files]
+
+    assert names(None) == ["0.png", "link.png", "1.png", "2.png"]
+    assert (names(1), names(2)) == (["0.png", "link.png"], ["0.png", "link.png", "1.png"])
+
+
+def test_a_folder_within_that_cannot_be_read_is_left_out_aloud(tmp_path, monkeypatch):
+    a_folder(tmp_path, "ok/1.png", "lost+found/2.png")
+    read, closed = os.scandir, str(tmp_path / "lost+found")
+
+    def scandir(place: str):
+        if place in (closed, str(tmp_path / "none")):
+            raise PermissionError(13, "Permission denied", place)
+        return read(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = find_pictures(tmp_path)
+    assert [file.name for file in found.files] == ["1.png"]
+    assert found.left_out == {f"the folder {closed} cannot be read (Permission denied)": 1}
+    with pytest.raises(PermissionError):
+        find_pictures(tmp_path / "none")
+
+
+def turned(mark: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[274] = mark
+    return exif
 
 
 def marked(kind: str, mark: int) -> bytes:
     if kind == "TIFF":
         return encoded(PICTURE, kind, tiffinfo={274: mark})
-    exif = Image.Exif()
-    exif[274] = mark
-    return encoded(PICTURE, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    return encoded(PICTURE, kind, exif=turned(mark), **({"lossless": True} if kind == "WEBP" else {}))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
@@ -91,9 +96,9 @@ def test_an_orientation_mark_is_ignored_and_upright_turns_at_the_source(kind, ma
     assert orientation(content) == mark
     np.testing.assert_array_equal(read_pixels(content), stored)
     np.testing.assert_array_equal(decode(as_payload(content), "image"), stored)
-    turned = Image.fromarray(stored)
-    turned.getexif()[274] = mark
-    expected = np.asarray(ImageOps.exif_transpose(turned))
+    image = Image.fromarray(stored)
+    image.getexif()[274] = mark
+    expected = np.asarray(ImageOps.exif_transpose(image))
     np.testing.assert_array_equal(decode(as_payload(content, upright=True), "image"), expected)
 
 
@@ -130,32 +135,20 @@ def test_what_the_daemon_refuses_is_refused_by_name_in_training_and_data_sets(tm
         read_picture(tmp_path / "ok/2.jpg")
 
 
-def test_training_reads_big_endian_tiffs_and_webps_and_passes_over_files_of_a_mac(tmp_path):
+def test_training_reads_big_endian_tiffs_and_webps_ignores_marks_aloud_and_passes_over_files_of_a_mac(tmp_path):
     """As ImageJ writes its TIFFs."""
     for label in ("ok", "missing"):
         for number in range(2):
             picture = a_picture(64, 48, seed=number + 2 * (label == "ok"))
             a_folder(tmp_path, f"{label}/._{number}.png", "@eaDir/1.png/THUMB.png", f"__MACOSX/{label}/._1.png")
             deep = Image.fromarray(picture[..., 0].astype(">u2") << 8)
-            content = encoded(deep, "TIFF") if number else encoded(picture, "WEBP", lossless=True)
+            content = encoded(deep, "TIFF") if number else encoded(picture, "WEBP", lossless=True, exif=turned(6))
             (tmp_path / label / f"{number}.{'tif' if number else 'webp'}").write_bytes(content)
 
     data, warnings = read_labelled(tmp_path, 48)
 
     assert data.counts() == {"missing": 2, "ok": 2}
     assert sum("2 files left out: hidden" in text for text in warnings) == 2
+    assert sum("2 pictures with an orientation mark: it is ignored" in text for text in warnings) == 1
     a_folder(tmp_path / "all", "R0402/ok/1.png", "__MACOSX/R0402/ok/._1.png", "@eaDir/1.png")
     assert [folder.name for folder in type_folders(tmp_path / "all")] == ["R0402"]
-
-
-def test_training_says_once_that_orientation_marks_are_ignored(tmp_path):
-    for number in range(4):
-        a_folder(tmp_path, f"{'ok' if number % 2 else 'bad'}/{number}.jpg")
-        exif = Image.Exif()
-        exif[274] = 6
-        content = encoded(a_picture(64, 48, seed=number), "JPEG", exif=exif)
-        (tmp_path / ("ok" if number % 2 else "bad") / f"{number}.jpg").write_bytes(content)
-
-    _, warnings = read_labelled(tmp_path, 32)
-
-    assert [text for text in warnings if "4 pictures with an orientation mark: it is ignored" in text]

@@ -15,7 +15,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
@@ -28,14 +28,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from coserve_client import CameraImage
 from daemon.errors import ConfigError
 from experts.errors import ImageError
-from experts.vision.preprocess import MAX_PIXELS
+from experts.vision.preprocess import MAX_PIXELS, decode
 from experts.vision.structure import check_structure
 from routing_rules.load import read_yaml, validate
-from tools.pictures import MARK_IGNORED, as_payload, find_pictures, orientation, read_pixels
+from tools.pictures import MARK_IGNORED, as_payload, find_pictures, orientation
 from tools.terminal.console import CommandError
 from tools.terminal.names import file_name, legal_name
 
 _SUFFIX_OF = {b"\xff\xd8": ".jpg", b"BM": ".bmp", b"II*": ".tif", b"MM": ".tif"}
+#: No images can be made of a picture; the text says what was expected.
+NO_IMAGE = (ImageError, CommandError)
 PART_FILE = "BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png (or .jpg, .bmp, .tif, .webp)"
 _ILLEGAL_IN_KEY = re.compile(r"[^A-Za-z0-9._:-]+")
 
@@ -56,10 +58,6 @@ class BoardLayout(BaseModel):
     board: str = Field(min_length=1, max_length=128)
     size: tuple[int, int]
     parts: dict[str, LayoutPart] = Field(min_length=1)
-
-
-class PictureError(ValueError):
-    """No images can be made of a picture; the text says what was expected."""
 
 
 class PartImage(NamedTuple):
@@ -92,10 +90,10 @@ def load_layout(path: Path) -> BoardLayout:
 
 
 def cut(picture: NDArray[Any], layout: BoardLayout) -> list[PartImage]:
-    """Return the parts of `picture`, (height, width[, 3]) BGR, in the layout's order; PictureError for a wrong size."""
+    """Return the parts of `picture`, (height, width[, 3]) BGR, in the layout's order; ImageError for a wrong size."""
     height, width = picture.shape[:2]
     if (width, height) != layout.size:
-        raise PictureError(
+        raise ImageError(
             f"the picture has {width} × {height} pixels, the layout of {layout.board} is for "
             f"{layout.size[0]} × {layout.size[1]}: set the camera to that, or measure the boxes again"
         )
@@ -134,14 +132,14 @@ class TrainingFolder:
         suffix = next((end for start, end in _SUFFIX_OF.items() if payload.startswith(start)), ".png")
         folder = self.folder / file_name(component)
         folder.mkdir(parents=True, exist_ok=True)
-        for number in count():
-            try:
-                with (folder / f"{name}{f'-{number}' if number else ''}{suffix}").open("xb") as file:
-                    file.write(payload)
-                break
-            except FileExistsError:
-                continue
+        free_place(folder / f"{name}{suffix}").write_bytes(payload)
         self.images += 1
+
+
+def free_place(path: Path) -> Path:
+    """Return `path` itself, or if it is taken NAME-2, NAME-3, …"""
+    others = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+    return next(place for place in chain([path], others) if not place.exists())
 
 
 @dataclass(slots=True)
@@ -167,7 +165,7 @@ class PictureFiles:
         unnamed: list[Path] = []
         for path in found.files:
             part = self.part_of(path.relative_to(folder))
-            (unnamed if part is None else named[part]).append(path)
+            (unnamed if part is None else named[part[:3]]).append(path)
         if unnamed:
             self.left_out[f"not named {PART_FILE}, the first is {unnamed[0]}"] = len(unnamed)
         for part, files in named.items():
@@ -181,7 +179,7 @@ class PictureFiles:
         for path in files:
             try:
                 yield from self.images(path.relative_to(folder), path.read_bytes())
-            except PictureError as error:
+            except NO_IMAGE as error:
                 self.refuse(path, str(error))
             except OSError as error:
                 self.refuse(path, f"cannot be read: {error.strerror}")
@@ -191,33 +189,25 @@ class PictureFiles:
         self.say(f"not sent: {path}: {why}")
 
     def images(self, path: PurePath, content: bytes) -> list[CameraImage]:
-        """Return the images of one file; `path` is relative to the folder. PictureError if none can be made of it.
+        """Return the images of one file; `path` is relative to the folder. Raises NO_IMAGE.
 
         Ids are the same only for the same bytes at the same place.
         """
         part = self.part_of(path)
         if part is None:
-            raise PictureError(f"expected {PART_FILE}")
-        try:
-            part = tuple(legal_name(name, "its name") for name in part)
-            component = legal_name(path.stem.split(".", 1)[1], "its name") if self.layout is None else ""
-        except CommandError as error:
-            raise PictureError(str(error)) from None
+            raise ImageError(f"expected {PART_FILE}")
+        part = tuple(legal_name(name, "its name") for name in part)
         if not (self.upright or self._has_said_mark) and orientation(content) != 1:
             self._has_said_mark = True
             self.say(f"{path} has an orientation mark: {MARK_IGNORED}")
-        try:
-            content = as_payload(content, upright=self.upright)
+        content = as_payload(content, upright=self.upright)
+        if self.layout is None:
             check_structure(content, MAX_PIXELS)
-            pixels = None if self.layout is None else read_pixels(content)
-        except ImageError as error:
-            raise PictureError(error.reason) from None
-        if self.layout is None or pixels is None:
-            board_type, serial, designator = part
+            board_type, serial, designator, component = part
             parts = [PartImage(designator, component, content)]
         else:
             board_type, serial = self.layout.board, part[0]
-            parts = cut(pixels[:, :, ::-1], self.layout)
+            parts = cut(decode(content, "image")[:, :, ::-1], self.layout)
         board, place = board_fields(board_type, serial, self.lot), (board_type, serial)
         return [
             CameraImage(_image_id(*place, name, payload), payload, board, component, {"designator": name})
@@ -225,13 +215,13 @@ class PictureFiles:
         ]
 
     def part_of(self, path: PurePath) -> tuple[str, ...] | None:
-        """Return the board type, serial and designator that `path` names, with a layout the serial; None for none."""
+        """Return the names in `path`: board type, serial, designator, component; of a whole board the serial."""
         is_named = self.layout is not None or (len(path.parts) == 3 and "." in path.stem)
-        names = (path.stem,) if self.layout else (*path.parts[:2], path.stem.split(".", 1)[0])
+        names = (path.stem,) if self.layout else (*path.parts[:2], *path.stem.split(".", 1))
         return tuple(normalize("NFC", name).strip() for name in names) if is_named else None
 
 
 def _image_id(board_type: str, serial: str, designator: str, payload: bytes) -> str:
-    digest = hashlib.sha256("\0".join((board_type, serial, designator, "")).encode(errors="surrogateescape"))
+    digest = hashlib.sha256("\0".join((board_type, serial, designator, "")).encode())
     digest.update(payload)
     return f"{key(serial)[:60]}/{key(designator)[:40]}/{digest.hexdigest()[:16]}"

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from coserve_client import NoRoomError, SpoolingPublisher
 from experts.durable import replace_durably
-from tools.camera.layout import BoardLayout, PictureError, TrainingFolder, board_fields, cut, key
+from experts.errors import ImageError
+from tools.camera.layout import BoardLayout, TrainingFolder, board_fields, cut, key
 from tools.terminal.console import CommandError
 from tools.terminal.names import legal_name, read_text
 
@@ -338,7 +339,7 @@ class Station:
             self.counts.failed += 1
             self.say(f"board {serial}: {error}")
             return
-        except PictureError as error:
+        except ImageError as error:
             raise SourceError(str(error)) from None
         board = board_fields(self.layout.board, serial, self.lot)
         board |= {"attempt": self.next_attempt()} if self.next_attempt else {}

@@ -23,7 +23,7 @@ from coserve_client import CurveClient, PublishAccount, Publisher
 from experts.durable import replace_durably
 from experts.errors import ImageError
 from experts.vision.structure import END_MARKED, check_structure
-from tools.camera.layout import PictureError, PictureFiles
+from tools.camera.layout import NO_IMAGE, PictureFiles, free_place
 from tools.pictures import as_payload, find_pictures
 
 #: A file that stays incomplete for this long is reported, once; one whose structure cannot tell is taken.
@@ -53,7 +53,6 @@ class DroppedFile:
     content: bytes = b""
     unanswered: int = 0
     next_look_s: float = 0.0
-    has_twin: bool = False
     refusals: list[str] = field(default_factory=list[str])
 
 
@@ -93,20 +92,14 @@ class WatchedFolder:
         folder: Path,
         sent: SentFiles,
         move_to: Path | None,
-        say: Callable[[str], None],
-        part_of: Callable[[PurePosixPath], object] = lambda path: path,
+        pictures: PictureFiles,
     ) -> None:
-        """Accepted files go to `move_to`, or stay and are noted in `sent`. `say` tells a person.
-
-        Two files of one folder with the same `part_of` are twins: which one is meant?
-        """
-        self.incomplete = 0
-        self.left_out = Counter[str]()
-        self._part_of = part_of
+        """Accepted files go to `move_to`, or stay and are noted in `sent`. `pictures` counts what was not sent."""
+        self.pictures = pictures
+        self.say = pictures.say
         self._folder = folder
         self._sent = sent
         self._move_to = move_to
-        self.say = say
         self._files: dict[str, DroppedFile] = {}
         self._is_away = False
 
@@ -118,19 +111,18 @@ class WatchedFolder:
             return
         for name in self._files.keys() - {name for name, _, _ in files}:
             del self._files[name]
-        parts = Counter(self._place_of(name) for name, _, _ in files)
+        parts = Counter(self._part_of(name) for name, _, _ in files)
         for name, path, stamp in sorted(files, key=lambda file: (file[2][1], file[0])):
             file = self._files.get(name)
             if file is None or file.stamp != stamp:
                 self._files[name] = DroppedFile(path, name, stamp, now_s, is_done=self._sent.has(name, stamp))
-            elif not file.is_done and now_s >= file.next_look_s and self._read(file):
+            elif not file.is_done and now_s >= file.next_look_s and self._read(file, parts[self._part_of(name)] > 1):
                 file.is_done = True
-                file.has_twin = parts[self._place_of(name)] > 1
                 yield file
 
-    def _place_of(self, name: str) -> object:
+    def _part_of(self, name: str) -> object:
         path = PurePosixPath(name)
-        return path.parent, self._part_of(path) or path
+        return path.parent, (self.pictures.part_of(path) or (path,))[:3]
 
     @property
     def waiting(self) -> int:
@@ -162,7 +154,7 @@ class WatchedFolder:
         """Return name, path and stamp of each image file; None while the folder is away."""
         try:
             found = find_pictures(self._folder)
-            self.left_out = found.left_out
+            self.pictures.left_out = found.left_out
             files = list(_stamped(self._folder, found.files))
         except OSError as error:
             if not self._is_away:
@@ -174,26 +166,28 @@ class WatchedFolder:
         self._is_away = False
         return files
 
-    def _read(self, file: DroppedFile) -> bool:
-        """Read a file; False if it is not a whole image, which is reported once it has stayed so for long."""
-        problem = ""
+    def _read(self, file: DroppedFile, has_twin: bool) -> bool:
+        """Read a file; False if it cannot be sent yet, which is reported once it has stayed so for long."""
+        is_patient, problem = time.monotonic() - file.since_s < _PATIENCE_S, ""
         try:
-            content, is_settled = _read_whole(file.path, file.stamp)
-            if not is_settled and time.monotonic() - file.since_s < _PATIENCE_S:
+            if has_twin:
+                problem = "there is another picture of that part: leave one"
+            else:
+                content, is_settled = _read_whole(file.path, file.stamp)
+                if is_settled or not is_patient:
+                    file.content = content
+                    return True
                 file.next_look_s = file.since_s + _PATIENCE_S
-                return False
-            file.content = content
         except FileNotFoundError:
             return False
         except OSError as error:
             problem = f"it cannot be read: {error.strerror}"
-        except PictureError as error:
-            problem = str(error)
-        if problem and not file.is_reported and time.monotonic() - file.since_s >= _PATIENCE_S:
+        except ImageError as error:
+            problem = f"{error.reason} (half-written, or damaged)"
+        if problem and not (is_patient or file.is_reported):
             file.is_reported = True
-            self.incomplete += 1
-            self.say(f"{file.path} stays where it is, not sent: {problem} (half-written, or damaged)")
-        return not problem
+            self.pictures.refuse(file.path, problem)
+        return False
 
 
 def _stamped(root: Path, files: list[Path]) -> Iterator[tuple[str, Path, Stamp]]:
@@ -206,16 +200,13 @@ def _stamped(root: Path, files: list[Path]) -> Iterator[tuple[str, Path, Stamp]]
 
 
 def _read_whole(path: Path, stamp: Stamp) -> tuple[bytes, bool]:
-    """Return the bytes of a whole image, and False if they may still change. Raises PictureError, OSError."""
+    """Return the bytes of a whole image, and False if they may still change. Raises ImageError, OSError."""
     if stamp[0] > MAX_FILE_BYTES:
-        raise PictureError(f"it has {stamp[0]} bytes, at most {MAX_FILE_BYTES} are read")
+        raise ImageError(f"it has {stamp[0]} bytes, at most {MAX_FILE_BYTES} are read")
     content = path.read_bytes()
     if _stamp(path) != stamp or len(content) != stamp[0]:
-        raise PictureError("it changed while it was read")
-    try:
-        check_structure(as_payload(content), _MAX_PIXELS)
-    except ImageError as error:
-        raise PictureError(error.reason) from None
+        raise ImageError("it changed while it was read")
+    check_structure(as_payload(content), _MAX_PIXELS)
     # A write sets both times; a rename, or a copy that restores the time of its source, leaves a newer ctime.
     return content, content.startswith(END_MARKED) or path.stat().st_ctime_ns > stamp[1]
 
@@ -228,10 +219,7 @@ def _stamp(path: Path) -> Stamp:
 def _move(path: Path, target: Path) -> Path:
     """Move a file without overwriting: a taken name gets a number. Return its new path."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    free, number = target, 1
-    while free.exists():
-        number += 1
-        free = target.with_name(f"{target.stem}-{number}{target.suffix}")
+    free = free_place(target)
     shutil.move(path, free)
     return free
 
@@ -239,7 +227,7 @@ def _move(path: Path, target: Path) -> Path:
 class FolderPublisher:
     """Publishes a watched folder over one connection, in the caller's thread, until `stop` is set.
 
-    `files` counts those whose images were all accepted, those refused, and the unfit, of which no image could be made.
+    `files` counts those whose images were all accepted, and those refused.
     """
 
     def __init__(
@@ -247,16 +235,13 @@ class FolderPublisher:
         endpoint: str,
         source: str,
         folder: WatchedFolder,
-        pictures: PictureFiles,
         stop: threading.Event,
         curve: CurveClient | None = None,
         tell_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Connect; raises what `Publisher` raises. `tell_trouble` hears again and again why images wait, or ``."""
-        self.files = Counter[Literal["accepted", "refused", "unfit"]]()
+        self.files = Counter[Literal["accepted", "refused"]]()
         self._folder = folder
-        self._pictures = pictures
-        self._say = folder.say
         self._stop = stop
         self._unanswered: dict[str, DroppedFile] = {}
         self._tell_trouble = tell_trouble
@@ -286,13 +271,10 @@ class FolderPublisher:
 
     def _publish(self, file: DroppedFile) -> None:
         try:
-            if file.has_twin:
-                raise PictureError("there is another picture of that part: leave one")  # noqa: TRY301
-            images = self._pictures.images(PurePosixPath(file.name), file.content)
-        except PictureError as error:
-            self.files["unfit"] += 1
+            images = self._folder.pictures.images(PurePosixPath(file.name), file.content)
+        except NO_IMAGE as error:
             file.content = b""
-            self._say(f"{file.path} stays where it is, not sent: {error}")
+            self._folder.pictures.refuse(file.path, str(error))
             return
         file.unanswered = len(images)
         for image in images:
@@ -318,7 +300,7 @@ class FolderPublisher:
             return
         if file.refusals:
             self.files["refused"] += 1
-            self._say(
+            self._folder.say(
                 f"{file.path} stays where it is, to be tried again at the next start: the daemon refused "
                 f"{len(file.refusals)} of its images, the first is {file.refusals[0]}"
             )

@@ -60,6 +60,8 @@ _END_S, _STOP_S = 60.0, 10.0
 #: A person at a terminal waits less long for a daemon that does not answer than a camera does.
 _PATIENCE_S = 10.0
 _NOTICE_S = 1.8
+#: Signals within this time are one.
+_AT_ONCE_S = 1.0
 _PICTURES = "Pictures of whole boards"
 _ELSEWHERE = "From another PC"
 #: Errors whose sentence says what a person can do.
@@ -142,13 +144,20 @@ def camera(
 
     Example: coserve camera demo/coserve.yaml --render 5 --rate 50
     """
-    options = _LineOptions(config, source, lot, state, server_key, client_key, save, as_json)
     values = {f"--{name.replace('_', '-')}": value for name, value in ctx.params.items()}
     given = {name for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     mode = _mode(given | ({"FOLDER"} if folder else set()))
+    named = {"--lot": lot, "--serial": serial, "--serials": serials}
+    with exit_on(CommandError, status=2):
+        lot, serial, serials = (None if text is None else legal_name(text, name) for name, text in named.items())
+    # From the clock: a picture that was sent before would count as a repetition of that part.
+    seed = int(time.time()) if seed is None else seed
+    if mode == "--render" and video is not None:
+        _render_video(video, render or 0, seed, serials)
+    stop = ctx.with_resource(_stop_on_signals())
+    options = _LineOptions(config, source, lot, state, server_key, client_key, save, as_json, stop)
     if mode == "--render":
-        # From the clock: a picture that was sent before would count as a repetition of that part.
-        _render(options, render or 0, video, int(time.time()) if seed is None else seed, serials, rate)
+        _render(options, render or 0, seed, serials, rate)
     if folder is not None:
         need_folder(folder)
         board_layout = None if layout is None else _load_layout(layout)
@@ -164,15 +173,13 @@ def camera(
         fail("name one trigger: --every N, --interval S, --on-enter, or --serials-from -", status=2)
     if encoding is not None and serials_from is None:
         fail("--encoding goes with --serials-from", status=2)
-    endpoint, board_layout, stop = options.endpoint(), _load_layout(layout), threading.Event()
+    endpoint, board_layout = options.endpoint(), _load_layout(layout)
     with exit_on(*_ERRORS, CommandError, LookupError, status=2):
         codecs.lookup(encoding or "utf-8")
-        serial = None if serial is None else legal_name(serial, "--serial")
-        serials = None if serials is None else legal_name(serials, "--serials")
         trigger, names = _choose(options, serial, serials, serials_from, encoding, every, interval)
         frames = _open_source(video, device, _size_of(size), fps, stop)
         next_attempt = None if serial is None or save else _count_attempts(options, board_layout.board, serial)
-    _station(options, endpoint, frames, board_layout, trigger, names, stop, next_attempt)
+    _station(options, endpoint, frames, board_layout, trigger, names, next_attempt)
 
 
 _BOARD_OPTIONS = {"--save", "--layout", "--serial", "--serials", "--serials-from", "--encoding"}
@@ -207,6 +214,7 @@ class _LineOptions:
     client_key: Path | None
     save: Path | None
     as_json: bool
+    stop: threading.Event
 
     @property
     def is_endpoint(self) -> bool:
@@ -243,6 +251,7 @@ class _LineOptions:
             training = TrainingFolder(self.save)
             with _ended_early() as ends:
                 for image in images:
+                    self.end_if_stopped()
                     training.publish(
                         image.image_id, image.payload, board=image.board, component=image.component, **image.more
                     )
@@ -256,16 +265,21 @@ class _LineOptions:
             def on_progress(account: PublishAccount) -> None:
                 bar.update(task, completed=account.answered)
                 tell_trouble(publisher.trouble)
+                self.end_if_stopped()
 
             publish_images(publisher, images, rate=rate, progress=on_progress)
         account = publisher.account
         if ends:
-            missing = f"{total - account.answered} of {count_text(total, 'image')}"
+            missing = f"{total - account.answered:,} of {count_text(total, 'image')}"
             ends.append(f"{missing} have no answer of the daemon: the same command sends them again")
         for text in (*account.refusals, *ends):
             _say(text)
         rows = account.as_dict() | ({"not sent": total - account.sent} if total > account.sent else {})
         self.finish(rows | _left_out(pictures.left_out), is_complete=account.complete and account.sent == total)
+
+    def end_if_stopped(self) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
 
     def finish_saving(
         self, training: "TrainingFolder", problem: str, pictures: "PictureFiles | None" = None
@@ -329,19 +343,21 @@ def _count_attempts(options: _LineOptions, board_type: str, serial: str) -> Call
     return lambda: count(f"{board_type}/{serial}", newest)
 
 
-def _render(
-    options: _LineOptions, boards: int, video: Path | None, seed: int, prefix: str | None, rate: float | None
-) -> NoReturn:
+def _render(options: _LineOptions, boards: int, seed: int, prefix: str | None, rate: float | None) -> NoReturn:
     must_be_a_checkout()
     from tools.camera.layout import PictureFiles
     from tools.camera.render import images as rendered
 
-    prefix = prefix or rendered.new_prefix()
-    if video is None:
-        total = rendered.count_parts(boards)
-        options.publish(rendered.rendered_images(boards, seed, prefix, options.lot), total, rate, PictureFiles())
+    images = rendered.rendered_images(boards, seed, prefix or rendered.new_prefix(), options.lot)
+    options.publish(images, rendered.count_parts(boards), rate, PictureFiles())
+
+
+def _render_video(video: Path, boards: int, seed: int, prefix: str | None) -> NoReturn:
+    must_be_a_checkout()
+    from tools.camera.render import images as rendered
+
     with exit_on(*_ERRORS, status=2):
-        layout, serials = rendered.write_video(video, boards, seed, prefix)
+        layout, serials = rendered.write_video(video, boards, seed, prefix or rendered.new_prefix())
     console.print(f"{video}: {count_text(boards, 'board')}; layout {layout}, serials {serials}")
     raise SystemExit(0)
 
@@ -363,20 +379,18 @@ def _watch(options: _LineOptions, folder: Path, pictures: "PictureFiles", move_t
 
     if move_to is not None and move_to.resolve().is_relative_to(folder.resolve()):
         fail(f"--move-to {move_to} lies in {folder}, which is watched: name a folder beside it", status=2)
-    endpoint, curve, stop = options.endpoint(), options.curve(), threading.Event()
+    endpoint, curve = options.endpoint(), options.curve()
     tell_trouble = _TroubleNotice(f"Pictures wait in {folder}.")
     with exit_on(*_ERRORS, status=2):
         sent = SentFiles(options.folder() / "sent.jsonl", folder)
-        watched = WatchedFolder(folder, sent, move_to, _say, pictures.part_of)
-        publisher = FolderPublisher(endpoint, options.source, watched, pictures, stop, curve, tell_trouble)
+        watched = WatchedFolder(folder, sent, move_to, pictures)
+        publisher = FolderPublisher(endpoint, options.source, watched, options.stop, curve, tell_trouble)
     _say(f"watching {folder}; Ctrl-C or SIGTERM ends it")
-    with _set_by_signals(stop):
-        publisher.run()
-    counts = publisher.files
-    not_sent = counts["unfit"] + watched.incomplete
-    table = {"files accepted": counts["accepted"], "files refused": counts["refused"], "files not sent": not_sent}
-    table |= {"files waiting": watched.waiting} | _left_out(watched.left_out) | publisher.account.as_dict()
-    options.finish(table, is_complete=not (counts["refused"] or not_sent or watched.waiting))
+    publisher.run()
+    refused, not_sent = publisher.files["refused"], pictures.not_sent
+    table = {"files accepted": publisher.files["accepted"], "files refused": refused, "files not sent": not_sent}
+    table |= {"files waiting": watched.waiting} | _left_out(pictures.left_out) | publisher.account.as_dict()
+    options.finish(table, is_complete=not (refused or not_sent or watched.waiting))
 
 
 def _left_out(left_out: Mapping[str, int]) -> dict[str, int]:
@@ -395,7 +409,6 @@ def _station(
     layout: "BoardLayout",
     trigger: "Trigger | ScannedLines",
     serials: Iterator[str],
-    stop: threading.Event,
     next_attempt: Callable[[], int] | None,
 ) -> NoReturn:
     from tools.camera.layout import TrainingFolder
@@ -409,23 +422,22 @@ def _station(
     if not isinstance(publisher, TrainingFolder) and publisher.account.recovered:
         _say(f"{publisher.account.recovered} images of an earlier run wait in {spool}: they are sent first")
     at_station = Station(
-        source, layout, trigger, serials, publisher, _say, options.lot, tell_trouble, next_attempt, stop
+        source, layout, trigger, serials, publisher, _say, options.lot, tell_trouble, next_attempt, options.stop
     )
     problem = ""
-    with _set_by_signals(stop):
-        try:
-            at_station.run()
-        except OSError as error:
-            problem = str(error)
-        source.close()
-        if isinstance(publisher, TrainingFolder):
-            options.finish_saving(publisher, problem)
-        if not publisher.wait(_NOTICE_S):
-            tell_trouble(publisher.trouble)
-        try:
-            account = publisher.close(_STOP_S if stop.is_set() else _END_S)
-        except CoserveError as error:
-            account, problem = publisher.account, str(error)
+    try:
+        at_station.run()
+    except OSError as error:
+        problem = str(error)
+    source.close()
+    if isinstance(publisher, TrainingFolder):
+        options.finish_saving(publisher, problem)
+    if not publisher.wait(_NOTICE_S):
+        tell_trouble(publisher.trouble)
+    try:
+        account = publisher.close(_STOP_S if options.stop.is_set() else _END_S)
+    except CoserveError as error:
+        account, problem = publisher.account, str(error)
     for text in (*account.refusals, *([problem] if problem else [])):
         _say(text)
     if account.spooled:
@@ -468,17 +480,24 @@ def _size_of(text: str | None) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on Ctrl-C and SIGTERM, so that nothing is left half done; a second one interrupts."""
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Yield what Ctrl-C and SIGTERM set, so that nothing is left half done, and an account follows.
+
+    One that comes later than at once (`timeout` sends two) interrupts.
+    """
+    stop, may_interrupt_s = threading.Event(), 0.0
 
     def handle(_signal: int, _frame: Any) -> None:
-        if stop.is_set():
+        nonlocal may_interrupt_s
+        if not stop.is_set():
+            may_interrupt_s = time.monotonic() + _AT_ONCE_S
+            stop.set()
+        elif time.monotonic() > may_interrupt_s:
             raise KeyboardInterrupt
-        stop.set()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -486,17 +505,14 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
 
 @contextmanager
 def _ended_early() -> Iterator[list[str]]:
-    """Yield a list for the error, Ctrl-C or SIGTERM that ends the block, so that an account can follow."""
+    """Yield a list for the error or the signal that ends the block, so that an account can follow."""
     ends: list[str] = []
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield ends
     except KeyboardInterrupt:
         ends.append("ended by a signal before all images were sent")
     except _ERRORS as error:
         ends.append(str(error))
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class _TroubleNotice:
@@ -510,7 +526,8 @@ class _TroubleNotice:
         words = re.sub(r"[\d.]+", "", trouble)
         if words != self._told:
             self._told = words
-            _say(f"{trouble.rstrip('.')}. {self._waiting}".rstrip() if trouble else "the daemon takes images again")
+            sentence = trouble if trouble.endswith("?") else f"{trouble.rstrip('.')}."
+            _say(f"{sentence} {self._waiting}".rstrip() if trouble else "the daemon takes images again")
 
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.", show_default=False)]

@@ -29,8 +29,9 @@ def import_model(
     """Check a checkpoint, and write its experts in slot layout into its folder `coserve/`.
 
     Missing, extra, mis-shaped or truncated tensors and unknown architectures are refused by name. int8 and int4
-    lose accuracy, and the command says how much: `coserve moe import models/mixtral
-    --storage int8`.
+    lose accuracy, and the command says how much.
+
+    Example: coserve moe import models/mixtral --storage int8
     """
     from tools.moe.importing import import_checkpoint
 
@@ -120,6 +121,8 @@ def plan(
 
     A stopped run resumes with the configuration it was at. An existing plan for this budget is made again from the
     saved measurements.
+
+    Example: coserve moe plan models/olmoe --budget 50%
     """
     from tools.moe.plan import Planner, PlanProfile
 

@@ -24,8 +24,9 @@ from tools.terminal.console import (
     print_json,
     print_table,
 )
-from tools.terminal.option_values import Commands, must_be_architecture, must_be_one_of, since_option, time_window
+from tools.terminal.option_values import Commands, must_be_one_of, since_option, time_window
 from tools.terminal.progress import share_bar
+from tools.training import architecture_of
 
 if TYPE_CHECKING:
     from tools.training.classifier import Kind
@@ -69,6 +70,9 @@ def import_expert(
         Path | None,
         typer.Option(help="Prove the agreement on these images; in folders named as the classes, measure it on them."),
     ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="Images of the line: confidences on them go into the catalog, as by measure.")
+    ] = None,
     normalize: Annotated[
         Literal["imagenet", "none", ".5"] | None,
         typer.Option(help="How a classifier's pictures were normalised; without it, what fits labelled --images."),
@@ -91,26 +95,22 @@ def import_expert(
     Example: coserve import r0402.pth --architecture resnet18 --classes ok,missing --input-size 96 --images photos
     """
     need_file(file, "name a network's file")
-    from tools.training.expert_file import Form, ImportReport, make_in
+    from tools.training.expert_file import Form, make_in
     from tools.training.importer import import_file
 
-    must_be_architecture("--architecture", architecture, "classify", "detect")
-    labels = tuple(label.strip() for label in classes.split(",")) if classes else ()
-    form = Form(dtype=dtype, origin=f"imported from {file.name}", store=store)
-
-    def make(folder: Path) -> ImportReport:
-        return import_file(
-            file,
-            architecture,
-            input_size,
-            folder,
-            classes=labels,
-            expert=expert,
-            form=form,
-            images=images,
-            normalize=normalize,
-        )
-
+    architecture_of(architecture, "classify", "detect")
+    make = partial(
+        import_file,
+        file,
+        architecture,
+        input_size,
+        classes=classes.split(",") if classes else (),
+        expert=expert,
+        form=Form(dtype=dtype, origin=f"imported from {file.name}", store=store),
+        images=images,
+        samples=samples,
+        normalize=normalize,
+    )
     report, version = make_in(out, expert or file.stem, file, make)
     agreement = report.agreement
     if as_json:
@@ -177,7 +177,7 @@ def train_backbone(
     from tools.training.backbone import BackbonePlan, train_backbone
     from tools.training.fit import Schedule, Variation
 
-    must_be_architecture("--architecture", architecture, "classify")
+    architecture_of(architecture, "classify")
     if play and not symmetry:
         fail("--play needs --symmetry here: otherwise the position of a part is what the backbone learns", status=2)
     schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
@@ -234,7 +234,7 @@ def train_classifier(
     from tools.training.report import COLUMNS, cells, draw_report, figures, report_text
 
     if architecture is not None:
-        must_be_architecture("--architecture", architecture, "classify")
+        architecture_of(architecture, "classify")
     plan = TrainingPlan(
         Schedule(epochs, seed=seed),
         threads,
@@ -356,7 +356,7 @@ def train_detector(
     from tools.training.detector_loop import TrainingEffort
     from tools.training.expert_file import make_in
 
-    must_be_architecture("--architecture", architecture, "detect")
+    architecture_of(architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
     with _training_bar(name) as on_share:

@@ -35,7 +35,7 @@ from daemon.storage.image_archive import is_as_sent
 from daemon.units import count_text
 from routing_rules.routes import Recipe
 from tools.query.reading import JudgedImage, Row, read_stages
-from tools.query.retrace import StoredRules, picture_size, retrace
+from tools.query.retrace import StoredRules, retrace
 
 #: Boards that one transaction reads, and images of them that are in memory at a time.
 _BOARDS_PER_READ = 100
@@ -135,11 +135,7 @@ class Evidence:
             self.add(f"{what}: rules_version is {row['rules_version']}, its board opened with {opened}")
         for answer in image.stages:
             self._check_answer(f"stages ({row['inspection_id']}, {answer['step']})", answer)
-        rules = self._rules_of(row["rules_version"])
-        needs_size = rules.places_boxes(image)
-        size = picture_size(self._folder, row["image_path"]) if needs_size and row["image_path"] else None
-        is_size_known = size is not None or not needs_size
-        judged = retrace(image, rules, size, is_size_known=is_size_known)
+        judged = retrace(image, self._rules_of(row["rules_version"]), self._folder)
         if judged.contradiction:
             self.add(f"{what}: {judged.contradiction}")
         elif judged.gap:

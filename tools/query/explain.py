@@ -11,40 +11,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine
-
 from daemon.config.settings import Config
 from daemon.storage.database.reviews import DAEMON
 from daemon.units import count_text, printable
-from routing_rules.reasons import JudgedAnswer, deciding_reason
+from routing_rules.reasons import REASONS, JudgedAnswer, deciding_reason
 from routing_rules.routes import DetectorStep, Judgement, Step
 from tools.experts.look import CatalogVersions
-from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection, similar_pictures
-from tools.query.retrace import PictureSize, StoredRules, picture_size, retrace, shown
+from tools.query.reading import InspectionName, InspectionRecord, Row, read_inspection
+from tools.query.retrace import StoredRules, retrace, shown
 from tools.terminal.console import console, print_json
 from tools.terminal.open_line import opened, plant_time
 
-_REASONS = {
-    "deadline": (
-        "its time was over, or could not suffice, before its verdict was stored. Look at what made it wait"
-        " (the times of each step, `coserve queues`, question 7 of docs/results.md), or have the camera give more time"
-    ),
-    "expert_failed": (
-        "an expert could not be loaded, or ended with an error. `coserve experts` lists what failed, `coserve check`"
-        " reads every weights file, and the daemon's log has the error (events inference_failed, expert_load_failed)"
-    ),
-    "bad_image": (
-        "its bytes could not be decoded, although its header was sound. Look at camera and cable; the daemon's log"
-        " says what is wrong and where a copy lies (event image_quarantined)"
-    ),
-    "edition_gone": (
-        "its board began in an edition of rules and experts that was replaced, and that does not serve any more. Send"
-        " the board again as a new attempt"
-    ),
-    "repeated_picture": "its source had just sent the same picture for another place or board. Is its camera frozen?",
-    "picture_quality": "nothing can be judged on its picture. Look at camera, light and lens",
-    "unlike_training": "its picture is unlike all that the expert learned from. Look at it; learn it if it is right",
-}
 _VERDICTS = {"pass": "passed", "fail": "failed", "review": "is for a person to look at", "unknown": "was not judged"}
 
 
@@ -52,9 +29,7 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     """Print why an inspection has its verdict; return 1 if the rules give another one than is stored."""
     with opened(config) as (settings, engine):
         record = read_inspection(engine, name)
-        rules = StoredRules.of_record(record)
-        size, size_note = _picture_size(settings, engine, record) if rules.places_boxes(record) else (None, None)
-    explanation = _Explanation(settings, record, rules, size, size_note)
+    explanation = _Explanation(settings, record)
     lines = [printable(line) for line in explanation.in_words()]
     if as_json:
         print_json(explanation.document() | {"words": lines})
@@ -63,31 +38,12 @@ def print_explanation(config: Path, name: InspectionName, *, as_json: bool) -> i
     return 1 if explanation.retraced.contradiction else 0
 
 
-def _picture_size(settings: Config, engine: Engine, record: InspectionRecord) -> tuple[PictureSize | None, str | None]:
-    """Return the picture's width and height, and a note if they are another's, or if no picture is kept."""
-    own = record.inspection["image_path"]
-    if own and (size := picture_size(settings.images, own)):
-        return size, None
-    for similar in similar_pictures(engine, record.inspection):
-        if size := picture_size(settings.images, similar):
-            taken = "{} × {}".format(*size)
-            return size, f"its picture is not kept: its size is taken from another of this camera, {taken}"
-    return None, "its picture is not kept, nor one like it: where boxes lie cannot be judged"
-
-
 class _Explanation:
     """One image's rows and what the rules make of them, as a document and in words."""
 
-    def __init__(
-        self,
-        settings: Config,
-        record: InspectionRecord,
-        rules: StoredRules,
-        size: PictureSize | None,
-        size_note: str | None,
-    ) -> None:
-        self.record, self._rules, self._size, self._size_note = record, rules, size, size_note
-        self.retraced = retrace(record, rules, size, is_size_known=size_note is None)
+    def __init__(self, settings: Config, record: InspectionRecord) -> None:
+        self.record, self._rules = record, StoredRules.of_record(record)
+        self.retraced = retrace(record, self._rules, settings.images)
         self._today = CatalogVersions.from_catalog(settings.catalog)
         self._at = partial(plant_time, settings.plant.clock())
         judged = [self._step(number, part) for number, part in enumerate(self.retraced.judged)]
@@ -107,7 +63,7 @@ class _Explanation:
 
     def _step(self, number: int, judged: JudgedAnswer) -> tuple[dict[str, Any], list[str]]:
         step, answer, so_far = judged
-        alone, (rule, line) = answer.judged(step, None, self._size), self._rule_of(step, number)
+        alone, (rule, line) = answer.judged(step, None, self.retraced.size), self._rule_of(step, number)
         said = "nothing" if answer.label is None else answer.label
         if answer.label is not None and answer.confidence is not None:
             said += f", confidence {answer.confidence:.6g}"
@@ -116,7 +72,7 @@ class _Explanation:
         words.append(f"  {answer.expert}{': its surest box is' if surest else ' answered'} {said}")
         findings: list[dict[str, Any]] = []
         if alone.verdict != "pass":
-            text, keys = deciding_reason(step, answer, alone, self._size)
+            text, keys = deciding_reason(step, answer, alone, self.retraced.size)
             at = self._rule_of(step, number, *keys)[1]
             findings.append({"text": text, "line": at, "verdict": alone.verdict})
             words.append(f"  it {text} → {alone.verdict} (line {at})")
@@ -220,7 +176,7 @@ class _Explanation:
             yield "It has no verdict yet: `coserve queues` shows what waits."
             return
         if image["reason"]:
-            why = _REASONS.get(image["reason"], "see the daemon log")
+            why = ". ".join(REASONS.get(image["reason"], ("see the daemon log",)))
             yield f"Verdict: {image['verdict']}, because of {image['reason']}: {why}."
         else:
             yield f"Verdict: {shown(image['verdict'], image['defect'])}{self._deciding_step()}."
@@ -237,8 +193,6 @@ class _Explanation:
             yield f"  not judged once more: {again.gap}"
         elif image["verdict"] != "unknown":
             yield "  judged once more from the stored answers by those rules: the same"
-        if self._size_note:
-            yield f"  {self._size_note}"
 
     def _deciding_step(self) -> str:
         verdict = self.record.inspection["verdict"]

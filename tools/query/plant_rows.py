@@ -5,7 +5,7 @@ from datetime import UTC, timedelta
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Integer, Text, and_, cast, func, select, true
+from sqlalchemy import ColumnElement, Connection, FromClause, Integer, Text, and_, cast, func, select, true
 
 from daemon.consumers.plant.tables import final_boards, final_images, yields_by_hour
 from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind
@@ -29,45 +29,31 @@ def _days(at: ColumnElement[Any], connection: Connection, filters: RowFilters) -
     return [and_(at >= begin, at < end) for begin, end in edges]
 
 
-_IMAGE_COLUMNS: dict[str, ColumnElement[Any]] = {
-    "line": final_images.c.line,
-    "seq": final_images.c.seq,
-    "completed_at": _text(final_images.c.at),
-    "board_type": final_images.c.board_type,
-    "serial": final_images.c.board_serial,
-    **{name: final_images.c[name] for name in ("attempt", "component", "designator")},
-    "verdict": final_images.c.final_verdict,
-    "defect": final_images.c.final_defect,
-    **{name: final_images.c[name] for name in ("reason", "latency_ms")},
-    "decided_by": final_images.c.decided_by,
-    "daemon_verdict": final_images.c.verdict,
-    "daemon_defect": final_images.c.defect,
-    "late": cast(final_images.c.late, Integer),
-    **{
-        name: final_images.c[name]
-        for name in (
-            *("lot", "station", "source", "image_id", "inspection_id", "rules_version"),
-            *("expert", "expert_version", "label", "confidence", "epoch"),
-        )
-    },
-    "decided_at": _text(final_images.c.decided_at),
-    "note": final_images.c.note,
-}
-_BOARD_COLUMNS: dict[str, ColumnElement[Any]] = {
-    "line": final_boards.c.line,
-    "seq": final_boards.c.seq,
-    "completed_at": _text(final_boards.c.at),
-    "board_type": final_boards.c.board_type,
-    "serial": final_boards.c.board_serial,
-    "attempt": final_boards.c.attempt,
-    "lot": final_boards.c.lot,
-    "verdict": final_boards.c.final_verdict,
-    "decided_by": final_boards.c.decided_by,
-    "decided_at": _text(final_boards.c.decided_at),
-    "daemon_verdict": final_boards.c.verdict,
-    **{name: final_boards.c[name] for name in ("reason", "expected", "inspected", "station", "rules_version", "epoch")},
-    **{name: cast(final_boards.c[name], Text) for name in ("missing", "failed", "review", "unknown")},
-}
+#: The hub's names of columns, and the types that a line's own rows have, where they differ.
+_NAMES = {"completed_at": "at", "serial": "board_serial", "verdict": "final_verdict", "defect": "final_defect"}
+_NAMES |= {"daemon_verdict": "verdict", "daemon_defect": "defect"}
+_TYPES: dict[str, Any] = {"late": Integer, **dict.fromkeys(("missing", "failed", "review", "unknown"), Text)}
+
+
+def _columns(view: FromClause, *names: str) -> dict[str, ColumnElement[Any]]:
+    columns: dict[str, ColumnElement[Any]] = {name: view.c[_NAMES.get(name, name)] for name in names}
+    times = {name: _text(column) for name, column in columns.items() if name.endswith("_at")}
+    return columns | times | {name: cast(columns[name], kind) for name, kind in _TYPES.items() if name in columns}
+
+
+_IMAGE_COLUMNS = _columns(
+    final_images,
+    *("line", "seq", "completed_at", "board_type", "serial", "attempt", "component", "designator"),
+    *("verdict", "defect", "reason", "latency_ms", "decided_by", "daemon_verdict", "daemon_defect", "late"),
+    *("lot", "station", "source", "image_id", "inspection_id", "rules_version", "expert", "expert_version"),
+    *("label", "confidence", "epoch", "decided_at", "note"),
+)
+_BOARD_COLUMNS = _columns(
+    final_boards,
+    *("line", "seq", "completed_at", "board_type", "serial", "attempt", "lot", "verdict", "decided_by", "decided_at"),
+    *("daemon_verdict", "reason", "expected", "inspected", "station", "rules_version", "epoch"),
+    *("missing", "failed", "review", "unknown"),
+)
 
 PLANT_IMAGES = RowKind(
     "images at the hub",

@@ -42,8 +42,6 @@ WINDOW = 200_000
 _MAX_BOARDS_BY_NUMBER = 1000
 #: In another order than that of `seq` all rows are in memory at once.
 MAX_SORTED_ROWS = 100_000
-#: Beyond this distance the camera may have been replaced.
-_NEAR_INSPECTIONS = 20_000
 _LISTED = "`coserve results --boards` lists those that closed last"
 
 Row = Mapping[str, Any]
@@ -313,24 +311,6 @@ def _find_by_place(connection: Connection, inspection: InspectionName) -> list[i
     if len(types) > 1:
         raise UnknownInspectionError(f"several board types have the serial {serial}: add --type {' or '.join(types)}")
     return [row.inspection_id for row in rows]
-
-
-def similar_pictures(engine: Engine, inspection: Row) -> list[str]:
-    """Return paths of stored pictures of the same camera and component from about the same time, newest first."""
-    number = inspection["inspection_id"]
-    query = (
-        select(inspections.c.image_path)
-        .where(
-            inspections.c.inspection_id.between(number - _NEAR_INSPECTIONS, number + _NEAR_INSPECTIONS),
-            inspections.c.source == inspection["source"],
-            inspections.c.component == inspection["component"],
-            inspections.c.image_path.is_not(None),
-        )
-        .order_by(inspections.c.inspection_id.desc())
-        .limit(3)
-    )
-    with engine.connect() as connection:
-        return list(connection.execute(query).scalars())
 
 
 # One board: `coserve report`

@@ -24,7 +24,8 @@ _MAX_PIXELS = 2**31
 class RetracedVerdict:
     """`gap` says why the verdict cannot be judged again, `contradiction` how the rules' verdict differs.
 
-    `judged` are the stored answers with their judgements, `next` is the step after them.
+    `judged` are the stored answers with their judgements, `next` is the step after them. `size` is the kept picture's
+    if a rule depends on where boxes lie.
     """
 
     verdict: VerdictName | None = None
@@ -33,6 +34,7 @@ class RetracedVerdict:
     contradiction: str | None = None
     judged: Sequence[JudgedAnswer] = ()
     next: Step | None = None
+    size: PictureSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,10 @@ class StoredRules:
         return any(requirement.is_placed for step in detectors for requirement in step.require)
 
 
-def picture_size(images: Path, image_path: str) -> PictureSize | None:
+def _picture_size(images: Path, image_path: str | None) -> PictureSize | None:
     """Return the size in a kept picture's header; None without a sound picture."""
+    if image_path is None:
+        return None
     path = images.parent / image_path
     try:
         payload, shape = as_sent(path.read_bytes(), path.suffix)
@@ -82,19 +86,20 @@ def picture_size(images: Path, image_path: str) -> PictureSize | None:
         return None
 
 
-def retrace(
-    record: JudgedImage, rules: StoredRules, size: PictureSize | None, *, is_size_known: bool = True
-) -> RetracedVerdict:
-    """Judge the stored answers. With `is_size_known` false, `size` is a guess, or missing."""
+def retrace(record: JudgedImage, rules: StoredRules, images: Path) -> RetracedVerdict:
+    """Judge the stored answers."""
     if rules.routes is None:
         return RetracedVerdict(gap=rules.gap)
+    needs_size = rules.places_boxes(record)
+    size = _picture_size(images, record.inspection["image_path"]) if needs_size else None
     answers = [_stored_answer(row) for row in record.stages]
     judged, step = judge_chain(rules.first_step(record), answers, size)
     if len(judged) < len(answers):
         expected = f"the expert {step.expert}" if step else "no expert"
         answered = f"step {len(judged)} was answered by {answers[len(judged)].expert}"
-        return RetracedVerdict(contradiction=f"{answered}: the rules name {expected}", judged=judged)
-    return replace(_compared(record, judged, is_size_known=is_size_known), judged=judged, next=step)
+        return RetracedVerdict(contradiction=f"{answered}: the rules name {expected}", judged=judged, size=size)
+    compared = _compared(record, judged, is_size_known=size is not None or not needs_size)
+    return replace(compared, judged=judged, next=step, size=size)
 
 
 def _stored_answer(row: Row) -> StoredAnswer:

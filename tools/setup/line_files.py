@@ -18,7 +18,7 @@ import yaml
 
 from daemon.config.plant_time import zone_of_this_pc
 from daemon.host.folders import make_folder
-from daemon.units import parse_bytes, parse_seconds, printable
+from daemon.units import parse_bytes, parse_seconds, printable, size_text
 from routing_rules.document import read_yaml_text
 from routing_rules.schema import MAX_NAME, is_name
 from tools.setup.gpu import Gpu, find_driver
@@ -100,17 +100,16 @@ def parse_folder(text: str) -> Path:
 
 def boards_in(folder: Path) -> dict[str, Components]:
     """Return the board types of sample images FOLDER/BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png, with designators."""
-    from tools.pictures import find_pictures  # OpenCV comes with it
+    from tools.camera.layout import PictureFiles  # OpenCV comes with it
+    from tools.pictures import find_pictures
     from tools.terminal.names import legal_name
 
     if not folder.is_dir():
         raise AnswerError(f"no folder {folder}")
     boards: dict[str, dict[str, set[str]]] = {}
-    for path in find_pictures(folder, depth=3).files:
-        designator, dot, component = path.stem.partition(".")
-        if dot:
-            names = (path.parent.parent.name, component, designator)
-            board, component, designator = (legal_name(name, path) for name in names)
+    for path in find_pictures(folder).files:
+        if names := PictureFiles().part_of(path.relative_to(folder)):
+            board, _, designator, component = (legal_name(name, path) for name in names)
             boards.setdefault(board, {}).setdefault(component, set()).add(designator)
     if not boards:
         raise AnswerError(f"{folder} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png; or use --board")
@@ -192,10 +191,7 @@ def free_floor(folder: Path) -> int:
 
 def size(count: int) -> str:
     """Return bytes as the configuration writes them: 2.5GB, 300MB."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
-        if count >= scale:
-            return f"{count / scale:.1f}".removesuffix(".0") + unit
-    return str(count)
+    return size_text(count).replace(".0 ", "").replace(" ", "")
 
 
 def ask(text: str, proposal: str, parse: Callable[[str], Answer], option: str | None, *, is_silent: bool) -> Answer:

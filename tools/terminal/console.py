@@ -47,12 +47,8 @@ ConfigOption = Annotated[
 ]
 
 
-def default_config(local: Path, service: Path) -> Path:
-    """Return `local` if it is there or `service` is not, else `service`."""
-    return service if service.is_file() and not local.is_file() else local
-
-
-DEFAULT_CONFIG = default_config(Path("coserve.yaml"), Path("/etc/coserve/coserve.yaml"))
+_LOCAL, _SERVICE = Path("coserve.yaml"), Path("/etc/coserve/coserve.yaml")
+DEFAULT_CONFIG = _SERVICE if _SERVICE.is_file() and not _LOCAL.is_file() else _LOCAL
 
 
 def fail(message: str, status: int) -> NoReturn:

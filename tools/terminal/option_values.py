@@ -22,7 +22,6 @@ from daemon.wire.control import ControlError
 from daemon.wire.keys import KeyFileError
 from daemon.wire.messages import NAME, NAME_EXPECTED
 from experts.moe.errors import ModelError
-from experts.vision.architectures import ARCHITECTURES
 from tools.terminal.console import DEFAULT_CONFIG, CommandError, fail
 from tools.terminal.open_line import settings_of
 
@@ -132,11 +131,12 @@ def _in_a_sentence(error: Exception, command: str) -> tuple[str, int] | None:
 def _refusals() -> tuple[type[Exception], ...]:
     """Return the errors whose text says what to do. Imported late: most commands meet none."""
     from daemon.storage.database.connections import StoreError
+    from experts.catalog import CatalogError
     from experts.editions.edition import EditionError
     from experts.errors import ExpertError
 
     of_daemon = (ConfigError, ControlError, KeyFileError, MissingExtraError, ReleaseError, StoreError)
-    return CommandError, EditionError, ExpertError, ModelError, *of_daemon
+    return CommandError, CatalogError, EditionError, ExpertError, ModelError, *of_daemon
 
 
 def _with_config(command: Any, args: list[str]) -> list[str]:
@@ -170,11 +170,6 @@ def must_be_one_of(option: str, value: str, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     if value not in choices:
         fail(f"{option}: expected one of {', '.join(choices)}, not {value!r}", status=2)
-
-
-def must_be_architecture(option: str, value: str, *tasks: str) -> None:
-    """Exit with status 2 if `value` is not a network for any of `tasks` (`classify`, `detect`)."""
-    must_be_one_of(option, value, (name for name, network in ARCHITECTURES.items() if network.task in tasks))
 
 
 def must_be_policies(names: Iterable[str]) -> None:

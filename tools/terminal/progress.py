@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    GetTimeCallable,
     Progress,
     ProgressColumn,
     Task,
@@ -26,15 +25,9 @@ _LINE_EVERY_S = 60.0
 class Bars(Progress):
     """rich's bars on a terminal. Elsewhere a line when a task is added, and about one a minute while they move."""
 
-    def __init__(
-        self,
-        *columns: str | ProgressColumn,
-        console: Console,
-        transient: bool = False,
-        get_time: GetTimeCallable | None = None,
-    ) -> None:
+    def __init__(self, *columns: str | ProgressColumn, console: Console, transient: bool = False) -> None:
         self._prints_lines = not console.is_interactive
-        super().__init__(*columns, console=console, transient=transient, get_time=get_time, disable=self._prints_lines)
+        super().__init__(*columns, console=console, transient=transient, disable=self._prints_lines)
         self._began_s = self._last_line_s = self.get_time()
 
     @classmethod

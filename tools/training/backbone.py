@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from experts.catalog import CatalogEntry, CatalogError, add_expert, read_catalog
+from experts.catalog import CatalogEntry, add_expert, read_catalog
 from experts.spec import LayoutId
 from experts.stored import thinned
 from experts.vision.architectures import ARCHITECTURES, CHANNELS_LAST, FEATURES
@@ -153,25 +153,17 @@ def _with_weights_of(slot: Slot, network: nn.Module) -> nn.Module:
     return network
 
 
-def read_entries(catalog: Path) -> dict[str, CatalogEntry]:
-    """Return a catalog's entries, none if there is no such file. Raises TrainingError."""
-    try:
-        return read_catalog(catalog)
-    except CatalogError as error:
-        raise TrainingError(f"{error}; `coserve check` names every mistake") from error
-
-
 def load_backbone(catalog: Path, name: str | None) -> "BackboneInCatalog | None":
     """Return the backbone `name` of a catalog, or its only one; None without a name if there is none.
 
-    `name` may also be another folder of experts, whose only backbone is meant. Raises TrainingError.
+    `name` may also be another folder of experts, whose only backbone is meant. Raises TrainingError and CatalogError.
     """
     if name is not None and Path(name).is_dir():
         other = Path(name) / "catalog.yaml"
         if (found := load_backbone(other, None)) is None:
             raise TrainingError(f"{other} has no backbone: `coserve train backbone FOLDERS…` makes one")
         return BackboneInCatalog(found.name, found.entry.moved_from(found.folder), found.folder)
-    entries = read_entries(catalog)
+    entries = read_catalog(catalog)
     backbones = {key: entry for key, entry in entries.items() if not entry.classes}
     if name is None and len(backbones) > 1:
         raise TrainingError(f"{catalog} has the backbones {', '.join(backbones)}: name one with --backbone")
@@ -240,10 +232,7 @@ def _load_start(network: nn.Module, file: Path, sha256: str | None = None) -> fr
 
     With `sha256` the file must be the one of that backbone. Raises TrainingError.
     """
-    checkpoint = read_checkpoint(file)
-    if checkpoint.pickled is not None:
-        raise TrainingError(f"{file}: holds a whole pickled network: save its state_dict() and name that file")
-    tensors = dict(checkpoint.tensors)
+    tensors = dict(read_checkpoint(file).tensors)
     digests = tensors.pop(_SEEN, torch.zeros(0, DIGEST_BYTES, dtype=torch.uint8))
     of = bytes(tensors.pop(_OF, torch.zeros(0, dtype=torch.uint8)).flatten().tolist()).hex()
     if digests.dim() != 2 or digests.shape[1] != DIGEST_BYTES or (sha256 is not None and of != sha256):

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from experts.catalog import add_expert
+from experts.catalog import add_expert, read_catalog
 from experts.drift import histograms
 from experts.vision.guards import learn_limits
 from experts.vision.heads import BANK, LINEAR, LinearHead, bank_distances, bank_logits, usual_distances
 from experts.vision.networks import Backbone
 from tools.training import TrainingError, architecture_of, fit, require_expert_id
-from tools.training.backbone import BackboneInCatalog, load_backbone, read_entries
+from tools.training.backbone import BackboneInCatalog, load_backbone
 from tools.training.expert_file import Form
 from tools.training.fit import SYMMETRIES, Schedule, Variation
 from tools.training.head import bank_odds, distance_limit, fit_bank, fit_linear, fit_usual, write_head
@@ -104,7 +104,7 @@ def train_classifier(
     require_expert_id(expert)
     if out.exists() and not out.is_dir():
         raise TrainingError(f"{out}: is a file; name a folder for the experts with --out")
-    present = read_entries(out / "catalog.yaml").get(expert)
+    present = read_catalog(out / "catalog.yaml").get(expert)
     if present is not None and not present.classes:
         raise TrainingError(f"{expert} is a backbone of {out / 'catalog.yaml'}: name the expert otherwise, with --id")
     known = load_backbone(out / "catalog.yaml", plan.backbone)
@@ -254,7 +254,8 @@ class _Study:
                 labels.append(DEFECT)
             kind = BANK if trial.kind == "bank" else LINEAR
             if kind == LINEAR:
-                tensors, limits = tensors | {"usual": self._usual}, replace(limits, distance=self._usual_distance)
+                usual = self._usual(self._everything)
+                tensors, limits = tensors | {"usual": usual}, replace(limits, distance=self._usual_distance(usual))
             entry = write_head(kind, tensors, self._known.entry, labels, out, expert=expert, origin=origin)
         else:
             network = self._fitted(trial.kind, self._everything)
@@ -324,22 +325,15 @@ class _Study:
             self._advance()
         return torch.cat(parts)
 
-    def _usual_of(self, chosen: np.ndarray) -> torch.Tensor:
+    def _usual(self, chosen: np.ndarray) -> torch.Tensor:
         rows = torch.from_numpy(np.nonzero(chosen & self._is_good)[0])
         return fit_usual(self._of_pictures()[0][:, rows].flatten(0, 1), self._last_features // 2)
 
-    @cached_property
-    def _usual(self) -> torch.Tensor:
-        return self._usual_of(self._everything)
-
-    @property
-    def _usual_distance(self) -> float:
+    def _usual_distance(self, usual: torch.Tensor) -> float:
         """Return the limit of distances, by good pictures that were held out, or by all if none was."""
         pictures, good = self._of_pictures()[1], self._is_good
-        parts = [usual_distances(pictures[mine[good[mine]]], self._usual_of(~mask)) for mask, mine in self._folds]
-        if not any(map(len, parts)):
-            parts = [usual_distances(pictures[np.nonzero(good)[0]], self._usual)]
-        return distance_limit(torch.cat(parts))
+        parts = [usual_distances(pictures[mine[good[mine]]], self._usual(~mask)) for mask, mine in self._folds]
+        return distance_limit(torch.cat(parts if any(map(len, parts)) else [usual_distances(pictures[good], usual)]))
 
     @property
     def _is_good(self) -> np.ndarray:

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from experts.catalog import add_expert
 from experts.drift import histograms
-from experts.errors import ImageError
 from experts.spec import ExpertSpec
 from experts.vision.architectures import YOLO_STRIDE_PIXELS
 from experts.vision.guards import learn_limits
 from experts.vision.preprocess import LETTERBOX_GREY, decode, fit, prepare, size_in_square, to_square
 from tools.experts.measure import SAMPLES, answers_of
-from tools.pictures import as_payload, read_pixels
+from tools.pictures import as_payload
 from tools.training import TrainingError, require_expert_id
 from tools.training.detector_loop import (
     Image,
@@ -31,13 +30,13 @@ from tools.training.detector_loop import (
 from tools.training.expert_file import STORES, Form, ImportReport
 from tools.training.held_out import ImageBoxes, match_boxes
 from tools.training.importer import import_model
-from tools.training.labelled import Photograph, read_yolo_data
+from tools.training.labelled import Photograph, read_picture, read_yolo_data
 
 #: Share of crops around an object; the others lie anywhere.
 _OBJECT_SHARE = 0.9
 #: Confidence from which boxes are measured.
 _LEAST_SURE = 0.01
-#: Pictures that show exposure, sharpness and stripes of all.
+#: Pictures of `train` that, with those of `val`, show exposure, sharpness and stripes of all.
 _LIMITING = 200
 #: Overlap of a hit, as an IoU, in the report.
 _HIT_IOU = 0.5
@@ -126,10 +125,7 @@ class PhotographSampler:
     def _image(self, file: Path) -> Image:
         if file in self.cache:
             return self.cache[file]
-        try:
-            image = read_pixels(file.read_bytes())
-        except (OSError, ImageError) as error:
-            raise TrainingError(f"{file}: {error}; take it out of the data set") from error
+        _, image = read_picture(file)
         if sum(image_in_cache.nbytes for image_in_cache in self.cache.values()) + image.nbytes <= self.cache_bytes:
             self.cache[file] = image
         return image
@@ -158,6 +154,8 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     photographs = read_yolo_data(data)
     for note in photographs.notes:
         say(note)
+    pictures = (*photographs.held_out, *photographs.train[:_LIMITING])  # unreadable ones are named before training
+    limits = learn_limits(to_square(read_picture(each.file)[1], "detect", input_size) for each in pictures)
     out.mkdir(parents=True, exist_ok=True)
     jittered = PhotographSampler(photographs.train, input_size, jitter=True, views=views or Views())
     model, last = fit_detector(
@@ -172,14 +170,12 @@ def train_detector(  # noqa: PLR0913 - most by keyword
     form, images = Form(origin=f"trained on {data.name}", store=store), None
     if store != STORES[-1]:  # minutes of training are not thrown away because rounding moved a box
         form = replace(form, tolerance=math.inf)
-        images = [read_pixels(photograph.file.read_bytes()) for photograph in photographs.held_out[:SAMPLES]]
+        images = [read_picture(photograph.file)[1] for photograph in photographs.held_out[:SAMPLES]]
     with limited_threads(effort.threads):
         report = import_model(
             model, architecture, photographs.classes, input_size, out, expert=expert, images=images, form=form
         )
-        pictures = (*photographs.held_out, *photographs.train)[:_LIMITING]
-        fitted = (to_square(decode(each.file.read_bytes(), "image"), "detect", input_size) for each in pictures)
-        report.entry["pictures"] = asdict(learn_limits(fitted))
+        report.entry["pictures"] = asdict(limits)
         return _measure(report, photographs.held_out, last, out / "catalog.yaml")
 
 

@@ -152,9 +152,9 @@ class Descent:
 
 def new_detector(architecture: str, classes: Sequence[str]) -> nn.Module:
     """Return an untrained detector with what ultralytics' loss needs."""
-    from ultralytics.cfg import get_cfg
-
     detector = cast("Any", build_original(ARCHITECTURES[architecture], len(classes)))
+    from ultralytics.cfg import get_cfg  # silent and offline once a network was built
+
     detector.args = get_cfg(overrides={"epochs": _EPOCHS})  # the loss reads its gains from here
     detector.names = dict(enumerate(classes))
     return detector.to(memory_format=torch.channels_last).train()

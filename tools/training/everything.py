@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experts.catalog import read_catalog
 from experts.durable import replace_durably
 from experts.weights import file_sha256
 from tools.pictures import find_pictures, is_hidden
 from tools.terminal.console import CommandError
 from tools.training import TrainingError
-from tools.training.backbone import load_backbone, read_entries
+from tools.training.backbone import load_backbone
 from tools.training.classifier import TrainingPlan, train_classifier
 from tools.training.expert_file import make_in
 from tools.training.labelled import UNSORTED
@@ -83,7 +84,7 @@ def _key_of(folder: Path, out: Path, plan: TrainingPlan) -> str:
 
 def _is_whole(out: Path, expert: str) -> bool:
     """Return True if the catalog has the expert, and its file is what the entry says."""
-    entry = read_entries(out / "catalog.yaml").get(expert)
+    entry = read_catalog(out / "catalog.yaml").get(expert)
     file = out / entry.file if entry is not None else out
     return entry is not None and file.is_file() and file_sha256(file) == entry.sha256
 

@@ -19,7 +19,6 @@ from experts.spec import ExpertId, ExpertSpec
 from experts.stored import thinned
 from experts.vision.architectures import (
     CHANNELS_LAST,
-    DTYPES,
     END_TO_END_HEAD,
     NORMALISATIONS,
     PLAIN_HEAD,
@@ -51,15 +50,16 @@ def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -
     """Make an expert in `out`; return its report, whose `file` are its weights, and its version if it is a candidate.
 
     If the edition in force has that expert, the new one becomes a candidate and the working catalog stays as it is.
-    Raises EditionError.
+    Raises EditionError, and CatalogError before anything is made.
     """
     folder = EditionFolder(out / "catalog.yaml")
+    present = read_catalog(folder.catalog)
     in_force = folder.in_force()
     if in_force is None or expert not in in_force.experts:
         return make(out), None
     with TemporaryDirectory(prefix=".new-", dir=out) as scratch:
         catalog = Path(scratch) / "catalog.yaml"
-        write_catalog(catalog, {name: each.moved_from(out) for name, each in read_catalog(folder.catalog).items()})
+        write_catalog(catalog, {name: each.moved_from(out) for name, each in present.items()})
         report = make(catalog.parent)
         entry = read_catalog(catalog)[expert].moved_from(catalog.parent)
         version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]
@@ -134,17 +134,9 @@ class ImportJob:
 
     def __post_init__(self) -> None:
         """Refuse what cannot become an expert, before any model runs. Raises TrainingError."""
-        if self.form.store not in (*STORES, AUTO):
-            raise TrainingError(
-                f"files cannot hold weights as {self.form.store}; known are {', '.join((*STORES, AUTO))}"
-            )
         if self.form.store == AUTO and not self.has_pictures:
             raise TrainingError(
                 "--store auto compares answers on pictures of the line: name a folder of them with --images, or a form"
-            )
-        if self.form.dtype not in (*DTYPES, AUTO):
-            raise TrainingError(
-                f"weights cannot be stored as {self.form.dtype}; known are {', '.join((*DTYPES, AUTO))}"
             )
         require_expert_id(self.expert)
         if not 32 <= self.input_size <= 4096:

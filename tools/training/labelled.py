@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from experts.errors import ImageError
 from experts.vision.preprocess import to_square
 from routing_rules.load import Document, read_yaml_text
 from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
+from tools.terminal.console import CommandError
 from tools.terminal.names import legal_name, read_text
-from tools.training import TrainingError
+from tools.training import TrainingError, class_names
 from tools.training.fit import Pictures, Targets
 
 #: The folder of undecided pictures, by component: a network learns nothing from its own answers.
 UNSORTED = "unsorted"
 DIGEST_BYTES = 8
-_AT_LEAST = {1: "one at least", 2: "two at least"}
 #: The last EXIF mark that leaves a picture's width and height in their places.
 _HALF_TURN = 4
 #: Programs write the mark before the pixels.
@@ -76,7 +75,7 @@ def read_labelled(
                 " tif, webp)"
             )
         for file in files:
-            content, pixels = _decoded(file)
+            content, pixels = read_picture(file)
             turned += orientation(content) != 1
             digest = hashlib.sha256(pixels.tobytes()).digest()[:DIGEST_BYTES]
             first, other = first_of.setdefault(digest, (file, number))
@@ -103,7 +102,8 @@ def read_labelled(
     ), warnings
 
 
-def _decoded(file: Path) -> tuple[bytes, Pictures]:
+def read_picture(file: Path) -> tuple[bytes, Pictures]:
+    """Return a file's bytes and pixels (H, W, 3). Raises TrainingError."""
     try:
         content = file.read_bytes()
         return content, read_pixels(content)
@@ -119,20 +119,15 @@ def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, 
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_dir() and not is_hidden(Path(path.name)):
             label = legal_name(path.name, path)
-            if other := labels.get(label):
-                raise TrainingError(f"{other} and {path} are one label to us: make one folder of them")
+            if other := next((other for other in labels if other.casefold() == label.casefold()), None):
+                raise TrainingError(
+                    f"{labels[other]} and {path} differ only in case or accents: make one folder of them"
+                )
             labels[label] = path
     if len(labels) < min_labels:
         raise TrainingError(
-            f"{folder}: expected a subfolder of images for each label, {_AT_LEAST[min_labels]}; found {list(labels)}"
+            f"{folder}: expected a subfolder of images for each label, {min_labels} at least; found {list(labels)}"
         )
-    by_lower: dict[str, str] = {}
-    for label in labels:
-        other = by_lower.setdefault(label.casefold(), label)
-        if other != label:
-            raise TrainingError(
-                f"{folder}: the labels {other} and {label} differ only in case: make one folder of them"
-            )
     passing = [label for label in labels if label.casefold() in _GOOD_NAMES]
     if good is None and len(passing) > 1:
         raise TrainingError(f"{folder}: {' and '.join(passing)} both sound as if they pass: name one with --good")
@@ -217,13 +212,15 @@ def read_yolo_data(file: Path) -> YoloData:
     if "kpt_shape" in document.data:
         raise _wrong(document, "poses are not read: export boxes", "kpt_shape")
     classes, notes = _classes(document), list[str]()
-    base = str(document.data.get("path") or ".")
-    root = find_brought(file.parent, base, least=sys.maxsize)
-    if root is None:
-        root, _ = file.parent, notes.append(f"{file}: path: {base} is not on this PC: read from {file.parent}")
+    root = file.parent / (base := str(document.data.get("path") or "."))
+    if not root.is_dir():
+        root = file.parent
+        notes.append(f"{file}: path: {base} is not on this PC: read from {root}")
     train, held_out = (_photographs(document, side, root, len(classes), notes) for side in ("train", "val"))
     if not any(len(photograph.boxes) for photograph in train):
         raise TrainingError(f"{file}: no image of train has a label; expected .txt files in a folder named labels")
+    if both := {each.file for each in train} & {each.file for each in held_out}:
+        notes.append(f"{file}: {count_text(len(both), 'picture')} of val are in train too: figures of val say little")
     return YoloData(classes, train, held_out, tuple(notes))
 
 
@@ -232,19 +229,13 @@ def _wrong(document: Document, message: str, *path: str | int) -> TrainingError:
 
 
 def _classes(document: Document) -> tuple[str, ...]:
-    names, classes = document.data["names"], list[str]()
-    if isinstance(names, list):
-        names = {str(number): name for number, name in enumerate(names)}
-    if not isinstance(names, dict) or {*names} != {str(number) for number in range(len(names) or 1)}:
-        raise _wrong(document, "expected a list of class names, or their numbers from 0 without gaps as keys", "names")
-    for key in sorted(names, key=int):
-        where = f"{document.name}:{document.where(('names', key))[0]}"
-        classes.append(legal_name(names[key] if isinstance(names[key], str) else "", where))
-        if classes[-1] in classes[:-1]:
-            raise TrainingError(f"{where}: the class {classes[-1]} is there twice: give one of them another name")
-    if document.data.get("nc") not in (None, str(len(names))):
-        raise _wrong(document, f"there are {len(names)} names, not {document.data['nc']}: correct one of them", "nc")
-    return tuple(classes)
+    try:
+        classes = class_names(document.data["names"])
+    except CommandError as error:
+        raise _wrong(document, str(error), "names") from error
+    if document.data.get("nc") not in (None, str(len(classes))):
+        raise _wrong(document, f"there are {len(classes)} names, not {document.data['nc']}: correct one of them", "nc")
+    return classes
 
 
 def _photographs(document: Document, side: str, root: Path, classes: int, notes: list[str]) -> tuple[Photograph, ...]:
@@ -343,12 +334,13 @@ def _read_boxes(file: Path | None, image: Path, classes: int) -> NDArray[np.floa
         if not (len(values) == 4 or outline) or kind not in range(classes):
             expected = f"expected `class x y width height` with a class from 0 to {classes - 1}, or an outline"
             raise TrainingError(f"{file}:{number}: {expected}, not {line!r}")
-        if not all(-0.01 <= value <= 1.01 for value in values):
-            raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, not {line!r}")
         x, y, *size = values
         corners = (x - size[0] / 2, y - size[1] / 2, x + size[0] / 2, y + size[1] / 2)
         if outline:
             corners = (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2]))
+        is_empty = corners[0] >= corners[2] or corners[1] >= corners[3]
+        if is_empty or not all(-0.01 <= value <= 1.01 for value in values):
+            raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, with a size, not {line!r}")
         rows.append((*(min(max(corner, 0.0), 1.0) for corner in corners), kind))
     if rows:
         refuse_turned(image)

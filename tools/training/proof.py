@@ -33,9 +33,6 @@ _PIXELS_PER_CONFIDENCE = 1000.0
 #: is given up.
 _TIMED_BATCH, _TIMED_ROUNDS, _HOPELESS = 4, 6, 3.0
 
-#: Red, green and blue in a grey picture, as OpenCV and Pillow make it.
-LUMA = (0.299, 0.587, 0.114)
-
 #: A framework's own model's answer to each square, in batches of one.
 OriginalOutputs = tuple[torch.Tensor, ...]
 
@@ -83,18 +80,14 @@ def squares(images: Sequence[Image], task: Task, size: int) -> list[Image]:
 def original_outputs(
     original: nn.Module, inputs: Sequence[Image], normalisation: tuple[Triple, Triple]
 ) -> OriginalOutputs:
-    """Return the answers of a framework's model in evaluation mode, with the framework's own arithmetic.
-
-    A model whose first layer takes one channel sees the pictures' luma.
-    """
+    """Return the answers of a framework's model in evaluation mode, with the framework's own arithmetic."""
     mean, std = (torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1) for values in normalisation)
-    first = next(original.parameters())
-    is_grey, device, luma = first.shape[1] == 1, first.device, torch.tensor(LUMA).view(1, 3, 1, 1)
+    device = next(original.parameters()).device
     outputs: list[torch.Tensor] = []
     with torch.inference_mode():
         for square in inputs:
             images = (torch.from_numpy(square).permute(2, 0, 1)[None].float() / 255 - mean) / std
-            output = original(((images * luma).sum(1, keepdim=True) if is_grey else images).to(device))
+            output = original(images.to(device))
             outputs.append((output[0] if isinstance(output, tuple) else output).float().cpu())
     return tuple(outputs)
 

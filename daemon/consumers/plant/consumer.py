@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -272,7 +271,7 @@ def rows_of(messages: Sequence[Message], line: str, epoch: str) -> dict[str, str
         kind = message["topic"].partition("/")[0]
         if kind in _TABLES:
             rows.setdefault(_TABLES[kind], []).append({**_row(kind, message), "line": line, "epoch": epoch})
-    return {table: _storable(_encode(rows[table])) for table in _TABLES.values() if table in rows}
+    return {table: _encode(rows[table]) for table in _TABLES.values() if table in rows}
 
 
 def _row(kind: str, message: Message) -> dict[str, Any]:
@@ -291,8 +290,3 @@ def _row(kind: str, message: Message) -> dict[str, Any]:
         last = stages[-1] if stages else {}
         row |= {**last, "stages": stages, "image_id": message["id"], "expert_version": last.get("version")}
     return row
-
-
-def _storable(text: str) -> str:
-    """Replace U+0000, which PostgreSQL's texts cannot hold, by U+FFFD."""
-    return re.sub(r"(\\\\)|\\u0000", lambda match: match[1] or "\ufffd", text) if "\\u0000" in text else text

@@ -8,7 +8,7 @@ from experts.spec import Detection
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.defects import MAX_VERSIONS, defect_code, defect_in_words, defect_labels
 from routing_rules.document import read_yaml_text
-from routing_rules.reasons import StoredAnswer, deciding_reasons
+from routing_rules.reasons import REASONS, StoredAnswer, deciding_reasons
 from routing_rules.routes import Routes
 
 #: A reload shows within this time; older versions never change.
@@ -18,16 +18,6 @@ _MAX_CACHED = 16
 _NEWEST = f"SELECT text FROM rules_versions ORDER BY loaded_at DESC LIMIT {MAX_VERSIONS}"  # noqa: S608 - our own number
 _TEXT = "SELECT text FROM rules_versions WHERE rules_version = :version"
 _BEGINNINGS = {"review": "Needs review", "fail": "Failed", "unknown": "Not judged"}
-_REASONS = {
-    "deadline": "its time was over before its verdict",
-    "expert_failed": "an expert could not be loaded, or ended with an error",
-    "bad_image": "the image cannot be decoded",
-    "edition_gone": "the rules and experts in which its board began do not serve any more",
-    "no_expert": "no expert judges it yet",
-    "repeated_picture": "its source had just sent the same picture for another place or board: a frozen camera?",
-    "picture_quality": "nothing can be judged on the picture (exposure, stripes or sharpness)",
-    "unlike_training": "the picture is unlike all that its expert learned from",
-}
 
 
 class StoredRules:
@@ -54,7 +44,7 @@ class StoredRules:
         """Explain the deciding step of `image` and its limit; the verdict alone without stored rules."""
         beginning = _BEGINNINGS.get(image.verdict, "")
         if image.reason:
-            return f"{beginning}: {_REASONS.get(image.reason, image.reason)}"
+            return f"{beginning}: {REASONS.get(image.reason, (image.reason,))[0]}"
         routes = self._cache.get(image.rules_version, lambda: self._routes(image.rules_version))
         if not beginning or routes is None:
             return beginning

@@ -10,7 +10,6 @@ import string
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, bindparam, func, or_, select
@@ -214,13 +213,11 @@ def choose_attempt(
     named: int | None,
     component: str,
     designator: str,
-    free: int = 1,
     repeats: Callable[[Attempt], bool] = lambda _: False,
 ) -> tuple[int, Fate]:
     """Choose the newest attempt, the one `named` by the publisher, or a new one (PROTOCOL.md, Boards).
 
-    `repeats(attempt)` tells if a closed attempt takes a picture of a position that it has; `free` is a number to use
-    beyond MAX_ATTEMPT.
+    `repeats(attempt)` tells if a closed attempt takes a picture of a position that it has.
     """
     newest = max(attempts, default=0)
     attempt = attempts.get(named or newest)
@@ -233,20 +230,7 @@ def choose_attempt(
             return attempt.number, "repeats"
     if named is not None:
         return named, "in time" if attempt is None else "refused"
-    return newest + 1 if newest < MAX_ATTEMPT else free, "in time"  # a publisher named the largest number
-
-
-def free_number(is_taken: Callable[[int], bool]) -> int:
-    """Return the number after a row of attempts from 1 on, in steps that double: the row may be long."""
-    last, step = 0, 1
-    while is_taken(last + step):
-        last, step = last + step, 2 * step
-        if last == MAX_ATTEMPT:  # each number that the steps come to was named
-            return next(number for number in count(1) if not is_taken(number))
-    while step > 1:
-        step //= 2
-        last += step if is_taken(last + step) else 0
-    return last + 1
+    return (newest + 1, "in time") if newest < MAX_ATTEMPT else (newest, "refused")
 
 
 class BoardAttempts:
@@ -270,10 +254,7 @@ class BoardAttempts:
         named = image.board.attempt
         found = [self.get(sql, number) for number in (named or self.newest, self.newest)]
         attempts = {one[0].number: one[0] for one in found if one}
-        free = 1
-        if self.newest == MAX_ATTEMPT and named is None:
-            free = free_number(lambda number: self.get(sql, number) is not None)
-        return choose_attempt(attempts, named, image.component, image.designator, free, repeats)
+        return choose_attempt(attempts, named, image.component, image.designator, repeats)
 
     def add(self, row: Row, recipe: Recipe) -> Attempt:
         attempt = Attempt(row["board_id"], row["attempt"], recipe, closed=row["verdict"] is not None)
@@ -353,13 +334,13 @@ class RepeatedPictures:
 
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
-        self._window = 0 if "*" in guards.may_repeat else int(guards.repeated_picture)
+        self._window = int(guards.repeated_picture)
         #: By source and payload the last place, the number of the image there, and that of the last one elsewhere.
         self._sources: OrderedDict[str, OrderedDict[int, tuple[int, int, int]]] = OrderedDict()
 
     def note(self, image: Image) -> bool:
         """Note an image that is accepted; True if its picture came before, for another position or board."""
-        if not self._window or image.source in self.guards.may_repeat:
+        if not self._window or self.guards.may_send_again(image.source):
             return False
         pictures = self._sources.get(image.source)
         if pictures is None:

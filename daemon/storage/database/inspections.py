@@ -124,7 +124,7 @@ def _assign(
         return Refused(*problem)
     if fate == "refused":
         told = f"attempt {number} of {image.board.serial!a} is closed and takes no other picture of this position"
-        return Refused("attempt_closed", f"{told}: name a new attempt (its newest is {board.newest}), or none")
+        return Refused("attempt_closed", f"{told}: name another attempt (its newest is {board.newest})")
     if found is None:
         new_boards.append(_open(tx, board, image, serving.current, number))
         if image.board.attempt is None and number == _attempts_told(image.board.serial):

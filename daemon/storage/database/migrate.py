@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError
 
 from daemon.storage.database import upkeep
@@ -47,6 +47,8 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
     """
     path, schema, schemas = sqlite_path(engine.url), check_schema(engine), known_schemas()
     if schema == schemas[-1]:
+        with engine.begin() as connection:
+            _make_views(connection)
         return
     log: Any = structlog.get_logger("database")
     began_s = time.monotonic()
@@ -56,16 +58,13 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
     upkeep.run(engine, "PRAGMA foreign_keys = OFF")  # while tables are rebuilt; inside a transaction without effect
     try:
         with engine.begin() as connection:
-            there = inspect(connection).get_view_names()
-            for view in reversed([view for view in VIEWS if view in there]):
-                connection.execute(text(f"DROP VIEW {view}"))
+            _drop_views(connection)
             if schema is None:
                 metadata.create_all(connection)
             else:
                 for step in STEPS[schemas.index(schema) :]:
                     step.change(connection)
-            for view, select in VIEWS.items():
-                connection.execute(text(f"CREATE VIEW {view} AS {select}"))
+            _make_views(connection)
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
             if broken is not None:
                 raise StoreError(f"a row of {broken[0]} names no row of {broken[2]}: {path} is left as it was")
@@ -76,6 +75,21 @@ def migrate(engine: Engine, tell: Tell = lambda _: None) -> None:
         upkeep.run(engine, "PRAGMA foreign_keys = ON")
     if schema is not None:
         log.info("database_migrated", schema=schemas[-1], took_s=round(time.monotonic() - began_s, 3))
+
+
+def _drop_views(connection: Connection) -> None:
+    for view in reversed(VIEWS):
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {view}")
+
+
+def _make_views(connection: Connection) -> None:
+    """Make the views, unless they are there: those of an earlier version hold no data."""
+    made = {view: f"CREATE VIEW {view} AS {select}" for view, select in VIEWS.items()}
+    there = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'view'").all()
+    if not made.items() <= {tuple(row) for row in there}:
+        _drop_views(connection)
+        for statement in made.values():
+            connection.exec_driver_sql(statement)
 
 
 def check_schema(engine: Engine) -> str | None:

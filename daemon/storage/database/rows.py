@@ -114,8 +114,10 @@ def pending_image(row: AnyRow, accepted_s: float) -> Image:
         late=bool(row["late"]),
         repeats=bool(row["late"] and row["surplus"]),
         guard=row["reason"],
-        key=_journal_key(row),
-        pixels=_pixels(row),
+        key=JournalKey(row["segment"], row["offset"], row["length"]),
+        pixels=Pixels()
+        if row["encoding"] == "image"
+        else Pixels("raw", (row["height"], row["width"], row["channels"])),
         accepted_s=accepted_s,
     )
 
@@ -194,12 +196,9 @@ def board_message(row: AnyRow) -> Message:
 
 def review_message(row: AnyRow) -> Message:
     """Render a row of `reviews` that has the columns of its board, and `component` and `designator` of its image."""
-    body: Row = {"seq": row["seq"], **{name: row[name] for name in ("at", "review_id", "inspection_id")}}
-    body |= {
-        "board": board_of(row),
-        **{name: row[name] for name in ("component", "designator", "verdict", "defect")},
-    }
-    body |= {name: row[name] for name in ("reviewer", "note", "undo_of", "board_verdict", "epoch")}
+    names = ("component", "designator", "verdict", "defect", "reviewer", "note", "undo_of", "board_verdict", "epoch")
+    body: Row = {name: row[name] for name in ("seq", "at", "review_id", "inspection_id")}
+    body |= {"board": board_of(row), **{name: row[name] for name in names}}
     return Message(row["seq"], topic("review", row["board_type"], row["serial"]), body)
 
 
@@ -208,16 +207,6 @@ def generation_message(row: AnyRow) -> Message:
     body: Row = {"seq": row["seq"], "at": row["completed_at"], "id": row["request_id"]}
     body |= {name: row[name] for name in (*same, "status", "reason")}
     return Message(row["seq"], topic("generation", row["source"]), body)
-
-
-def _journal_key(pending: AnyRow) -> JournalKey:
-    return JournalKey(pending["segment"], pending["offset"], pending["length"])
-
-
-def _pixels(pending: AnyRow) -> Pixels:
-    if pending["encoding"] == "image":
-        return Pixels()
-    return Pixels("raw", (pending["height"], pending["width"], pending["channels"]))
 
 
 def finite(value: float | None) -> float | None:

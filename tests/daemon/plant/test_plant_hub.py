@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,9 @@ class _Removed:
 
     def remove(self, sha256: str) -> None:
         self.digests.append(sha256)
+
+    def stored_before(self, _: float) -> Iterator[str]:
+        return iter(())
 
 
 def test_upkeep_makes_days_ahead_and_forgets_by_line(postgresql: Server) -> None:

@@ -26,11 +26,10 @@ from tests.waiting import PATIENCE_S, until
 
 CONTENT = b"\xff\xd8" + bytes(6 << 20)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-HEADERS = {"Authorization": "Bearer line-1"}
 
 
 @contextmanager
-def serving(folder: Path, request_s: float = 1.0) -> Iterator[tuple[str, int]]:
+def serving(folder: Path, request_s: float = PATIENCE_S) -> Iterator[tuple[str, int]]:
     """Serve a hub that gives a client `request_s` for each part."""
     stored: dict[str, Any] = {"releases": folder / "releases", "pictures": Pictures(folder=folder / "pictures")}
     settings = HubSettings(database="postgresql://nobody@127.0.0.1/none", **stored)
@@ -49,14 +48,10 @@ def serving(folder: Path, request_s: float = 1.0) -> Iterator[tuple[str, int]]:
 
 
 def test_a_picture_that_is_sent_slowly_arrives_and_a_sender_who_stops_is_cut_off(tmp_path: Path) -> None:
-    with serving(tmp_path) as address, closing(http.client.HTTPConnection(*address, timeout=PATIENCE_S)) as sender:
-        sender.putrequest("PUT", f"/pictures/{SHA256}")
-        for name, value in (HEADERS | {"Content-Length": str(len(CONTENT))}).items():
-            sender.putheader(name, value)
-        sender.endheaders()
+    with serving(tmp_path, 3.0) as address, closing(begin(address, sent=0)) as sender:
         for start in range(0, len(CONTENT), 1 << 20):
             sender.send(CONTENT[start : start + (1 << 20)])
-            time.sleep(0.5)
+            time.sleep(0.5)  # longer than 3 s in all
         assert sender.getresponse().status == 201
         with socket.create_connection(address, timeout=PATIENCE_S) as silent:
             head = f"PUT /pictures/{SHA256} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer line-1\r\n"
@@ -66,14 +61,14 @@ def test_a_picture_that_is_sent_slowly_arrives_and_a_sender_who_stops_is_cut_off
     assert FolderPictures(tmp_path / "pictures").get(SHA256) == CONTENT
 
 
-def begin(address: tuple[str, int], line: str = "line-1") -> http.client.HTTPConnection:
-    """Send all of a picture but its last megabyte."""
+def begin(address: tuple[str, int], line: str = "line-1", sent: int = -1 << 20) -> http.client.HTTPConnection:
+    """Send all of a picture but its last megabyte, or as much as `sent`."""
     sender = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
     sender.putrequest("PUT", f"/pictures/{SHA256}")
     for name, value in {"Authorization": f"Bearer {line}", "Content-Length": str(len(CONTENT))}.items():
         sender.putheader(name, value)
     sender.endheaders()
-    sender.send(CONTENT[: -1 << 20])
+    sender.send(CONTENT[:sent])
     return sender
 
 
@@ -134,8 +129,7 @@ def is_cut(connection: socket.socket) -> bool:
 
 
 def test_a_wrong_key_waits_for_its_answer_at_the_hub_as_on_the_pages(tmp_path: Path) -> None:
-    guessing = serving(tmp_path, PATIENCE_S)
-    with guessing as address, closing(http.client.HTTPConnection(*address, timeout=PATIENCE_S)) as guesser:
+    with serving(tmp_path) as address, closing(http.client.HTTPConnection(*address, timeout=PATIENCE_S)) as guesser:
         for path in (f"/pictures/{SHA256}", "/releases"):
             began_s = time.monotonic()
             guesser.request("GET", path, headers={"Authorization": "Bearer wrong"})

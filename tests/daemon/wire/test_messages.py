@@ -67,6 +67,7 @@ def test_names_are_used_in_nfc():
     used = inspected(board=board, component=bare, designator=bare)
     assert used.board == BoardRef(composed, composed, composed, composed, None, ((composed, composed),))
     assert (used.component, used.designator) == (composed, composed)
+    assert inspected(component="e\u0301" * 128).component == "\xe9" * 128, "measured as it is used"
 
 
 BAD_FRAMES = {

@@ -425,11 +425,11 @@ def test_an_archive_that_was_cut_off_anywhere_is_refused(tmp_path: Path, writing
     assert not list(tmp_path.glob(".*"))
 
 
-def altered(archive: Path, target: Path, extra: tarfile.TarInfo, data: bytes = b"") -> Path:
-    """The archive with one more member before its sums."""
+def altered(archive: Path, target: Path, *more: tarfile.TarInfo, data: bytes = b"") -> Path:
+    """The archive with more members before its sums, each with `data`."""
     with tarfile.open(archive) as old, tarfile.open(target, "w") as new:
         for member in old.getmembers():
-            if member.name == SUMS:
+            for extra in more if member.name == SUMS else ():
                 extra.size = len(data)
                 new.addfile(extra, io.BytesIO(data))
             new.addfile(member, old.extractfile(member))
@@ -447,7 +447,8 @@ def test_a_member_that_leads_out_of_the_folder_or_comes_twice_is_refused(tmp_pat
     a_folder(tmp_path / "line")
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "/etc/passwd"
-    bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", member, b"x" if kind == tarfile.REGTYPE else b"")
+    data = b"x" if kind == tarfile.REGTYPE else b""
+    bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", member, data=data)
     with pytest.raises(BackupError, match=r"escaped|rules\.yaml|link"):
         unpack(bad, tmp_path / "restored")
     assert not (tmp_path / "escaped").exists()
@@ -456,14 +457,8 @@ def test_a_member_that_leads_out_of_the_folder_or_comes_twice_is_refused(tmp_pat
 
 def test_an_archive_of_empty_files_is_refused_before_they_are_written(tmp_path: Path):
     a_folder(tmp_path / "line")
-    archive, bad = backed_up(tmp_path / "line"), tmp_path / "bad.tar"
-    with tarfile.open(archive) as old, tarfile.open(bad, "w") as new:
-        first, *rest = old.getmembers()
-        new.addfile(first, old.extractfile(first))
-        for number in range(101):
-            new.addfile(tarfile.TarInfo(f"images/{number}"))
-        for member in rest:
-            new.addfile(member, old.extractfile(member))
+    empty = [tarfile.TarInfo(f"images/{number}") for number in range(101)]
+    bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", *empty)
     with pytest.raises(BackupError, match="over 100 empty files"):
         unpack(bad, tmp_path / "restored")
     assert not (tmp_path / "restored").exists()

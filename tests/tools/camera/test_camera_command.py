@@ -43,15 +43,16 @@ def a_picture_folder(root: Path, *names: str) -> Path:
     return root
 
 
+def parts(header: dict[str, Any]) -> tuple[str, ...]:
+    return header["board"]["type"], header["board"]["serial"], header["designator"], header["component"]
+
+
 def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path) -> None:
     names = ("main/S1/R1.R0402.jpg", "main/S1/U1.QFP64.v2.png", "main/S2/R1.R0402.JPG", "other/S3/C1.C0603.tif")
     folder = a_picture_folder(tmp_path / "pictures", *names)
     a_picture_folder(folder, "main/S1/overview.jpg", "main/S1/notes.R0402.txt", "R9.R0402.jpg")
     daemon, account, errors = published(folder, "--lot", "L7")
     assert account["accepted"] == account["sent"] == 4
-
-    def parts(header: dict[str, Any]) -> tuple[str, ...]:
-        return header["board"]["type"], header["board"]["serial"], header["designator"], header["component"]
 
     assert {image.rpartition("/")[0]: parts(header) for image, header in daemon.headers.items()} == {
         "S1/R1": ("main", "S1", "R1", "R0402"),
@@ -71,45 +72,28 @@ def test_a_folder_says_board_serial_designator_and_component(tmp_path: Path) -> 
     "File names are no reason to lose pictures: all that can be sent are, each other one is named, with the account",
 )
 def test_names_that_the_wire_takes_are_sent_and_each_other_one_is_named(tmp_path: Path) -> None:
-    good = (
-        "psu/A 1/R1.R0603.png",
-        "psu/板-1/R1 - Copy.R0603.png",
-        "psu/Pru\u0308f/R1.电阻.png",
-        "psu/Z1 /R1.R0603.png",
-    )
+    """All files hold the same bytes: boards may share serial and picture, and be named in any script."""
+    good = {
+        "psu/A 1/R1.R0603.png": ("psu", "A 1", "R1", "R0603"),
+        "psu/板-1/R1 - Copy.R0603.png": ("psu", "板-1", "R1 - Copy", "R0603"),
+        "psu/測-1/R1 - Copy.R0603.png": ("psu", "測-1", "R1 - Copy", "R0603"),
+        "back/板-1/R1 - Copy.R0603.png": ("back", "板-1", "R1 - Copy", "R0603"),
+        "psu/Pru\u0308f/R1.电阻.png": ("psu", "Prüf", "R1", "电阻"),
+        "psu/Z1 /R1.R0603.png": ("psu", "Z1", "R1", "R0603"),
+    }
     bad = {
         "psu/L1/R2.Geh\udce4use.png": r"its name: 'Geh\udce4use' is not UTF-8: correct it",
         "psu/\udc8a\udcee1/R1.R0603.png": r"its name: '\udc8a\udcee1' is not UTF-8: correct it",
         "psu/S\u200b1/R1.R0603.png": r"its name: 'S\u200b1' is not a string of 1 to 128 characters",
         f"psu/S2/{'x' * 129}.R0603.png": "is not a string of 1 to 128 characters",
     }
-    folder = a_picture_folder(tmp_path / "pictures", *good, *bad)
+    for name in (*good, *bad):
+        a_picture_folder(tmp_path, name)
     with ScriptedDaemon() as daemon:
-        status, account, errors = camera(daemon.endpoint, folder, "--json")
-    sent = {(each["board"]["serial"], each["designator"], each["component"]) for each in daemon.headers.values()}
-    assert sent == {
-        ("A 1", "R1", "R0603"),
-        ("板-1", "R1 - Copy", "R0603"),
-        ("Prüf", "R1", "电阻"),
-        ("Z1", "R1", "R0603"),
-    }
-    assert (status, json.loads(account)["accepted"], json.loads(account)["not sent"]) == (1, 4, 4)
+        status, account, errors = camera(daemon.endpoint, tmp_path, "--json")
+    assert sorted(map(parts, daemon.headers.values())) == sorted(good.values())
+    assert (status, json.loads(account)["accepted"], json.loads(account)["not sent"]) == (1, 6, 4)
     assert all(message in errors for message in bad.values()), errors
-
-
-def test_component_types_are_saved_in_folders_of_their_own_names(tmp_path: Path) -> None:
-    folder = a_picture_folder(tmp_path / "in", "psu/S1/R1.电阻.jpg", "psu/S1/C1.电容.jpg", "psu/S1/D1.a b.jpg")
-    assert camera("nowhere.yaml", folder, "--save", tmp_path / "out")[0] == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a b", "电容", "电阻"]
-
-
-def test_pictures_of_whole_boards_in_a_folder_are_cut_by_their_layout(tmp_path: Path) -> None:
-    folder = a_picture_folder(tmp_path / "pictures", "S1.jpg", "late/S2.jpg")
-    layout = tmp_path / "layout.yaml"
-    layout.write_text("board: main\nsize: [80, 60]\nparts:\n  R1: {component: R0402, box: [0, 0, 20, 10]}\n")
-    daemon, account, _ = published(folder, "--layout", layout)
-    assert account["accepted"] == 2
-    assert [header["board"]["serial"] for header in daemon.headers.values()] == ["S1", "S2"]
 
 
 def test_images_are_saved_by_component_instead_of_published(tmp_path: Path) -> None:
@@ -117,15 +101,16 @@ def test_images_are_saved_by_component_instead_of_published(tmp_path: Path) -> N
     layout = tmp_path / "layout.yaml"
     layout.write_text(
         "board: main\nsize: [80, 60]\nparts:\n"
-        "  R1: {component: R0402, box: [0, 0, 20, 10]}\n  U1: {component: ../QFP, box: [0, 0, 40, 40]}\n"
+        "  R1: {component: 电阻, box: [0, 0, 20, 10]}\n  C1: {component: 电容, box: [0, 0, 20, 20]}\n"
+        "  U1: {component: ../QFP, box: [0, 0, 40, 40]}\n"
     )
     out = tmp_path / "training"
-    for count in (4, 8):
+    for count in (6, 12):
         status, account, errors = camera("nowhere.yaml", folder, "--layout", layout, "--save", out, "--json")
-        assert (status, json.loads(account)) == (0, {"saved": 4}), errors
+        assert (status, json.loads(account)) == (0, {"saved": 6}), errors
         assert len([path for path in out.rglob("*") if path.is_file()]) == count, "nothing is overwritten"
-    assert {path.parent.name[:5] for path in out.rglob("*.png")} == {"R0402", "_QFP-"}
-    crop = cv2.imread(str(out / "R0402" / "S1.R1.png"))
+    assert {path.parent.name[:5] for path in out.rglob("*.png")} == {"电阻", "电容", "_QFP-"}
+    crop = cv2.imread(str(out / "电阻" / "S1.R1.png"))
     assert crop is not None
     assert crop.shape == (10, 20, 3)
     (tmp_path / "empty").mkdir()
@@ -150,6 +135,7 @@ def test_wrong_use_is_status_2_with_what_to_do(tmp_path: Path) -> None:
         (at, "--video", "v", "--layout", "l", "--serial", "S", "--every", 1, "--encoding", "x"): "--encoding goes with",
         (at, tmp_path / "nowhere"): f"no folder {tmp_path / 'nowhere'}",
         (at, wrong): f"{wrong} holds no image named BOARD_TYPE/SERIAL/DESIGNATOR.COMPONENT.png",
+        (at, pictures, "--lot", "L\u200b1"): "--lot: 'L\\u200b1' is not a string of 1 to 128 characters",
         (at, pictures, "--server-key", "k"): "--server-key and --client-key belong together",
         (at, pictures, "--watch", "--move-to", pictures / "done"): "which is watched: name a folder beside it",
         (tmp_path / "none.yaml", pictures): f"no file {tmp_path / 'none.yaml'}",
@@ -210,16 +196,6 @@ def test_two_pictures_of_one_part_are_both_named_and_the_other_parts_are_sent(tm
     assert "more than one picture of main S1 R1: leave one" in errors
 
 
-def test_boards_may_share_serial_and_picture_and_be_named_in_any_script(tmp_path: Path) -> None:
-    names = ["top/S1/R1.R0402.jpg", "bottom/S1/R1.R0402.jpg", "main/測一/R1.R0402.jpg", "main/測二/R1.R0402.jpg"]
-    for name in names:
-        a_picture_folder(tmp_path, name)  # all hold the same bytes
-
-    daemon, account, _ = published(tmp_path)
-
-    assert account["accepted"] == 4 == len(daemon.headers)
-
-
 def test_orientation_marks_are_ignored_aloud_and_turned_only_if_that_is_asked_for(tmp_path: Path) -> None:
     picture = a_picture(80, 60)
     (tmp_path / "layout.yaml").write_text(LAYOUT)
@@ -255,6 +231,20 @@ def test_a_camera_that_is_ended_by_a_signal_prints_its_account(tmp_path: Path) -
     assert f"{20 - rows['accepted']} of 20 images have no answer of the daemon" in errors
 
 
+def test_two_signals_at_once_are_one_and_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` sends SIGTERM to its command and to the command's group."""
+    with camera_command._stop_on_signals() as stop:
+        monkeypatch.setattr(camera_command, "_AT_ONCE_S", float("inf"))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            assert stop.is_set()
+    monkeypatch.setattr(camera_command, "_AT_ONCE_S", -1.0)
+    with camera_command._stop_on_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 @pytest.mark.promise("Cameras", "While images wait, the camera says why in the daemon's words")
 def test_a_camera_says_what_the_daemon_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "_NOTICE_S", 0.0)
@@ -279,4 +269,5 @@ def test_a_person_hears_soon_that_nobody_answers(tmp_path: Path, monkeypatch: py
     status, account, errors = camera(endpoint, folder, "--json")
     assert (status, json.loads(account)["accepted"], json.loads(account)["not sent"]) == (1, 0, 1)
     assert f"no answer from {endpoint} for 0.1 s: is the daemon running" in " ".join(errors.split())
+    assert "?." not in errors
     assert "1 of 1 image have no answer of the daemon: the same command sends them again" in errors

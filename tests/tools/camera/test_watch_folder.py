@@ -32,14 +32,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched:
     """A watched folder, the place for accepted files, the messages, and scans."""
 
-    def __init__(self, root: Path, *, moves: bool = False) -> None:
+    def __init__(self, root: Path, *, moves: bool = False, layout: BoardLayout | None = None) -> None:
         self.folder = root / "in"
         self.folder.mkdir(exist_ok=True)
         self.done = root / "done"
         self.messages: list[str] = []
+        self.pictures = PictureFiles(layout, "L1", say=self.messages.append)
         sent = SentFiles(root / "sent.jsonl", self.folder)
-        done = self.done if moves else None
-        self.watch = WatchedFolder(self.folder, sent, done, self.messages.append, PictureFiles().part_of)
+        self.watch = WatchedFolder(self.folder, sent, self.done if moves else None, self.pictures)
 
     def put(self, name: str, content: bytes) -> Path:
         path = self.folder / name
@@ -82,11 +82,11 @@ def test_a_file_that_is_still_being_written_is_never_given(
     monkeypatch.setattr(watch_folder, "_PATIENCE_S", 0.0)
     watched.scan(3)
     (message,) = watched.messages
-    assert message.startswith(f"{path} stays where it is, not sent: ")
+    assert message.startswith(f"not sent: {path}: ")
     assert message.endswith("(half-written, or damaged)")
     path.write_bytes(content)
     assert [dropped.content for dropped in watched.scan(3)] == [content]
-    assert watched.watch.incomplete == 1
+    assert watched.pictures.not_sent == 1
 
 
 @pytest.mark.promise("Cameras", "A watched BMP or TIFF is taken when it has rested for 10 s, or was renamed into place")
@@ -109,15 +109,17 @@ def test_a_picture_that_cannot_tell_its_end_must_rest_or_be_renamed(
     assert [dropped.name for dropped in watched.scan(3)] == ["b/S1/R3.R0402.bmp"]
 
 
-def test_hidden_files_in_a_watched_folder_are_counted_and_two_pictures_of_a_part_are_not_sent(tmp_path: Path) -> None:
+def test_of_two_watched_pictures_of_a_part_none_is_sent_until_one_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watched = Watched(tmp_path)
-    for name in ("C1.C0603.jpg", "C1.C0603.png", "R1.R0402.jpg", "._R1.R0402.jpg"):
-        watched.put(f"b/S1/{name}", a_jpeg(1))
-    with ScriptedDaemon() as daemon, published(watched, daemon.endpoint) as publisher:
-        until(lambda: publisher.files["accepted"] == 1 and publisher.files["unfit"] == 2)
-    assert [header["designator"] for header in daemon.headers.values()] == ["R1"]
-    assert watched.watch.left_out.total() == 1
-    assert sum("there is another picture of that part: leave one" in text for text in watched.messages) == 2
+    files = [watched.put(f"b/S1/{name}", a_jpeg(1)) for name in ("C1.C0603.jpg", "C1.C0603.png", "R1.R0402.jpg")]
+    monkeypatch.setattr(watch_folder, "_PATIENCE_S", 0.0)
+    assert [dropped.path for dropped in watched.scan()] == files[2:]
+    twins = "there is another picture of that part: leave one"
+    assert sorted(watched.messages) == [f"not sent: {file}: {twins}" for file in files[:2]]
+    files[0].unlink()
+    assert [dropped.path for dropped in watched.scan()] == files[1:2]
 
 
 def test_what_was_accepted_is_remembered_through_a_restart_and_a_torn_line(tmp_path: Path) -> None:
@@ -199,11 +201,10 @@ def test_links_fifos_and_other_files_are_left_alone(tmp_path: Path) -> None:
 
 
 @contextmanager
-def published(watched: Watched, endpoint: str, layout: BoardLayout | None = None) -> Iterator[FolderPublisher]:
+def published(watched: Watched, endpoint: str) -> Iterator[FolderPublisher]:
     """The publisher of a folder in a thread of its own."""
     stop = threading.Event()
-    pictures = PictureFiles(layout, "L1")
-    publisher = FolderPublisher(endpoint, "cam", watched.watch, pictures, stop)
+    publisher = FolderPublisher(endpoint, "cam", watched.watch, stop)
     thread = threading.Thread(target=publisher.run)
     thread.start()
     try:
@@ -220,9 +221,9 @@ def test_dropped_files_are_published_and_moved_when_accepted_and_a_misnamed_one_
             watched.put(f"b/S1/R{number}.R0402.jpg", a_jpeg(number))
         until(lambda: publisher.files["accepted"] == 30)
         watched.put("overview.jpg", a_jpeg(99))
-        until(lambda: publisher.files["unfit"])
+        until(lambda: watched.pictures.not_sent)
         watched.put("b/L\udce4/R1.R0402.jpg", a_jpeg(98))
-        until(lambda: publisher.files["unfit"] == 2)
+        until(lambda: watched.pictures.not_sent == 2)
     assert len(daemon.order) == 30 == len(set(daemon.order))
     assert len(list(watched.done.rglob("*.jpg"))) == 30
     assert watched.names() == ["R1.R0402.jpg", "overview.jpg"]
@@ -264,9 +265,9 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
     def one_late(header: Answer, _times: int) -> Answer | None:
         return None if header["designator"] == "U1" and not deaf.is_set() else {"type": "accepted"}
 
-    watched = Watched(tmp_path, moves=True)
+    watched = Watched(tmp_path, moves=True, layout=layout)
     picture = np.random.default_rng(1).integers(0, 255, (60, 80, 3), dtype=np.uint8)
-    with ScriptedDaemon(one_late) as daemon, published(watched, daemon.endpoint, layout) as publisher:
+    with ScriptedDaemon(one_late) as daemon, published(watched, daemon.endpoint) as publisher:
         path = watched.put("A0815.png", cv2.imencode(".png", picture)[1].tobytes())
         wrong = watched.put("A0816.png", cv2.imencode(".png", picture[:50])[1].tobytes())
         until(lambda: len(daemon.seen) == 2)
@@ -274,7 +275,7 @@ def test_a_picture_of_a_whole_board_is_one_file_and_leaves_when_all_its_parts_ar
         assert publisher.files["accepted"] == 0
         deaf.set()
         until(lambda: not path.exists())
-        until(lambda: publisher.files["unfit"])
+        until(lambda: watched.pictures.not_sent)
     assert wrong.exists()
     assert any("has 80 × 50 pixels, the layout of b is for 80 × 60" in text for text in watched.messages)
     payloads = [np.frombuffer(daemon.payloads[image], np.uint8) for image in daemon.seen]

@@ -1,11 +1,9 @@
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from daemon.config.settings import load_config
 from tests import ROOT
 from tests.lines import a_line
 from tests.tools.run_commands import coserve
@@ -69,22 +67,9 @@ def test_check_refuses_places_where_a_start_would_fail(
 ) -> None:
     config = a_line(tmp_path / "line", experts_folder)
     done = coserve("check", config, status=1, **{key: value.format(file=config)})
-    assert expected in done.stdout
-    assert len(done.stdout.splitlines()) == 1
-    assert "sec" not in done.stdout
-
-
-def test_check_says_that_a_daemon_runs_with_this_line_and_that_another_would_be_refused(
-    tmp_path: Path, experts_folder: Path
-) -> None:
-    config = a_line(tmp_path / "line", experts_folder)
-    assert "a daemon runs" not in coserve("check", config).stdout
-    (tmp_path / "line/run").mkdir(exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as daemon:
-        daemon.bind(load_config(config, {}).endpoints.control.removeprefix("ipc://"))
-        daemon.listen()
-        said = coserve("check", config).stdout
-    assert f"warning: {config}: a daemon runs with this line: a second `coserve run` would be refused" in said
+    (mistake,) = [line for line in done.stdout.splitlines() if not line.startswith("warning: ")]
+    assert expected in mistake
+    assert "sec" not in mistake
 
 
 def test_each_group_of_commands_has_an_example_that_names_one_of_its_commands() -> None:

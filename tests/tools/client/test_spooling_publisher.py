@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from coserve_client import NoRoomError, PublishError, SpoolError, SpoolingPublisher, spooling
-from coserve_client import publisher as publisher_module
 from coserve_client.spool import Spool
 from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import BOARD, ScriptedDaemon, accept, silent_endpoint
@@ -122,22 +121,6 @@ def test_what_waited_on_the_disk_comes_first_and_in_order_when_the_daemon_is_the
             until(lambda: not publisher.trouble)  # a moment after the answer that ends it
     assert publisher.account.complete
     assert entries(tmp_path) == []
-
-
-def test_trouble_is_what_the_daemon_answered_and_ends_when_it_takes_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher_module, "_NOTICE_S", 0.0)
-    drained = threading.Event()
-    busy = {"type": "busy", "retry_after_ms": 20, "reason": "the line is draining: it takes images again later"}
-    daemon = ScriptedDaemon(lambda *_: {"type": "accepted"} if drained.is_set() else busy)
-    with daemon, a_camera(daemon.endpoint, tmp_path) as publisher:
-        publish(publisher, 1)
-        until(lambda: publisher.trouble == f"the daemon takes no images now: {busy['reason']}")
-        drained.set()
-        until(lambda: not publisher.trouble)
-        assert publisher.wait(PATIENCE_S)
-    assert publisher.account.busy
 
 
 CAMERA = """\
@@ -272,22 +255,7 @@ def test_a_spool_of_another_source_is_refused(tmp_path: Path) -> None:
         assert publisher.wait(PATIENCE_S)
 
 
-def test_a_refusal_of_many_images_is_logged_once_and_counted_for_each(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    refusal = {"type": "rejected", "code": "unknown_board", "reason": "the rules name no board type 'b'"}
-    with (
-        ScriptedDaemon(lambda *_: refusal) as daemon,
-        a_camera(daemon.endpoint, tmp_path) as publisher,
-        caplog.at_level("WARNING"),
-    ):
-        publish(publisher, *range(5))
-        assert publisher.wait(PATIENCE_S)
-        assert publisher.account.as_dict() == {"published": 5, "accepted": 0, "rejected unknown_board": 5}
-    assert sum("image_not_taken" in line for line in caplog.messages) == 1
-
-
-def test_refusals_of_the_daemon_are_counted_logged_and_reported(
+def test_refusals_are_counted_and_reported_and_each_kind_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = {
@@ -305,13 +273,13 @@ def test_refusals_of_the_daemon_are_counted_logged_and_reported(
         a_camera(daemon.endpoint, tmp_path, on_answer=fail) as publisher,
     ):
         publish(publisher, 0, 1, 2)
-        publish(publisher, 3, size=2000)
+        publish(publisher, 3, 4, size=2000)
         assert publisher.wait(PATIENCE_S)
         account = publisher.account
-    assert sorted(answered) == ["i0 accepted", "i1 rejected", "i2 duplicate", "i3 rejected"]
-    rows = {"published": 4, "accepted": 1, "duplicate": 1, "of another image": 1}
-    assert account.as_dict() == rows | {"rejected too_large": 1, "rejected unknown_board": 1}
-    assert account.lost == 3
+    assert sorted(answered) == ["i0 accepted", "i1 rejected", "i2 duplicate", "i3 rejected", "i4 rejected"]
+    rows = {"published": 5, "accepted": 1, "duplicate": 1, "of another image": 1}
+    assert account.as_dict() == rows | {"rejected too_large": 2, "rejected unknown_board": 1}
+    assert account.lost == 4
     assert "i1: unknown_board: the rules name no board type 'b'" in account.refusals
     assert sum("image_not_taken" in line for line in caplog.messages) == 3
-    assert sum("on_answer_failed" in line for line in caplog.messages) == 4
+    assert sum("on_answer_failed" in line for line in caplog.messages) == 5

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from daemon.config.settings import Guards
 from daemon.records import Image
 from daemon.storage.database.connections import open_for_reading
 from daemon.storage.database.schema import boards
@@ -134,8 +135,8 @@ def test_a_picture_that_was_not_sent_is_named_when_pictures_are_compared(line: P
 
 @pytest.mark.parametrize("seed", range(2))
 def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int) -> None:
-    """Repeats, extras, late images, named attempts, time limits and restarts, as the writer writes them."""
-    chance, store, waiting = random.Random(seed), a_store(tmp_path), list[Image]()
+    """Repeats, extras, late and refused images, named attempts, time limits, restarts, as the writer writes them."""
+    chance, store, waiting = random.Random(seed), a_store(tmp_path, guards=Guards()), list[Image]()
     store.store.keep_rules(store.serving.current.routes)
     for number in range(400):
         step = chance.random()
@@ -146,8 +147,9 @@ def test_boards_of_any_history_agree_with_their_images(tmp_path: Path, seed: int
                 "serial": chance.choice("AB"),
             }
             named = chance.choice((None, None, None, 1, 2))
-            (image,) = store.accept(an_image(f"i{number}", *place, attempt=named, **board))
-            waiting.append(image)
+            payload = b"%d" % chance.randrange(100)
+            answers = store.ask(an_image(f"i{number}", *place, attempt=named, payload=payload, **board))
+            waiting += [answer for answer in answers if isinstance(answer, Image)]
         elif step < 0.9 and waiting:
             image = waiting.pop(chance.randrange(len(waiting)))
             bad = a_stage("R0402", label="bad", confidence=chance.choice((0.01, 0.99)))

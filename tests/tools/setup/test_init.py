@@ -42,30 +42,29 @@ def test_without_a_question_a_line_is_made_whose_only_lack_is_its_experts(tmp_pa
     assert "#" in (tmp_path / "line/coserve.yaml").read_text()
 
 
+ANSWERS = Answers({"b": {"C": 1}}, Path("data"), {"cpu": 10**9}, "here", None)
+
+
 def test_a_second_line_on_one_pc_takes_ports_that_neither_a_line_beside_it_nor_a_program_has(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    first = free_ports(tmp_path / "first")
-    (tmp_path / "first/coserve.yaml").write_text("".join(f"x: tcp://127.0.0.1:{port}\n" for port in first))
-    second = free_ports(tmp_path / "second")
-    assert {*first}.isdisjoint(second)
-    with socket.create_server(("127.0.0.1", second[1])):
-        assert {*first, *second}.isdisjoint(free_ports(tmp_path / "second"))
-    (tmp_path / "second").mkdir()
-    answers = Answers({"b": {"C": 1}}, Path("data"), {"cpu": 10**9}, "here", None)
-    (tmp_path / "second/coserve.yaml").write_text(config_text(tmp_path / "second", answers))
-    endpoints = load_config(tmp_path / "second/coserve.yaml", {}).endpoints
-    ports = [int(url.rpartition(":")[2]) for url in (endpoints.intake[1], endpoints.results, endpoints.http or "")]
-    assert {*ports}.isdisjoint(first)
+    def made(name: str) -> set[int]:
+        (tmp_path / name).mkdir()
+        (config := tmp_path / name / "coserve.yaml").write_text(config_text(config.parent, ANSWERS))
+        endpoints = load_config(config, {}).endpoints
+        return {int(url.rpartition(":")[2]) for url in (endpoints.intake[1], endpoints.results, str(endpoints.http))}
+
+    first = made("first")
+    (taken, *_) = free_ports(tmp_path / "second")
+    with socket.create_server(("127.0.0.1", taken)):
+        assert made("second").isdisjoint({*first, taken})
 
 
 def test_a_new_line_has_the_time_zone_of_its_pc_and_check_says_where_a_line_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = Answers({"b": {"C": 1}}, Path("data"), {"cpu": 10**9}, "here", None)
     monkeypatch.setenv("TZ", "Europe/Berlin")
     config = tmp_path / "coserve.yaml"
-    config.write_text(config_text(tmp_path, answers))
-    (tmp_path / "rules.yaml").write_text(rules_text(answers.boards))
+    config.write_text(config_text(tmp_path, ANSWERS))
+    (tmp_path / "rules.yaml").write_text(rules_text(ANSWERS.boards))
     (tmp_path / "experts").mkdir()
     (tmp_path / "experts/catalog.yaml").write_text("experts: {}\n")
     assert load_config(config, {}).plant.timezone == "Europe/Berlin"

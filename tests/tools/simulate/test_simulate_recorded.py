@@ -40,8 +40,9 @@ def test_a_recorded_run_is_predicted_within_a_tenth(tmp_path: Path, policy: str)
 
 def test_another_policy_can_be_asked_what_it_would_have_done(tmp_path: Path):
     record(tmp_path / "trace", "samba")
-    command = ["simulate", "--policy", "samba", "--policy", "coserve-plus", "--json", "--trace"]
-    rows = json.loads(CliRunner().invoke(app, [*command, str(tmp_path / "trace")]).stdout)
+    command = ["simulate", "--trace", str(tmp_path / "trace"), "--json"]
+    command += ["--policy", "samba", "--policy", "coserve-plus"]
+    rows = json.loads(CliRunner().invoke(app, command).stdout)
     assert [row["policy"] for row in rows] == ["samba", "coserve-plus"]
     assert rows[1]["images_per_s"] > rows[0]["images_per_s"]
     assert rows[0]["live"]["images_per_s"] > 0

@@ -1,6 +1,7 @@
 import os
 import re
 import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,12 @@ from experts.vision.slot import loaded_slot
 from tests.experts.pictures import encoded
 from tests.experts.samples import PICTURES, a_model, labels
 from tests.small_disk import small_disk
+from tests.tools.run_commands import coserve
 from tools.experts.change import _entry_of
 from tools.experts.measure import answers_of, images_in
 from tools.training import TrainingError
 from tools.training.expert_file import Form
 from tools.training.importer import import_file, import_model
-from tools.training.proof import original_outputs
 
 CLASSES = labels(5)
 
@@ -90,24 +91,6 @@ def test_a_pickled_detector_answers_with_the_head_that_its_file_names(tmp_path: 
     assert catalog["best"].pictures is not None, "limits of the pictures in the folder"
 
 
-class FileMaker:
-    """Pickles as a call that makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self):
-        return open, (str(self.file), "w")
-
-
-def test_a_pickled_detector_is_imported_and_nothing_in_its_file_runs(tmp_path: Path):
-    trace, file = tmp_path / "it-ran", a_checkpoint(tmp_path)
-    torch.save({**torch.load(file, weights_only=False), "more": FileMaker(trace)}, file)
-    trace.unlink(missing_ok=True)
-    import_file(file, **a_target(tmp_path, "yolo11n", classes=()))
-    assert not trace.exists()
-
-
 def refusal(file: Path, target: dict) -> str:
     with pytest.raises(TrainingError) as caught:
         import_file(file, **target)
@@ -116,51 +99,52 @@ def refusal(file: Path, target: dict) -> str:
     return str(caught.value)
 
 
-def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path):
-    classifier = a_state_dict(tmp_path)
-    junk = tmp_path / "junk.pth"
-    junk.write_bytes(b"junk")
-    listed = tmp_path / "list.pth"
-    torch.save([1, 2], listed)
-    assert "no such file" in refusal(tmp_path / "none.pth", a_target(tmp_path))
-    assert "junk.pth" in refusal(junk, a_target(tmp_path))
-    assert "holds no state_dict" in refusal(listed, a_target(tmp_path))
-    assert "known are resnet18" in refusal(classifier, a_target(tmp_path, "resnet19"))
-    assert "name --architecture resnet18" in refusal(classifier, a_target(tmp_path, "resnet34"))
-    assert "has 5 outputs, and the classes are label0, label1, label2: name" in refusal(
-        classifier, a_target(tmp_path, classes=CLASSES[:3])
-    )
-    assert "--classes" in refusal(classifier, a_target(tmp_path, classes=()))
-    assert "is not an expert id" in refusal(classifier, a_target(tmp_path, expert="../up"))
-    assert "weights cannot be stored as int8" in refusal(classifier, a_target(tmp_path, form=Form(dtype="int8")))
-    assert "give each class a name of its own" in refusal(classifier, a_target(tmp_path, classes=("ok",) * 5))
-    assert "name --normalize" in refusal(classifier, a_target(tmp_path, normalize=None))
-    assert "multiple of 32" in refusal(a_state_dict(tmp_path, "yolov8n"), a_target(tmp_path, "yolov8n", 100))
+@pytest.mark.parametrize(
+    ("architecture", "changed", "said"),
+    [
+        ("resnet19", {}, "--architecture: expected one of resnet18, "),
+        ("resnet18", {"classes": CLASSES[:3]}, "has 5 outputs, and the classes are label0, label1, label2: name"),
+        ("resnet18", {"classes": ()}, "holds no class names; give them in order with --classes"),
+        ("resnet18", {"classes": ("ok",) * 5}, "--classes: classes 0 and 1 are both ok, expected different names"),
+        ("resnet18", {"expert": "../up"}, "is not an expert id"),
+        ("resnet18", {"normalize": None}, "name --normalize"),
+        ("resnet18", {"samples": Path("none")}, "none: is no folder of images"),
+        ("yolov8n", {"input_size": 100}, "multiple of 32"),
+        ("yolov8n", {"normalize": ".5"}, "leave --normalize out"),
+    ],
+)
+def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path, architecture: str, changed: dict, said: str):
+    file = a_state_dict(tmp_path, "yolov8n" if architecture == "yolov8n" else "resnet18")
+    assert said in refusal(file, a_target(tmp_path, architecture) | changed)
 
 
-@pytest.mark.test_all
-def test_every_refusal_of_a_pickled_detector_says_what_is_wrong_and_what_to_do(tmp_path: Path):
-    checkpoint = a_checkpoint(tmp_path)
-    other = refusal(checkpoint, a_target(tmp_path, "yolo11n", classes=CLASSES[:2]))
-    assert "names says defect 0, defect 1" in other
-    other = refusal(checkpoint, a_target(tmp_path, "yolov8n", classes=()))
-    assert "of a yolo11n, not of a yolov8n: name --architecture yolo11n" in other
-    assert "of a yolo11n, not of a resnet18" in refusal(checkpoint, a_target(tmp_path))
+def test_a_broken_catalog_is_named_before_anything_is_made(tmp_path: Path):
+    (tmp_path / "catalog.yaml").write_text("experts: [")
+    words = ("--architecture", "resnet18", "--classes", "a,b,c,d,e", "--normalize", "none", "--out", tmp_path)
+    assert "catalog.yaml:2:1: not YAML" in coserve("import", a_state_dict(tmp_path), *words, status=1).stderr
+    assert not (tmp_path / "trained.safetensors").exists()
 
 
 def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives(tmp_path: Path):
-    file = tmp_path / "named.pth"
+    file, bad = tmp_path / "named.pth", tmp_path / "bad.pth"
     order = {label: 4 - number for number, label in enumerate(CLASSES)}
-    torch.save({"state_dict": a_model().state_dict(), "class_to_idx": order}, file)
+    torch.save({"state_dict": a_model().state_dict(), "args": Namespace(class_to_idx=order)}, file)
     contradiction = refusal(file, a_target(tmp_path))
     assert f"its class_to_idx says {', '.join(CLASSES[::-1])}, --classes says {', '.join(CLASSES)}" in contradiction
-    bad = tmp_path / "bad.pth"
     torch.save({"state_dict": a_model().state_dict(), "names": {0: False, **dict(enumerate("abcd", 1))}}, bad)
-    assert "YAML makes of NO" in refusal(bad, a_target(tmp_path, classes=()))
+    assert "its names: class 0 is False, not text" in refusal(bad, a_target(tmp_path, classes=()))
     assert import_file(bad, **a_target(tmp_path, input_size=32)).spec.classes == CLASSES
+    torch.save({"state_dict": a_model().state_dict(), "classes": np.array(CLASSES)}, bad)
+    assert "its classes: expected a list" in import_file(bad, **a_target(tmp_path, input_size=32)).notes[0]
     report = import_file(file, **a_target(tmp_path, input_size=32, classes=()))
     assert report.spec.classes == CLASSES[::-1]
     assert report.notes == (f"classes {', '.join(CLASSES[::-1])}, from class_to_idx of named.pth",)
+
+
+def test_a_classifier_of_one_label_which_would_always_be_sure_is_refused(tmp_path: Path):
+    torch.save(a_model(class_count=1).state_dict(), tmp_path / "one.pth")
+    target = a_target(tmp_path, classes=("ok",))
+    assert "has 1 output, and the classes are ok: train it with an output for" in refusal(tmp_path / "one.pth", target)
 
 
 def labelled_images(folder: Path, normalisation: str, channels: int = 3) -> tuple[Path, Path]:
@@ -174,13 +158,16 @@ def labelled_images(folder: Path, normalisation: str, channels: int = 3) -> tupl
     random = np.random.default_rng(5)
     pictures = [random.integers(0, random.integers(30, 256), (32, 32, channels), dtype=np.uint8) for _ in range(24)]
     pictures = [picture.repeat(3 // channels, 2) for picture in pictures]
-    logits = torch.cat(original_outputs(model, pictures, NORMALISATIONS[normalisation]))
-    model.fc.bias.data[1] -= (logits[:, 1] - logits[:, 0]).sort().values[11:13].mean()
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in NORMALISATIONS[normalisation])
+    inputs = (torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 255 - mean) / std
+    with torch.inference_mode():
+        logits = model(inputs[:, :channels])
+    middle = (logits[:, 1] - logits[:, 0]).sort().values[11:13].mean()
+    model.fc.bias.data[1] -= middle
     model.fc.weight.data *= 1000  # sure of each
     model.fc.bias.data *= 1000
-    logits = torch.cat(original_outputs(model, pictures, NORMALISATIONS[normalisation]))
     images = folder / f"photos {normalisation}"
-    for number, (picture, answer) in enumerate(zip(pictures, logits.argmax(1).tolist(), strict=True)):
+    for number, (picture, answer) in enumerate(zip(pictures, logits[:, 1] - logits[:, 0] > middle, strict=True)):
         place = images / "ab"[answer] / f"{number}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(encoded(picture))
@@ -198,11 +185,11 @@ def labelled_images(folder: Path, normalisation: str, channels: int = 3) -> tupl
 def test_the_normalisation_that_fits_labelled_images_is_taken_and_another_is_refused(tmp_path: Path, fits: str):
     file, images = labelled_images(tmp_path, fits)
     target = a_target(tmp_path, input_size=32, classes=("a", "b"), expert="e", images=images, form=Form(tolerance=0.5))
+    target |= {"samples": images}
     for normalize in {"imagenet", "none", ".5"} - {fits}:
         assert f"; on 24 with --normalize {fits}" in refusal(file, target | {"normalize": normalize})
-    for normalize in (fits, None):
-        swapped = refusal(file, target | {"normalize": normalize, "classes": ("b", "a")})
-        assert re.search(r"right on \d+ of 24 .*; on 24 with .*--classes a,b$", swapped)
+    swapped = refusal(file, target | {"normalize": None, "classes": ("b", "a")})
+    assert re.search(r"right on \d+ of 24 .*; on 24 with .*--classes a,b$", swapped)
     for normalize in (fits, None):
         report = import_file(file, **target | {"normalize": normalize})
         assert f"normalisation {fits}: right on 24 of 24 labelled images" in report.notes[0]
@@ -211,7 +198,9 @@ def test_the_normalisation_that_fits_labelled_images_is_taken_and_another_is_ref
     for label in "ab":
         assert {answer.label for answer in answers_of(spec, images_in(images / label, spec))} == {label}
     header = tmp_path / "experts" / "e.safetensors"
-    assert _entry_of(header).normalisation == read_catalog(header.with_name("catalog.yaml"))["e"].normalisation
+    entry = read_catalog(header.with_name("catalog.yaml"))["e"]
+    assert _entry_of(header).normalisation == entry.normalisation
+    assert {label: sum(counts) for label, counts in (entry.confidences or {}).items()} == {"a": 12, "b": 12}
 
 
 def test_images_that_are_no_labels_are_said_and_do_not_choose_a_normalisation(tmp_path: Path):
@@ -228,10 +217,10 @@ def test_images_that_are_no_labels_are_said_and_do_not_choose_a_normalisation(tm
 def test_a_network_of_one_channel_answers_to_grey_pictures_as_before(tmp_path: Path):
     file, images = labelled_images(tmp_path, ".5", channels=1)
     target = a_target(tmp_path, input_size=32, classes=("a", "b"), expert="e", images=images, form=Form(tolerance=0.5))
-    assert "takes one channel: --normalize is none or .5" in refusal(file, target)
-    report = import_file(file, **target | {"normalize": None})
-    assert "normalisation .5: right on 24 of 24" in report.notes[0]
-    assert report.agreement.labels_agree
+    channel, measured = import_file(file, **target | {"normalize": None}).notes
+    assert "takes one channel" in channel
+    assert "normalisation .5: right on 24 of 24" in measured
+    assert "; on 24 with --normalize .5" in refusal(file, target | {"normalize": "none", "out": tmp_path / "other"})
 
 
 def test_an_expert_that_disagrees_is_refused_and_the_old_one_stays(tmp_path: Path):

@@ -4,30 +4,12 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 from PIL import Image
 
+from tests.tools.training.yolo import BOX, SIDES, a_data_set
 from tools.terminal.console import CommandError
 from tools.training.labelled import YoloData, read_yolo_data
-
-BOX = "0 0.5 0.5 0.2 0.2\n"
-SIDES = "train: images/train\nval: images/val\n"
-
-
-def a_data_set(
-    folder: Path, text: str = "train: images/train\nval: images/val\nnames: [a, b]\n", labels: str = BOX
-) -> Path:
-    """Two pictures a side, each with `labels`, and the YAML text."""
-    for side in ("train", "val"):
-        for number in range(2):
-            (picture := folder / f"images/{side}/{side}{number}.png").parent.mkdir(parents=True, exist_ok=True)
-            cv2.imwrite(str(picture), np.full((20, 40, 3), 50 * number, np.uint8))
-            (label := folder / f"labels/{side}/{side}{number}.txt").parent.mkdir(parents=True, exist_ok=True)
-            label.write_text(labels, encoding="utf-8")
-    (file := folder / "data.yaml").write_text(text, encoding="utf-8")
-    return file
 
 
 def refusal(file: Path) -> str:
@@ -53,22 +35,31 @@ def test_class_names_are_text_as_written_in_the_order_of_their_numbers(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("text", "said"),
     [
-        ("names: {0: a, 2: b}", "data.yaml:3:1: names: expected a list of class names, or their numbers from 0"),
-        ("names: {bridge: 0, void: 1}", "or their numbers from 0 without gaps as keys"),
-        ("names: {0: a, '0': b}", "data.yaml:3:15: duplicate key `0`"),
-        ("names: [a, a]", "data.yaml:3: the class a is there twice"),
-        ("names: ['é', 'e\u0301']", "data.yaml:3: the class é is there twice"),
-        ("names: bridge", "names: expected a list of class names"),
-        ("names: [a, ~]", "data.yaml:3: '' is not a string of 1 to 128 characters"),
-        ("names: ['a\u200b']", "'a\\u200b' is not a string"),
-        ("names: [a, b]\nnc: 3", "data.yaml:4:1: nc: there are 2 names, not 3"),
-        ("names: [a]\nkpt_shape: [4, 3]", "data.yaml:4:1: kpt_shape: poses are not read: export boxes"),
+        (f"{SIDES}names: {{0: a, 2: b}}", "data.yaml:3:1: names: expected a list of class names"),
+        (f"{SIDES}names: {{bridge: 0, void: 1}}", "without gaps"),
+        (f"{SIDES}names: {{0: a, '0': b}}", "data.yaml:3:15: duplicate key `0`"),
+        (f"{SIDES}names: ['é', 'e\u0301']", "data.yaml:3:1: names: classes 0 and 1 are both é"),
+        (f"{SIDES}names: bridge", "names: expected a list of class names"),
+        (f"{SIDES}names: [a, ~]", "names: class 1 is None, not text"),
+        (f"{SIDES}names: ['a\u200b']", "'a\\u200b' is not a string"),
+        (f"{SIDES}names: [a, b]\nnc: 3", "data.yaml:4:1: nc: there are 2 names, not 3"),
+        (f"{SIDES}names: [a]\nkpt_shape: [4, 3]", "data.yaml:4:1: kpt_shape: poses are not read: export boxes"),
+        ("train: images/train\nnames: [a]", "has no val; expected path, train, val and names"),
+        (f"path: D:\\pcb\n{SIDES}names: [a, b]".replace("images/train", "no\\train"), "a drive letter or backslashes"),
+        (f"{SIDES}names: [a, b]".replace("images/train", "none/images"), "data.yaml:1:1: train: "),
+        (f"{SIDES}names: [a, b]".replace("images/train", "labels/train"), "holds no image"),
+        (
+            f"{SIDES}names: [a, b]".replace("images/train", "train.txt"),
+            "train.txt:2: there is no picture images/no.png",
+        ),
+        (f"{SIDES}names: [a, b]".replace("images/train", "[images/train, images]"), "train0.png is there twice"),
     ],
 )
-def test_a_wrong_list_of_classes_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
-    assert said in refusal(a_data_set(tmp_path, f"{SIDES}{line}\n"))
+def test_what_is_wrong_in_data_yaml_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "train.txt").write_text("images/train/train0.png\nimages/no.png\n", encoding="utf-8")
+    assert said in refusal(a_data_set(tmp_path, f"{text}\n"))
 
 
 def files_of(data: YoloData) -> list[str]:
@@ -103,31 +94,17 @@ def test_pictures_are_found_where_the_data_set_lies_now(tmp_path: Path, paths: s
     assert all(len(each.boxes) == 1 for each in data.train)
 
 
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
-        (
-            "path: D:\\pcb\ntrain: none\\images\nval: images/val",
-            "none\\images: a drive letter or backslashes are",
-        ),
-        ("train: none/images\nval: images/val", "data.yaml:1:1: train: "),
-        ("train: train.txt\nval: images/val", "train.txt:2: there is no picture images/none.png"),
-        ("train: [images/train, images]\nval: images/val", "train0.png is there twice"),
-    ],
-)
-def test_pictures_that_are_not_found_are_named_with_their_line(tmp_path: Path, paths: str, said: str) -> None:
-    file = a_data_set(tmp_path, f"{paths}\nnames: [a, b]\n")
-    (tmp_path / "train.txt").write_text("images/train/train0.png\nimages/none.png\n", encoding="utf-8")
-    assert said in refusal(file)
+def test_pictures_that_are_in_train_and_val_are_counted(tmp_path: Path) -> None:
+    data = read_yolo_data(a_data_set(tmp_path, "train: images\nval: images/val\nnames: [a, b]\n"))
+    assert "2 pictures of val are in train too" in "\n".join(data.notes)
 
 
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_a_picture_of_a_mac_finds_its_label_whose_name_looks_alike(tmp_path: Path, form: Any) -> None:
+def test_a_picture_of_a_mac_finds_its_label_whose_name_looks_alike(tmp_path: Path) -> None:
     file = a_data_set(tmp_path)
-    other = {"NFC": "NFD", "NFD": "NFC"}[form]
-    picture, label = (tmp_path / f"{kind}/train" for kind in ("images", "labels"))
-    (picture / "train0.png").rename(picture / unicodedata.normalize(form, "Prüf.png"))
-    (label / "train0.txt").rename(label / unicodedata.normalize(other, "Prüf.txt"))
+    for number, forms in enumerate((("NFC", "NFD"), ("NFD", "NFC"))):
+        for kind, form in zip(("images/train/{}.png", "labels/train/{}.txt"), forms, strict=True):
+            name = unicodedata.normalize(form, f"Prüf{number}")
+            (tmp_path / kind.format(f"train{number}")).rename(tmp_path / kind.format(name))
     data = read_yolo_data(file)
     assert [len(each.boxes) for each in data.train] == [1, 1]
     assert data.notes == ()
@@ -172,7 +149,9 @@ def test_label_files_that_fit_no_picture_are_counted_and_half_of_them_missing_is
         ("0 0.5 0.5 0.2 0.2 0.45 0.5 2 0.55 0.5 0", "or an outline, not"),  # a box with two key points
         ("0 0.5 0.5 0.2 0.2 0.45 0.5 1", "or an outline, not"),
         ("2 0.5 0.5 0.2 0.2", "with a class from 0 to 1"),
+        ("bridge 0.5 0.5 0.25 0.5", "with a class from 0 to 1"),
         ("0 20 10 8 4", "expected fractions of the image"),
+        ("0 0.5 0.5 0.2 0", "0 to 1, with a size"),
     ],
 )  # fmt: skip
 def test_rotated_boxes_and_outlines_become_boxes_and_poses_are_refused_by_line(

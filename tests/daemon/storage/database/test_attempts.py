@@ -108,64 +108,47 @@ def test_a_repeat_that_is_pending_at_the_time_limit_makes_no_pass():
     assert (closing["verdict"], closing["missing"], closing["inspected"]) == ("unknown", [], 4)
 
 
-def test_a_board_opens_its_first_attempt_and_images_join_the_open_one():
-    assert choose_attempt({}, None, "R0402", "a") == (1, "in time")
-    assert choose_attempt({1: Images().attempt}, None, "R0402", "a") == (1, "in time")
-
-
-def test_an_image_that_was_missing_comes_late_and_its_repeat_opens_the_next_attempt():
-    attempt = Images().image("R0402", "a", "pass").image("QFP64", "U1", "pass").closed()
-    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == (1, "late")
-    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == (2, "in time")
-    assert choose_attempt({1: attempt}, None, "R0402", "b") == (1, "late")
-    attempt.count_image("QFP64", "U2")
-    attempt.count_image("R0402", "b")
-    assert choose_attempt({1: attempt}, None, "QFP64", "U2") == (2, "in time")
-    assert choose_attempt({1: attempt}, None, "R0402", "c") == (2, "in time")
-
-
-def test_an_image_that_is_still_pending_at_closing_leaves_no_gap_for_another():
-    attempt = Images().image("QFP64", "U1").closed()
-    assert choose_attempt({1: attempt}, None, "QFP64", "U1") == (2, "in time")
-
-
-def test_extras_and_unlisted_designators_are_never_late():
-    attempt = Images().closed()
-    assert choose_attempt({1: attempt}, None, "LED", "D1") == (2, "in time")
-    assert choose_attempt({1: attempt}, None, "QFP64", "U9") == (2, "in time")
-
-
-def test_after_a_complete_attempt_every_image_opens_the_next():
-    assert choose_attempt({1: Images().complete().closed()}, None, "R0402", "a") == (2, "in time")
-
-
-def test_a_named_attempt_opens_if_it_is_newer_joins_if_it_is_open_and_takes_late_images_if_it_is_closed():
-    gap, open_second = Images().closed(), Images(number=2).attempt
-    assert choose_attempt({}, 3, "R0402", "a") == (3, "in time")
-    assert choose_attempt({1: gap, 2: open_second}, 3, "R0402", "a") == (3, "in time")
-    assert choose_attempt({1: gap, 2: open_second}, 2, "R0402", "a") == (2, "in time")
-    assert choose_attempt({1: gap, 2: open_second}, 1, "R0402", "a") == (1, "late")
+LAST = Images(number=MAX_ATTEMPT).complete().closed()
+OPEN, WHOLE, EMPTY = Images(number=2).attempt, Images().complete().closed(), Images().closed()
+GAPS = Images().image("R0402", "a", "pass").image("QFP64", "U1").closed()
+FILLED = Images().image("R0402", "a", "pass").image("QFP64", "U1").closed()
+FILLED.count_image("QFP64", "U2")
+FILLED.count_image("R0402", "b")
 
 
 @pytest.mark.promise("Cameras", "A closed attempt that a camera names takes late images or refuses; it opens no other")
-def test_a_closed_attempt_that_is_named_refuses_what_it_has_and_opens_no_other():
-    closed, open_second = Images().complete().closed(), Images(number=2).attempt
-    assert choose_attempt({1: closed}, 1, "R0402", "a") == (1, "refused")
-    assert choose_attempt({1: closed, 2: open_second}, 1, "R0402", "a") == (1, "refused")
+@pytest.mark.parametrize(
+    ("attempts", "named", "place", "chosen"),
+    [
+        ([], None, ("R0402", "a"), (1, "in time")),
+        ([OPEN], None, ("R0402", "a"), (2, "in time")),
+        ([GAPS], None, ("QFP64", "U2"), (1, "late")),
+        ([GAPS], None, ("R0402", "b"), (1, "late")),
+        ([GAPS], None, ("QFP64", "U1"), (2, "in time")),  # pending at closing: it leaves no gap
+        ([GAPS], None, ("QFP64", "U9"), (2, "in time")),  # not listed
+        ([GAPS], None, ("LED", "D1"), (2, "in time")),
+        ([FILLED], None, ("QFP64", "U2"), (2, "in time")),
+        ([FILLED], None, ("R0402", "c"), (2, "in time")),
+        ([WHOLE], None, ("R0402", "a"), (2, "in time")),
+        ([], 3, ("R0402", "a"), (3, "in time")),
+        ([EMPTY, OPEN], 3, ("R0402", "a"), (3, "in time")),
+        ([EMPTY, OPEN], 2, ("R0402", "a"), (2, "in time")),
+        ([EMPTY, OPEN], 1, ("R0402", "a"), (1, "late")),
+        ([WHOLE], 1, ("R0402", "a"), (1, "refused")),
+        ([LAST], None, ("R0402", "a"), (MAX_ATTEMPT, "refused")),  # no number is left
+        ([LAST], 1, ("R0402", "a"), (1, "in time")),
+        ([WHOLE, OPEN], 1, ("R0402", "a"), (1, "refused")),
+    ],
+)
+def test_an_image_joins_an_open_attempt_fills_a_gap_of_a_closed_one_or_opens_the_next(attempts, named, place, chosen):
+    assert choose_attempt({one.number: one for one in attempts}, named, *place) == chosen
 
 
 def test_a_closed_attempt_takes_a_picture_that_repeats_one_of_its_own_named_or_not():
-    attempts = {1: Images().complete().closed(), 2: Images(number=2).complete().closed()}
+    attempts = {1: WHOLE, 2: Images(number=2).complete().closed()}
     for named, number in ((None, 2), (2, 2), (1, 1)):
         chosen = choose_attempt(attempts, named, "R0402", "a", repeats=lambda _: True)
         assert chosen == (number, "repeats")
-
-
-def test_after_the_last_number_there_is_an_attempt_still_finds_one():
-    last = Images(number=MAX_ATTEMPT).complete().closed()
-    assert choose_attempt({MAX_ATTEMPT: last}, None, "R0402", "c") == (1, "in time")
-    both = {MAX_ATTEMPT: last, 1: Images().complete().closed()}
-    assert choose_attempt(both, None, "R0402", "c", free=2) == (2, "in time")
 
 
 def test_a_closed_verdict_never_changes():

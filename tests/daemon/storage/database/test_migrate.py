@@ -107,9 +107,14 @@ def migrated(path: Path, tell: Callable[[str], None] = lambda _: None) -> None:
         engine.dispose()
 
 
-def test_opening_an_up_to_date_database_copies_nothing(old: Path) -> None:
+def test_opening_an_up_to_date_database_copies_nothing_and_renews_the_views_of_an_earlier_one(old: Path) -> None:
+    views = "SELECT name, sql FROM sqlite_master WHERE type = 'view' ORDER BY name"
+    before = ask(old, views)
+    with closing(sqlite3.connect(old)) as connection, connection:
+        connection.executescript("DROP VIEW expert_usage; CREATE VIEW expert_usage AS SELECT 1 AS expert")
     migrated(old)
     assert [path.name for path in old.parent.iterdir()] == ["inspection.db"]
+    assert ask(old, views) == before
 
 
 @pytest.mark.promise(

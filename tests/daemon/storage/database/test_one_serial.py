@@ -32,7 +32,8 @@ def a_long_past(folder: Path, board_type: str, images: int) -> Line:
     for _ in range(3):
         inspect(line, board_type)
     if board_type == "tiny":
-        copy_last(line, "boards", images, {"board_id": "n", "attempt": "n", "seq": "-n"})
+        later = "strftime('%Y-%m-%dT%H:%M:%fZ', completed_at, n || ' seconds')"
+        copy_last(line, "boards", images, {"board_id": "n", "attempt": "n", "seq": "-n", "completed_at": later})
     board = {"board_id": "n"} if board_type == "tiny" else {}
     copy_last(line, "inspections", images, {"inspection_id": "n", "image_id": "'x' || n", "seq": "n + 1e9"} | board)
     line.rows("UPDATE stream_position SET last_inspection_id = ?, last_board_id = ?, last_seq = 1e10", images, images)
