@@ -167,12 +167,10 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     Example: coserve queues --config demo/coserve.yaml --json
     """
     rows = ask_daemon(settings_of(config), "queues")["queues"]
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        console.print("Queues: none")
+    if rows or as_json:
+        print_rows("Queues", rows, rows[0] if rows else (), as_json=as_json)
     else:
-        print_rows("Queues", rows, rows[0])
+        console.print("Queues: none")
 
 
 def reload(
@@ -273,10 +271,6 @@ def rollback(
         sentence = f"edition {made.edition.number} {standing}, with all that edition {number} held"
         say(answer, sentence, as_json=as_json)
         return
-    rows = list_editions(line)
-    if as_json:
-        print_json(rows)
-        return
     plant = line.config.plant.clock()
     columns = (
         ("edition", "number"),
@@ -287,7 +281,7 @@ def rollback(
             lambda row: "in force" if row["is_in_force"] else None if row["has_weights"] else "its weights are deleted",
         ),
     )
-    print_rows(f"Editions; {times_note(plant)}", rows, columns)
+    print_rows(f"Editions; {times_note(plant)}", list_editions(line), columns, as_json=as_json)
 
 
 def drain(

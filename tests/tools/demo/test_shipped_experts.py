@@ -94,23 +94,17 @@ def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept:
     assert sorted(p.relative_to(tmp_path / "cut") for p in (tmp_path / "cut").rglob("*") if p.is_file()) == made
 
 
-def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path: Path):
-    shipped = a_copy(tmp_path)
-    file = weights_of(shipped, "SOIC8")
-    sha256 = file_sha256(file)
-    file.unlink()
-    with pytest.raises(CommandError, match=f"SOIC8.*missing.*{sha256}.*git checkout.*coserve demo --train"):
-        make_line(tmp_path / "line", shipped)
-    assert not (tmp_path / "line").exists(), "refused before anything is written"
-
-
 @pytest.mark.parametrize("name", ["SOIC8.safetensors", "catalog.yaml"])
-def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: str):
+def test_a_missing_or_changed_shipped_file_is_named_with_its_sums_and_the_remedy(tmp_path: Path, name: str):
     file = a_copy(tmp_path) / name
     sha256 = file_sha256(file)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
         make_line(tmp_path / "line", file.parent)
+    file.unlink()
+    with pytest.raises(CommandError, match=f"{name}.*missing.*{sha256}.*git checkout.*coserve demo --train"):
+        make_line(tmp_path / "line", file.parent)
+    assert not (tmp_path / "line").exists(), "refused before anything is written"
 
 
 @pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])
