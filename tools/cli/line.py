@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME
-from daemon.errors import MissingExtraError, StartError
 from daemon.units import count_text, size_text
 from daemon.wire import keys
 from daemon.wire.control import ControlError, ask
@@ -25,7 +24,6 @@ from tools.terminal.console import (
     as_typed,
     console,
     end_with,
-    exit_on,
     fail,
     need_file,
     print_json,
@@ -129,10 +127,9 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if answer["last_error"]:
         since = plant_time(plant, answer.get("last_error_at"))
         console.print(f"last error: {answer['last_error']}{f' (since {since})' if since else ''}")
-    if "clock" in answer:
-        console.print(f"clock: {answer['clock']}")
-    if "files" in answer:
-        console.print(f"files: {answer['files']}")
+    for name in ("clock", "files"):
+        if name in answer:
+            console.print(f"{name}: {answer[name]}")
     for row in answer.get("alarms", ()):
         console.print(f"alarm {row['alarm']}: {row['text']} (since {plant_time(plant, row['since'])})")
     for title, rows, columns in (
@@ -408,8 +405,7 @@ def worker(
         name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
         folder.absolute(),
     )  # fmt: skip
-    with exit_on(StartError, MissingExtraError):
-        command, environment = join_command(settings)
+    command, environment = join_command(settings)
     if token is None:
         warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/plant.md)"
         console.print(warning, style="yellow")

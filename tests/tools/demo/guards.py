@@ -1,19 +1,15 @@
-"""`python -m tests.tools.demo.guards [BOARDS PICTURES]`: what the shipped experts' guards stop."""
+"""What the guards of the shipped experts stop."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 
-from daemon.line.line import Line, load_line
+from daemon.line.line import Line
 from experts.vision.slot import SlotPool
 from tools.camera.render import board_types, part_types, render_board
-from tools.demo.judge import PartToJudge, judge_parts, loaded_pool
-from tools.demo.line import make_line
+from tools.demo.judge import PartToJudge, judge_parts
 
 #: No training, threshold, demo or measured board has these seeds.
 FIRST_SEED = 800_000
@@ -72,18 +68,3 @@ def _spoilt(kept: Mapping[str, Sequence[PartToJudge]]) -> Iterator[tuple[PartToJ
             }
             for way, picture in pictures.items():
                 yield part._replace(pixels=np.ascontiguousarray(picture)), way
-
-
-def main(boards: int = 200, pictures: int = 12) -> None:
-    with TemporaryDirectory() as folder:
-        line = load_line(make_line(Path(folder)))
-        found = measure(line, loaded_pool(line.catalog), boards, pictures)
-    print(f"{found.guarded} of {found.good} good parts reviewed for a guard alone: {found.guarded / found.good:.3%}")
-    print(f"spoilt pictures that do not pass: {found.share():.1%}")
-    for (component, way), count in sorted(found.passed.items()):
-        symmetric = " (symmetric)" if component in SYMMETRIC.get(way, ()) else ""
-        print(f"  {component}, {way}: {count} of {found.tried[component, way]} pass{symmetric}")
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

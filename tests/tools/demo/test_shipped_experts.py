@@ -48,7 +48,7 @@ def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
     assert "no training saw" in shipped_figures()
 
 
-@pytest.mark.test_all  # it renders four boards and judges 480 pictures; all 200: python -m tests.tools.demo.guards
+@pytest.mark.test_all  # it renders four boards and judges 480 pictures
 @pytest.mark.timeout(600)
 @pytest.mark.promise("Containment", "Noise, half a picture, a turned or another part do not pass; good parts still do")
 def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_parts_alone(tmp_path: Path):
@@ -60,14 +60,13 @@ def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_par
 
 def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):
     config = make_line(tmp_path)
-    rules, catalog = tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml"
-    rules.write_text(rules.read_text("utf-8") + "# mine\n", "utf-8")
-    catalog.write_text(catalog.read_text("utf-8") + "# mine\n", "utf-8")
+    files = (config, tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml")
+    for file in files:
+        file.write_text(file.read_text("utf-8") + "# mine\n", "utf-8")
     cut = weights_of(tmp_path / "experts", "R0402")
     cut.write_bytes(cut.read_bytes()[:100])
     assert make_line(tmp_path) == config
-    assert rules.read_text("utf-8").endswith("# mine\n")
-    assert catalog.read_text("utf-8").endswith("# mine\n")
+    assert all(file.read_text("utf-8").endswith("# mine\n") for file in files)
     assert cut.read_bytes() == weights_of(SHIPPED, "R0402").read_bytes()
 
 

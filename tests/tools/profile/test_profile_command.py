@@ -91,7 +91,6 @@ def test_a_device_of_another_pc_that_is_out_of_reach_is_named_and_the_rest_is_me
     [
         (["none.yaml"], 2, "none.yaml: cannot read the file"),
         (["{line}", "--images", "nowhere"], 2, "no folder nowhere"),
-        (["{line}", "--memory", "much"], 2, "expected a size such as 250MB"),
         (["{gpu_line}", "--quick"], 2, "devices.cuda:7: torch sees"),
         (["{empty_line}", "--quick"], 1, "names no expert whose weights can be read"),
     ],
