@@ -437,10 +437,6 @@ def new(
     else:
         public, secret = keys.make_key_pair(folder, name)
         shown = keys.fingerprint(keys.read_public_key(public))
-    if as_json:
-        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
-        return
-    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600")
     if sign:
         next_step = (
             f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
@@ -449,7 +445,8 @@ def new(
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:
         next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
-    console.print(next_step)
+    text = f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600\n{next_step}"
+    say({"public": str(public), "secret": str(secret), "fingerprint": shown}, text, as_json=as_json)
 
 
 @keys_app.command()
