@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from daemon.config.plant_time import PlantTime
 from daemon.units import count_text, size_text
@@ -470,8 +469,7 @@ def rejudge(
     equal = {"component": component, "daemon_verdict": verdict, "lot": lot}
     filters = RowFilters({name: [value] for name, value in equal.items() if value}, since, until)
     request = RejudgeRequest(rules, tuple(expert or ()), filters, sample)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=errors, transient=True) as bars:
+    with Bars(console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         summary, changes = rejudge_line(
             _line(config),

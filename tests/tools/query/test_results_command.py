@@ -315,8 +315,6 @@ def test_memory_does_not_grow_with_the_rows(line: Path, tmp_path: Path) -> None:
 
 
 NOW = datetime(2026, 11, 22, 8, 30, tzinfo=UTC)
-
-
 UTC_PLANT = PlantTime()
 BERLIN = PlantTime("Europe/Berlin", (("early", time(6)), ("late", time(14)), ("night", time(22))))
 
