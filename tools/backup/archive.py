@@ -212,20 +212,19 @@ def _members(contents: Contents, snapshot: _Snapshot, *, with_images: bool) -> l
         ]
         images = kept_images(snapshot.copy) if with_images else ()
         parts += [Part((target / path).as_posix(), source / path, may_be_gone=True) for path in images]
-    return [member for part in parts for member in _sized(part)]
+    return [replace(part, size=size) for part in parts if (size := _size_of(part)) is not None]
 
 
-def _sized(part: Part) -> Iterator[Part]:
-    if isinstance(part.source, int):
-        yield part
-        return
+def _size_of(part: Part) -> int | None:
+    """Return the bytes of a part; None if it may be gone and is."""
+    if not isinstance(part.source, Path):
+        return len(part.source) if isinstance(part.source, bytes) else part.size
     try:
-        size = len(part.source) if isinstance(part.source, bytes) else part.source.stat().st_size
+        return part.source.stat().st_size
     except FileNotFoundError:
-        if not part.may_be_gone:
-            raise
-        return
-    yield replace(part, size=size)
+        if part.may_be_gone:
+            return None
+        raise
 
 
 def _head(state: CopyState | None, highest_edition: int, *, with_images: bool) -> Head:
@@ -248,12 +247,7 @@ def _write(out: GentleWriter, members: list[Part], warnings: list[str], progress
                 if fd is None:
                     continue
                 size = member.size if isinstance(member.source, int) else os.fstat(fd).st_size
-                before = done
-
-                def tell(at: int, name: str = member.name, before: int = before) -> None:
-                    progress(name, before + at, total)
-
-                reader = GentleReader(fd, size, tell)
+                reader = GentleReader(fd, size, lambda at, m=member.name, before=done: progress(m, before + at, total))
                 tar.addfile(_entry(member, size), cast("Any", reader))
                 forget_members(tar)
             done += member.size

@@ -42,18 +42,11 @@ class GentleReader:
     def read(self, count: int = PIECE_BYTES) -> bytes:
         """Return at most a piece; empty at the end, and where the file ends early."""
         count = min(count, PIECE_BYTES, self._size - self._at)
-        piece = bytearray(count)
         absent = absent_pages(self._fd, self._at, count)
-        done = 0
-        while done < count:
-            read = os.preadv(self._fd, [memoryview(piece)[done:]], self._at + done)
-            if read == 0:
-                break
-            done += read
+        data = os.pread(self._fd, count, self._at)
         for offset, length in absent:
             os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
-        data = bytes(piece[:done])
-        self._at += done
+        self._at += len(data)
         self._digest.update(data)
         self._on_read(self._at)
         return data

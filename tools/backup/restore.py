@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,12 +25,11 @@ from experts.durable import sync
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.people import current_user
-from tools.backup.archive import FORMAT, HEAD, SUMS, AnyHead, Head, forget_members
+from tools.backup.archive import FORMAT, HEAD, SUMS, AnyHead, Head, Progress, forget_members
 from tools.backup.contents import CONFIG, BackupError
 from tools.backup.gentle import PIECE_BYTES
 from tools.terminal.console import os_errors_end
 
-Progress = Callable[[str, int, int], None]
 _HEAD_BYTES = 64 * 2**10
 #: A line has a few, such as an empty catalog.
 _MAX_EMPTY = 100
@@ -127,10 +125,6 @@ class _Unpacking:
                 while (member := tar.next()) is not None and member.name != SUMS:
                     self._take(tar, member)
                     forget_members(tar)
-                if member is None:
-                    raise BackupError(
-                        f"{self._archive} is damaged or cut off behind {self._last}: take another archive"
-                    )
                 most = sum(len(digest) + len(os.fsencode(name)) + 3 for name, digest in self._sums.items())
                 self._compare(self._read(tar, member, most).decode(errors="surrogateescape"))
             for folder in {(self._part / name).parent for name in self._sums if name != HEAD}:
@@ -149,8 +143,8 @@ class _Unpacking:
         try:
             found = AnyHead.model_validate_json(text)
             head = Head.model_validate_json(text) if found.coserve_backup == FORMAT else None
-        except ValidationError as error:
-            raise BackupError(f"{self._archive} is damaged at {HEAD}: take another archive") from error
+        except ValidationError:
+            raise ValueError("it does not say what a backup is") from None
         number, schema, writer = found.coserve_backup, found.schema_name, found.coserve
         if head is None or schema not in (None, *known_schemas()):
             here = version("coserve")
@@ -171,9 +165,7 @@ class _Unpacking:
             raise BackupError(f"{self._archive}: {member.name} is not a file of a backup: the archive was altered")
         self._empty += member.size == 0
         if self._empty > _MAX_EMPTY:
-            raise BackupError(
-                f"{self._archive} has over {_MAX_EMPTY} empty files, as no backup has: take another archive"
-            )
+            raise ValueError(f"no backup has over {_MAX_EMPTY} empty files")
         source = tar.extractfile(member)
         assert source is not None
         target = self._part / member.name
@@ -193,12 +185,14 @@ class _Unpacking:
             raise tarfile.ReadError("unexpected end of data")
         self._sums[member.name] = digest.hexdigest()
 
-    def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo, most_bytes: int) -> bytes:
+    def _read(self, tar: tarfile.TarFile, member: tarfile.TarInfo | None, most_bytes: int) -> bytes:
+        if member is None:
+            raise EOFError("it is cut off there")
         self._last = member.name
         source = tar.extractfile(member) if _is_plain(member) and member.size <= most_bytes else None
         data = source.read() if source is not None else b""
         if source is None or len(data) != member.size:
-            raise BackupError(f"{self._archive} is damaged at {member.name}: take another archive")
+            raise EOFError(f"expected a plain file of {member.size} bytes, at most {most_bytes}")
         return data
 
     def _compare(self, text: str) -> None:
@@ -208,9 +202,7 @@ class _Unpacking:
         )
         if wrong:
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise BackupError(
-                f"{self._archive} is damaged: {', '.join(wrong[:3])}{more} differ from {SUMS}: take another archive"
-            )
+            raise ValueError(f"{', '.join(wrong[:3])}{more} differ from it")
 
 
 def _is_plain(member: tarfile.TarInfo) -> bool:

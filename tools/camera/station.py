@@ -10,11 +10,12 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import cv2
 from numpy.typing import NDArray
@@ -258,13 +259,6 @@ class ScannedLines:
         self._lines.put(None)
 
 
-@dataclass(slots=True)
-class StationCounts:
-    pictures: int = 0
-    boards: int = 0
-    failed: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Station:
     """`run` until the source, the serials or standard input end, or `stop` is set."""
@@ -280,7 +274,7 @@ class Station:
     #: Counts the attempts at the board, where each picture is one; else the daemon does.
     next_attempt: Callable[[], int] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
-    counts: StationCounts = field(default_factory=StationCounts)
+    counts: Counter[Literal["pictures", "boards", "failed"]] = field(default_factory=Counter)
 
     def run(self) -> None:
         """Publish boards, and count them in `counts`; SourceError if the source breaks."""
@@ -310,7 +304,7 @@ class Station:
         times_lost = self.source.times_lost
         if not self.source.advance():
             return False
-        self.counts.pictures += 1
+        self.counts["pictures"] += 1
         if lines is not None and times_lost != self.source.times_lost and (dropped := lines.drop()):
             self.say(f"{dropped} lines were read while the camera was away: scan those boards again")
         return not (lines is not None and lines.is_over)
@@ -324,19 +318,19 @@ class Station:
         for _ in range(_BUFFERED_PICTURES):
             if not self.source.advance():
                 return False
-            self.counts.pictures += 1
+            self.counts["pictures"] += 1
         return True
 
     def _is_wanted(self) -> bool:
         if isinstance(self.trigger, ScannedLines):
             return not self.source.is_live or self.trigger.wait(0.0)
-        return self.trigger(self.counts.pictures - 1, self.source.now_s)
+        return self.trigger(self.counts["pictures"] - 1, self.source.now_s)
 
     def _publish(self, serial: str) -> None:
         try:
             parts = cut(self.source.picture(), self.layout)
         except SourceError as error:
-            self.counts.failed += 1
+            self.counts["failed"] += 1
             self.say(f"board {serial}: {error}")
             return
         except ImageError as error:
@@ -350,7 +344,7 @@ class Station:
                 fields = {"component": part.component, "designator": part.designator, **more}
                 self.publisher.publish(f"{shot}/{number}", part.png, board=board, **fields)
         except NoRoomError as error:
-            self.counts.failed += 1
+            self.counts["failed"] += 1
             self.say(f"board {serial} is incomplete: {error}")
             return
-        self.counts.boards += 1
+        self.counts["boards"] += 1

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.units import count_text, size_text
-from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, need_file, need_folder, print_json
+from tools.terminal.console import AsJson, ConfigPath, as_typed, console, errors, need_file, need_folder, say
 from tools.terminal.option_values import Note
 
 ArchivePath = Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A tar file.", show_default=False)]
@@ -42,16 +42,14 @@ def backup(
         report = write_backup(
             config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
         )
-    if as_json:
-        print_json({"archive": str(archive), **asdict(report)})
-        return
-    for warning in report.warnings:
+    for warning in () if as_json else report.warnings:
         console.print(f"warning: {warning}", style="yellow")
     versions = f"; {report.versions} kept versions of experts take {size_text(report.versions_bytes)} of it"
     without = f"; without the {count_text(report.left_out, 'kept image')} (--images adds them)"
     more = (versions if report.versions else "") + (without if report.left_out else "")
     size = f"{count_text(report.files, 'file')}, {size_text(report.bytes)}"
-    console.print(f"{archive}: {size}, results up to seq {report.last_seq}, {_waiting(report.waiting)}{more}")
+    text = f"{archive}: {size}, results up to seq {report.last_seq}, {_waiting(report.waiting)}{more}"
+    say({"archive": str(archive), **asdict(report)}, text, as_json=as_json)
 
 
 def restore(
@@ -69,17 +67,15 @@ def restore(
 
     with _bar() as progress:
         restored = unpack(archive, folder, progress, note)
-    if as_json:
-        print_json({**asdict(restored), "config": str(restored.config)})
-        return
     lacking = count_text(restored.left_out, "kept image")
     without = f"; without the {lacking}, which the archive does not hold (backup --images)"
-    console.print(
+    text = (
         f"{folder}: {count_text(restored.files, 'file')} of {restored.made}, results up to seq {restored.last_seq},"
         f" {_waiting(restored.waiting)}{without if restored.left_out else ''}; edition {restored.edition} is in"
         " force\n"
         f"Check it, then run it:  {as_typed(f'check {restored.config}')}"
     )
+    say({**asdict(restored), "config": str(restored.config)}, text, as_json=as_json)
 
 
 def _waiting(images: int) -> str:

@@ -443,8 +443,8 @@ def _station(
     if account.spooled:
         _say(f"{account.spooled} images wait in {spool}: the next run sends them first. {publisher.trouble}")
     counts = at_station.counts
-    table = {"pictures": counts.pictures, "boards": counts.boards, "boards not sent": counts.failed}
-    options.finish(table | account.as_dict(), is_complete=account.complete and not (problem or counts.failed))
+    table = {"pictures": counts["pictures"], "boards": counts["boards"], "boards not sent": counts["failed"]}
+    options.finish(table | account.as_dict(), is_complete=account.complete and not (problem or counts["failed"]))
 
 
 def _open_source(

@@ -119,7 +119,11 @@ def prune(config: ConfigOption = DEFAULT_CONFIG, note: Note = None, as_json: AsJ
     except ControlError as error:
         if error.code != "no_daemon":
             fail(str(error), status=1)
-        pruned = _prune_here(config, settings, note)
+        from daemon.storage.claims import claim
+        from daemon.storage.retention import prune_alone
+
+        with claim(config, settings):  # the line's locks keep a daemon from starting
+            pruned = asdict(prune_alone(settings.database, settings.images, settings.retention, note))
     sentence = (
         f"pruned {count_text(pruned['images'], 'image')} ({size_text(pruned['image_bytes'])}),"
         f" {count_text(pruned['boards'], 'board')} with {count_text(pruned['inspections'], 'inspection')},"
@@ -137,12 +141,3 @@ def _prune_by_daemon(control: str, note: str | None) -> dict[str, Any]:
         sleep(_POLL_S)
         now = ask(control, "prune", begin=False)
     return {count.name: now[count.name] - before[count.name] for count in fields(PruneCounts)}
-
-
-def _prune_here(config: Path, settings: Any, note: str | None) -> dict[str, Any]:
-    """Prune without a daemon; the line's locks keep one from starting."""
-    from daemon.storage.claims import claim
-    from daemon.storage.retention import prune_alone
-
-    with claim(config, settings):
-        return asdict(prune_alone(settings.database, settings.images, settings.retention, note))

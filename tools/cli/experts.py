@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from daemon.config.plant_time import PlantTime
 from daemon.units import count_text, size_text
@@ -59,14 +58,11 @@ def experts(context: typer.Context, config: ConfigOption = DEFAULT_CONFIG, as_js
     if context.invoked_subcommand is not None:
         return
     rows = ask_daemon(settings_of(config), "experts")["experts"]
-    if as_json:
-        print_json(rows)
-        return
     columns = (
         *("expert", "architecture", ("MB", lambda row: f"{row['bytes'] / 1e6:,.1f}")),
         *(("usage", lambda row: f"{row['usage']:.3f}"), ("resident", _places), "queued", "failed"),
     )
-    print_rows("Experts", sorted(rows, key=lambda row: -row["usage"]), columns)
+    print_rows("Experts", rows if as_json else sorted(rows, key=lambda row: -row["usage"]), columns, as_json=as_json)
 
 
 def _line(config: Path) -> "ExpertsLine":
@@ -90,16 +86,14 @@ def list_experts(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False)
 
     line = _line(config)
     rows, plant = list_rows(line), line.config.plant.clock()
-    if as_json:
-        print_json(rows)
-        return
     columns = (
         *("expert", ("version", lambda row: row["version"] or "none in force"), "settings", "network", "verdicts"),
         *(("kept", lambda row: len(row["kept"]) or None), ("labels", lambda row: len(row["classes"]))),
         ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}" if row["bytes"] is not None else "unreadable"),
         ("used since", lambda row: plant_time(plant, row["first_used_at"], "date")),
     )
-    print_rows("Experts of the catalog", rows, columns, unbroken=_VERSIONS, more="--json has them")
+    more = "--json has them"
+    print_rows("Experts of the catalog", rows, columns, as_json=as_json, unbroken=_VERSIONS, more=more)
 
 
 @experts_app.command("show")
@@ -281,13 +275,11 @@ def prune(
     from tools.experts import change
 
     pruned = change.prune(_line(config), keep, note)
-    if as_json:
-        print_json(pruned)
-    elif not pruned:
-        console.print("nothing to prune")
+    columns = ("expert", "version", ("freed", lambda row: size_text(row["freed_bytes"])))
+    if pruned or as_json:
+        print_rows("Pruned", pruned, columns, as_json=as_json, unbroken=_VERSIONS)
     else:
-        columns = ("expert", "version", ("freed", lambda row: size_text(row["freed_bytes"])))
-        print_rows("Pruned", pruned, columns, unbroken=_VERSIONS)
+        console.print("nothing to prune")
 
 
 @experts_app.command("measure")
@@ -477,8 +469,7 @@ def rejudge(
     equal = {"component": component, "daemon_verdict": verdict, "lot": lot}
     filters = RowFilters({name: [value] for name, value in equal.items() if value}, since, until)
     request = RejudgeRequest(rules, tuple(expert or ()), filters, sample)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=errors, transient=True) as bars:
+    with Bars(console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         summary, changes = rejudge_line(
             _line(config),

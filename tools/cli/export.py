@@ -9,6 +9,7 @@ import typer
 
 from daemon.host.folders import make_folder
 from daemon.units import count_text, size_text
+from tools.cli.results import Texts
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
@@ -23,8 +24,6 @@ from tools.terminal.console import (
 )
 from tools.terminal.open_line import opened
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
-
-Texts = list[str] | None
 
 
 def export(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.config.settings import CLUSTER_ADDRESS, HOST_NAME
-from daemon.errors import MissingExtraError, StartError
 from daemon.units import count_text, size_text
 from daemon.wire import keys
 from daemon.wire.control import ControlError, ask
@@ -25,7 +24,6 @@ from tools.terminal.console import (
     as_typed,
     console,
     end_with,
-    exit_on,
     fail,
     need_file,
     print_json,
@@ -129,10 +127,9 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     if answer["last_error"]:
         since = plant_time(plant, answer.get("last_error_at"))
         console.print(f"last error: {answer['last_error']}{f' (since {since})' if since else ''}")
-    if "clock" in answer:
-        console.print(f"clock: {answer['clock']}")
-    if "files" in answer:
-        console.print(f"files: {answer['files']}")
+    for name in ("clock", "files"):
+        if name in answer:
+            console.print(f"{name}: {answer[name]}")
     for row in answer.get("alarms", ()):
         console.print(f"alarm {row['alarm']}: {row['text']} (since {plant_time(plant, row['since'])})")
     for title, rows, columns in (
@@ -167,12 +164,10 @@ def queues(config: ConfigOption = DEFAULT_CONFIG, as_json: AsJson = False) -> No
     Example: coserve queues --config demo/coserve.yaml --json
     """
     rows = ask_daemon(settings_of(config), "queues")["queues"]
-    if as_json:
-        print_json(rows)
-    elif not rows:
-        console.print("Queues: none")
+    if rows or as_json:
+        print_rows("Queues", rows, rows[0] if rows else (), as_json=as_json)
     else:
-        print_rows("Queues", rows, rows[0])
+        console.print("Queues: none")
 
 
 def reload(
@@ -273,10 +268,6 @@ def rollback(
         sentence = f"edition {made.edition.number} {standing}, with all that edition {number} held"
         say(answer, sentence, as_json=as_json)
         return
-    rows = list_editions(line)
-    if as_json:
-        print_json(rows)
-        return
     plant = line.config.plant.clock()
     columns = (
         ("edition", "number"),
@@ -287,7 +278,7 @@ def rollback(
             lambda row: "in force" if row["is_in_force"] else None if row["has_weights"] else "its weights are deleted",
         ),
     )
-    print_rows(f"Editions; {times_note(plant)}", rows, columns)
+    print_rows(f"Editions; {times_note(plant)}", list_editions(line), columns, as_json=as_json)
 
 
 def drain(
@@ -414,8 +405,7 @@ def worker(
         name, address, port, ports, token and token.absolute(), cache.expanduser().absolute(), cache_bytes,
         folder.absolute(),
     )  # fmt: skip
-    with exit_on(StartError, MissingExtraError):
-        command, environment = join_command(settings)
+    command, environment = join_command(settings)
     if token is None:
         warning = "no --token: anyone who reaches this PC's ports can run programs here (docs/plant.md)"
         console.print(warning, style="yellow")
@@ -447,10 +437,6 @@ def new(
     else:
         public, secret = keys.make_key_pair(folder, name)
         shown = keys.fingerprint(keys.read_public_key(public))
-    if as_json:
-        print_json({"public": str(public), "secret": str(secret), "fingerprint": shown})
-        return
-    console.print(f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600")
     if sign:
         next_step = (
             f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
@@ -459,7 +445,8 @@ def new(
         next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
     else:
         next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
-    console.print(next_step)
+    text = f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600\n{next_step}"
+    say({"public": str(public), "secret": str(secret), "fingerprint": shown}, text, as_json=as_json)
 
 
 @keys_app.command()

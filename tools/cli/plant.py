@@ -19,7 +19,6 @@ from tools.terminal.console import (
     fail,
     need_file,
     need_folder,
-    print_json,
     print_rows,
     say,
 )
@@ -206,11 +205,8 @@ def releases(
     source = _source_of(place, token)
     keys = {file: read_public_key(file) for file in signer} if signer else None
     rows = [_row(source, name, number, keys) for name in source.names() for number in source.numbers(name)]
-    if as_json:
-        print_json(rows)
-    else:
-        columns = [_SHOWN.get(name, name) for name in _FIELDS]
-        print_rows(f"Releases of {place}", rows, columns, unbroken=("release",), more="--json has all")
+    columns, more = [_SHOWN.get(name, name) for name in _FIELDS], "--json has all"
+    print_rows(f"Releases of {place}", rows, columns, as_json=as_json, unbroken=("release",), more=more)
     if any(row["problem"] for row in rows):
         raise SystemExit(1)
 

@@ -311,11 +311,7 @@ def review(
 
     settings = settings_of(config)
     if show:
-        rows = waiting_images(settings, limit + 1)
-        if as_json:
-            print_json(rows[:limit])
-        else:
-            _print_waiting(rows, limit, settings.plant.clock())
+        _print_waiting(waiting_images(settings, limit + 1), limit, settings.plant.clock(), as_json=as_json)
         return
     subject = {"inspection_id": number} if not board else {"board_id": find_board(settings, name, board_type)}
     what = {**subject, "undo": True} if undo is not None else {**subject, "verdict": verdict}
@@ -339,8 +335,8 @@ def _sentence(review: Mapping[str, Any], *, is_undone: bool) -> str:
     return f"{verdict}, says {review['reviewer']} (review {review['review_id']})"
 
 
-def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime) -> None:
-    if not rows:
+def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime, *, as_json: bool) -> None:
+    if not rows and not as_json:
         console.print("nothing waits for a decision")
         return
     columns = (
@@ -350,8 +346,8 @@ def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime) -> 
         *("component", ("board", "board_type"), "lot", ("picture", "image_path")),
     )
     title, unbroken = f"Waiting for a decision; {times_note(plant)}", ("id", "line says", "since")
-    print_rows(title, rows[:limit], columns, unbroken=unbroken, more="--json has them")
-    if len(rows) > limit:
+    print_rows(title, rows[:limit], columns, as_json=as_json, unbroken=unbroken, more="--json has them")
+    if len(rows) > limit and not as_json:
         console.print(f"and more: --limit {limit * 2}")
 
 
@@ -380,17 +376,15 @@ def changes(
     query = query if since is None else query.where(table.at >= since)
     query = query if until is None else query.where(table.at < until)
     query = query if subject is None else query.where(table.subject == subject)
+    query = query if as_json else query.limit(_SHOWN + 1)
     with opened(config) as (settings, engine), engine.connect() as connection:
-        query = query if as_json else query.limit(_SHOWN + 1)
         rows = [dict(row) for row in connection.execute(query).mappings()]
-    if as_json:
-        print_json(rows)
-        return
     plant = settings.plant.clock()
     at = ("at", lambda row: plant_time(plant, row["at"], "short"))
     columns = (at, "who", "what", "subject", ("old → new: note", _old_and_new))
-    print_rows(f"Changes; {times_note(plant)}", rows[:_SHOWN], columns, unbroken=("at", "what"))
-    if len(rows) > _SHOWN:
+    shown = rows if as_json else rows[:_SHOWN]
+    print_rows(f"Changes; {times_note(plant)}", shown, columns, as_json=as_json, unbroken=("at", "what"))
+    if len(rows) > len(shown):
         console.print(f"The newest {_SHOWN}; --until shows earlier ones, --json all")
 
 

@@ -80,8 +80,6 @@ def init(
         written_files = write_line(folder, answers)
     except RulesError as error:
         fail(f"that makes no rules: {error.problems[0].message}", status=2)
-    except OSError as error:
-        fail(f"{error.filename or folder}: {error.strerror or error}", status=2)
     _print_made(folder, written_files, sorted(routes.experts), answers, as_json)
 
 

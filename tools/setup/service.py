@@ -1,7 +1,5 @@
 """A daemon as a child process, for the demo, the benchmarks and the tests."""
 
-import contextlib
-import signal
 import subprocess
 import sys
 import threading
@@ -85,8 +83,7 @@ class Service:
 
     def stop(self, timeout_s: float = 90.0) -> int:
         process = self._alive()
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -99,8 +96,7 @@ class Service:
     def kill(self) -> None:
         """Send SIGKILL, as a power cut would end it."""
         process = self._alive()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
         process.wait(_REAPED_WITHIN_S)
         self._listener.join(5.0)
 

@@ -95,17 +95,12 @@ def drop_ins(config: Config) -> dict[str, bool]:
     """Return the drop-ins that ship with CoServe, True for those that this line needs."""
     endpoints = config.endpoints
     reachable = [*endpoints.intake, endpoints.results]
+    servers = [server for consumer in config.consumers.values() for server in consumer.servers()]
     is_http_open = endpoints.http is not None and is_open(endpoints.http.replace("http://", "tcp://", 1))
     return {
         "nvidia.conf": any(name.startswith("cuda") for name in config.devices),
-        "network.conf": is_http_open or any(map(is_open, reachable)) or _needs_others(config),
+        "network.conf": is_http_open or any(map(is_open, reachable)) or any(is_open_host(host) for host, _ in servers),
     }
-
-
-def _needs_others(config: Config) -> bool:
-    """Return True if the line talks to a server on another machine, such as a broker or a hub."""
-    servers = [server for consumer in config.consumers.values() for server in consumer.servers()]
-    return any(map(is_open_host, (host for host, _ in servers)))
 
 
 def secrets(config: Config) -> dict[str, Path]:

@@ -139,8 +139,13 @@ def end_with(
 Column = str | tuple[str, str | Callable[[Mapping[str, Any]], Any]]
 
 
-def print_rows(title: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[Column], **options: Any) -> None:
-    """Print `rows` with `print_table`; a column is a key, or a pair: its heading, and a key or a function of a row."""
+def print_rows(
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Iterable[Column], *, as_json: bool = False, **options: Any
+) -> None:
+    """Print `rows` with `print_table`, or as JSON; a column is a key, or its heading and a key or function of a row."""
+    if as_json:
+        print_json(rows)
+        return
     pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]
     cells = [[row[cell] if isinstance(cell, str) else cell(row) for _, cell in pairs] for row in rows]
     print_table(title, [heading for heading, _ in pairs], cells, **options)

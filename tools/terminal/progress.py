@@ -25,9 +25,9 @@ _LINE_EVERY_S = 60.0
 class Bars(Progress):
     """rich's bars on a terminal. Elsewhere a line when a task is added, and about one a minute while they move."""
 
-    def __init__(self, *columns: str | ProgressColumn, console: Console, transient: bool = False) -> None:
+    def __init__(self, *, console: Console, transient: bool = False) -> None:
         self._prints_lines = not console.is_interactive
-        super().__init__(*columns, console=console, transient=transient, disable=self._prints_lines)
+        super().__init__(console=console, transient=transient, disable=self._prints_lines)
         self._began_s = self._last_line_s = self.get_time()
 
     @classmethod

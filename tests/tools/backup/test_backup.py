@@ -554,14 +554,6 @@ def test_a_backup_of_another_version_names_the_version_to_install(tmp_path: Path
         unpack(newer, tmp_path / "restored")
 
 
-def test_a_head_without_its_numbers_is_damaged(tmp_path: Path):
-    a_folder(tmp_path / "line")
-    head = {"coserve_backup": 2, "coserve": "0", "schema": None, "made": "", "last_seq": 0, "waiting": 0}
-    bad = with_head(backed_up(tmp_path / "line"), tmp_path / "bad.tar", json.dumps(head).encode())
-    with pytest.raises(BackupError, match=rf"is damaged at {HEAD}"):
-        unpack(bad, tmp_path / "restored")
-
-
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")

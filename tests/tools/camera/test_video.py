@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
@@ -32,7 +33,6 @@ from tools.camera.station import (
     ScannedLines,
     SourceError,
     Station,
-    StationCounts,
     VideoFile,
     counted_serials,
     counter,
@@ -64,7 +64,7 @@ class StationRun:
     """Serial and shade of each board that arrived, the counts of the station, its messages, and all that was sent."""
 
     boards: list[tuple[str, int]]
-    counts: StationCounts
+    counts: Counter[str]
     messages: list[str]
     daemon: ScriptedDaemon
     error: str
@@ -91,7 +91,7 @@ def test_every_nth_picture_is_a_board_whose_serial_counts_up_and_goes_on_after_a
     counter = tmp_path / "serials.json"
     first = run(tmp_path, VideoFile(video), every_nth(2), counted_serials("A", counter))
     assert first.boards == [("A-000001", 10), ("A-000002", 30), ("A-000003", 50)]
-    assert (first.counts.pictures, first.counts.boards) == (6, 3)
+    assert first.counts == {"pictures": 6, "boards": 3}
     second = run(tmp_path, VideoFile(video), every_nth(5), counted_serials("A", counter))
     assert second.boards == [("A-000004", 10), ("A-000005", 60)]
     counter.write_text("{")

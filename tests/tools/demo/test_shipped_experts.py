@@ -48,7 +48,7 @@ def test_the_shipped_experts_find_defects_and_leave_good_parts_alone():
     assert "no training saw" in shipped_figures()
 
 
-@pytest.mark.test_all  # it renders four boards and judges 480 pictures; all 200: python -m tests.tools.demo.guards
+@pytest.mark.test_all  # it renders four boards and judges 480 pictures
 @pytest.mark.timeout(600)
 @pytest.mark.promise("Containment", "Noise, half a picture, a turned or another part do not pass; good parts still do")
 def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_parts_alone(tmp_path: Path):
@@ -60,14 +60,13 @@ def test_the_shipped_experts_send_spoilt_pictures_to_a_person_and_leave_good_par
 
 def test_making_a_line_again_keeps_what_the_user_changed_and_mends_weights(tmp_path: Path):
     config = make_line(tmp_path)
-    rules, catalog = tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml"
-    rules.write_text(rules.read_text("utf-8") + "# mine\n", "utf-8")
-    catalog.write_text(catalog.read_text("utf-8") + "# mine\n", "utf-8")
+    files = (config, tmp_path / "rules.yaml", tmp_path / "experts" / "catalog.yaml")
+    for file in files:
+        file.write_text(file.read_text("utf-8") + "# mine\n", "utf-8")
     cut = weights_of(tmp_path / "experts", "R0402")
     cut.write_bytes(cut.read_bytes()[:100])
     assert make_line(tmp_path) == config
-    assert rules.read_text("utf-8").endswith("# mine\n")
-    assert catalog.read_text("utf-8").endswith("# mine\n")
+    assert all(file.read_text("utf-8").endswith("# mine\n") for file in files)
     assert cut.read_bytes() == weights_of(SHIPPED, "R0402").read_bytes()
 
 
@@ -94,23 +93,17 @@ def test_a_line_whose_making_was_interrupted_is_made_whole(tmp_path: Path, kept:
     assert sorted(p.relative_to(tmp_path / "cut") for p in (tmp_path / "cut").rglob("*") if p.is_file()) == made
 
 
-def test_a_missing_weights_file_is_named_with_its_sha256_and_the_remedy(tmp_path: Path):
-    shipped = a_copy(tmp_path)
-    file = weights_of(shipped, "SOIC8")
-    sha256 = file_sha256(file)
-    file.unlink()
-    with pytest.raises(CommandError, match=f"SOIC8.*missing.*{sha256}.*git checkout.*coserve demo --train"):
-        make_line(tmp_path / "line", shipped)
-    assert not (tmp_path / "line").exists(), "refused before anything is written"
-
-
 @pytest.mark.parametrize("name", ["SOIC8.safetensors", "catalog.yaml"])
-def test_a_changed_shipped_file_is_named_with_both_sums(tmp_path: Path, name: str):
+def test_a_missing_or_changed_shipped_file_is_named_with_its_sums_and_the_remedy(tmp_path: Path, name: str):
     file = a_copy(tmp_path) / name
     sha256 = file_sha256(file)
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CommandError, match=f"{name}.*{file_sha256(file)}, expected {sha256}.*git checkout"):
         make_line(tmp_path / "line", file.parent)
+    file.unlink()
+    with pytest.raises(CommandError, match=f"{name}.*missing.*{sha256}.*git checkout.*coserve demo --train"):
+        make_line(tmp_path / "line", file.parent)
+    assert not (tmp_path / "line").exists(), "refused before anything is written"
 
 
 @pytest.mark.parametrize("options", [["--measure"], ["--prepare-only"]])

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -190,15 +191,9 @@ def another(folder: Path, architecture: str, *labels: str, store: str = "float32
     write_catalog(folder / "catalog.yaml", {"P": report.entry})
 
 
-def damaged(folder: Path, source: Path) -> None:
+def with_weights(folder: Path, source: Path, change: Callable[[bytes], bytes]) -> None:
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    with (folder / "P.safetensors").open("r+b") as file:
-        file.truncate(1_000_000)
-
-
-def a_pickle(folder: Path, source: Path) -> None:
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    (folder / "P.safetensors").write_bytes(pickle.dumps({"os": os.system}))
+    (folder / "P.safetensors").write_bytes(change((source / "P.safetensors").read_bytes()))
 
 
 @pytest.mark.promise(
@@ -209,8 +204,8 @@ def a_pickle(folder: Path, source: Path) -> None:
     [
         (lambda folder, _: another(folder, "resnet18", "good", "poor"), "has no label `ok`"),
         (lambda folder, _: another(folder, "resnet50", "ok", "bad"), "cpu has 60.0 MB: raise it to at least 94.1 MB"),
-        (damaged, "is truncated"),
-        (a_pickle, "not a safetensors file"),
+        (lambda *folders: with_weights(*folders, lambda content: content[:1_000_000]), "is truncated"),
+        (lambda *folders: with_weights(*folders, lambda _: pickle.dumps({"os": os.system})), "not a safetensors file"),
         (lambda _folder, _: None, "holds no catalog.yaml"),
     ],
 )

@@ -139,7 +139,6 @@ def test_a_reviewed_image_shows_the_person_s_verdict_and_the_line_s_own(results:
         (("--shift", "early"), "--shift: no shift 'early'"),
         (("--expert-settings", "x"), "images at the hub have no expert_settings"),
         (("--columns", "board_id"), "no column board_id: images at the hub have line, seq, "),
-        (("--since", "whenever"), "--since: expected"),
     ],
 )
 def test_what_a_hub_does_not_have_is_refused_by_name(

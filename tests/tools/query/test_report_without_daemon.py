@@ -4,7 +4,6 @@ import json
 import socket
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.daemon.dashboard.web import Web
@@ -48,18 +47,16 @@ def test_defects_have_names_notes_are_told_and_a_person_is_not_contradicted(tmp_
     assert "R1 (R0402) failed by the line: wrong part (D106)." in released
 
 
-@pytest.mark.parametrize("was_killed", [False, True])
-def test_without_a_daemon_the_template_answers_and_says_what_to_do(tmp_path: Path, was_killed: bool) -> None:
+def test_after_a_kill_of_the_daemon_the_template_answers_and_says_what_to_do(tmp_path: Path) -> None:
     web = Web(tmp_path / "line")
     web.add_board(1, "B-1")
     web.add_image(1, 1)
     settings = yaml.safe_load(web.config.read_text(encoding="utf-8"))
     settings["models"] = {"writer": {"checkpoint": "model", "memory": "1MB"}}
     web.config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    if was_killed:
-        (web.folder / "run").mkdir()
-        with socket.socket(socket.AF_UNIX) as old_socket:
-            old_socket.bind(str(web.folder / "run/intake.sock"))
+    (web.folder / "run").mkdir()
+    with socket.socket(socket.AF_UNIX) as old_socket:
+        old_socket.bind(str(web.folder / "run/intake.sock"))
     report = json.loads(coserve("report", "B-1", "--config", web.config, "--wait", "2", "--json").stdout)
     assert report["by"] == "template"
     assert report["why_not_the_model"].startswith("model writer: no daemon answers at ipc://")

@@ -124,9 +124,7 @@ def test_what_waits_is_listed_and_undoing_makes_it_wait_again(line: Path) -> Non
     [
         ((), 2, "name an image and a verdict"),
         ((1,), 2, "which verdict?"),
-        ((1, "good"), 2, "expected one of pass, fail, unknown, review"),
         ((1, "pass", "--defect", "D1"), 2, "only a fail has one"),
-        ((1, "pass", "--reviewer", "E\x1bva"), 2, "without control characters"),
         (("--undo", 1, "--note", "x"), 2, "takes no verdict"),
         ((99, "pass"), 1, "there is no image 99"),
         ((3, "pass"), 1, "has no verdict of the line yet"),

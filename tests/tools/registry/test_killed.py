@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,16 +58,6 @@ def pull(path: Path) -> None:
     pulling.pull(open_line(path), Store(path.parents[1] / "stick"), "line")
 
 
-def killed_before(work: Callable[[], None], patched: object, name: str) -> None:
-    """Do `work` in a process that is killed where it would call `name`."""
-
-    def die() -> None:
-        setattr(patched, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-        work()
-
-    assert dies_at(10**9, die)
-
-
 @pytest.mark.promise(
     "Versions of experts",
     "A pull or a restore that is killed at any step leaves the edition before or the new one, never a mix: for a "
@@ -76,7 +65,12 @@ def killed_before(work: Callable[[], None], patched: object, name: str) -> None:
 )
 def test_a_pull_killed_after_the_pointer_moved_has_put_the_release_in_force(release: tuple[Path, str, str]) -> None:
     line, _, after = release
-    killed_before(lambda: pull(line), Store, "add_manifest")
+
+    def die() -> None:
+        Store.add_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        pull(line)
+
+    assert dies_at(10**9, die)
     assert seen_by(line) == {after}
     said = pulling.pull(open_line(line), Store(line.parents[1] / "stick"), "line", pulling.PullOptions(newest=True))
     assert said == "line/1"
@@ -100,16 +94,6 @@ def test_the_release_taken_last_is_found_ninety_editions_back_and_damage_in_forc
     folder.file(edition.number).write_text("{}")
     with pytest.raises(EditionError):
         releases.taken("line")
-
-
-def test_a_restore_killed_before_its_end_leaves_nothing_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    line, archive = a_folder(tmp_path / "line"), tmp_path / "line.tar"
-    write_backup(line, archive)
-    killed_before(lambda: restore.unpack(archive, tmp_path / "new") and None, restore, "sync")
-    restored = tmp_path / "new" / "coserve.yaml"
-    if not restored.exists():
-        restore.unpack(archive, tmp_path / "new")
-    assert seen_by(restored) == {content_of(in_force(line))}
 
 
 @pytest.mark.test_all

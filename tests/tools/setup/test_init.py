@@ -132,12 +132,10 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_refusal(tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "output"),
     [
-        (("--board", "a R0402"), "expected COMPONENT=QUANTITY"),
         (("--board", f"a R0402={'R' * 129}"), "expected how many there are, or designators of 1 to 128 characters"),
         (("--data", "mainboard-b R0402=4"), "looks like a board type and its components"),
         (("--images", "nowhere"), "no folder nowhere"),
         (("--memory", "much"), "expected a size"),
-        (("--dashboard", "yes"), "expected no, here or network"),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_one_sentence(tmp_path: Path, words: tuple[str, ...], output: str) -> None:
