@@ -230,16 +230,11 @@ class Intake:
             if payload is None or isinstance(message, Answer):
                 self._may_refuse -= 1
                 self._refuse(router, peer, message, _CROWDED, _CROWDED_RETRY_MS)
-            else:
-                self._admit(router, peer, message, payload)
+            elif (answer := self._admission.admit_message(peer, message, payload)) is not None:
+                self._may_refuse -= 1
+                self._send(router, peer, answer)
             if time.monotonic() > until_s:
                 return
-
-    def _admit(self, router: Socket, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> None:
-        answer = self._admission.admit_message(peer, message, payload)
-        if answer is not None:
-            self._may_refuse -= 1
-            self._send(router, peer, answer)
 
     def _earn_refusals(self) -> bool:
         now_s = time.monotonic()

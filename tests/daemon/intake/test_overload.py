@@ -44,13 +44,13 @@ def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_
             for image in range(10):
                 peer.send(an_inspect(f"{number}/{image}", source=f"cam-{number % 3}"), payload)
         until(lambda: len(line.counts) >= 240)
-        assert line.admission.bytes_in_memory <= 4_000_000
+        assert line.admission.memory.bytes <= 4_000_000
         line.writer.going.set()
         kinds = [peer.take()["type"] for peer in peers for _ in range(10)]
         assert kinds.count("accepted") + kinds.count("busy") == 300
         assert 20 <= kinds.count("accepted") == len(line.writer.images) < 60
         assert all(peer.silent(0.0) for peer in peers)
-        until(lambda: line.admission.bytes_in_memory == 0)
+        until(lambda: line.admission.memory.bytes == 0)
         assert peers[0].ask(an_inspect("again"), payload)["type"] == "accepted"
 
 

@@ -28,10 +28,9 @@ def keys_in(folder: Path, *clients: str) -> CurveKeys:
 def problems(
     intake: str = "tcp://127.0.0.1:5570",
     results: str = "tcp://127.0.0.1:5571",
-    control: str = "ipc:///run/coserve/control.sock",
     curve: CurveKeys | None = None,
 ) -> list[str]:
-    return check_endpoints([intake], results, control, curve)
+    return check_endpoints([intake], results, "ipc:///run/coserve/control.sock", curve)
 
 
 LOOPBACK = "tcp://127.0.0.1:1 tcp://127.9.9.9:1 tcp://[::1]:1 tcp://localhost:1 tcp://lo:* tcp://[::ffff:127.0.0.1]:1"
@@ -80,8 +79,7 @@ def test_what_cannot_be_bound_is_said_with_what_was_expected(endpoint: str, expe
     assert expected in problem
 
 
-def test_control_over_tcp_and_an_endpoint_named_twice_are_problems() -> None:
-    assert "never reached over the network" in problems(control="tcp://127.0.0.1:5572")[0]
+def test_an_endpoint_named_twice_is_a_problem() -> None:
     assert "named twice" in problems(results="tcp://127.0.0.1:5570")[0]
     assert problems(intake="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*") == []
 

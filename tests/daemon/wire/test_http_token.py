@@ -8,7 +8,7 @@ import pytest
 
 from daemon.errors import StartError
 from daemon.wire.endpoints import check_http
-from daemon.wire.keys import TokenError, read_token
+from daemon.wire.keys import CredentialError, read_token
 from daemon.wire.sockets import bind_http
 
 TOKEN = "0123456789abcdef" * 2
@@ -48,7 +48,7 @@ def test_a_token_file_that_cannot_be_a_secret_is_refused_without_telling_it(
     tmp_path: Path, text: str, mode: int, says: str
 ) -> None:
     file = a_token(tmp_path, text, mode)
-    with pytest.raises(TokenError, match=says) as caught:
+    with pytest.raises(CredentialError, match=says) as caught:
         read_token(file)
     (problem,) = check_http("http://127.0.0.1:9470", file)
     assert problem.startswith("security.http_token: ")

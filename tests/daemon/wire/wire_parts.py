@@ -90,6 +90,9 @@ class MemoryReader:
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None:
         return self.open_edition_number
 
+    def find_text(self, source: str, request_id: str) -> None:
+        return None
+
     def last_seq(self) -> int:
         return self.items[-1]["seq"] if self.items else 0
 
