@@ -20,7 +20,6 @@ _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
-    """Return the guarded application; it writes heartbeats for the daemon to `heart`."""
     app = web_app(site, keyring, [page.router(site) for page in PAGES], heart=heart)
     _add_probes(app, site)
     return AccessGuard(app, keyring)

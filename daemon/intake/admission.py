@@ -50,7 +50,7 @@ TextStored = Generation | Duplicate | WriteFailed
 
 
 class Writer(Protocol):
-    """Makes images (fairly by source and `connection`) and requests durable; `reply` is called once, by a thread."""
+    """Makes images (fairly by source and `connection`) and texts durable; another thread calls `reply`, once."""
 
     def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Callable[[Stored], None]) -> None: ...
     def store_generation(self, request: Generation, reply: Callable[[TextStored], None]) -> None: ...
@@ -259,9 +259,9 @@ class Admission(Accounts):
             busy = self.refuse_for_now(peer, message)
             if busy is not None:
                 return busy
-        busy = self.enter_memory(peer, message, len(payload))
-        if busy is not None:
-            return busy
+        full = self.memory.enter(message.source, len(payload), peer[0])
+        if full is not None:
+            return self.busy(message, full.reason, full.retry_after_ms)
         self.count_unanswered(peer)
 
         def scan() -> None:

@@ -108,7 +108,6 @@ class Backlog:
                 load.change(1, size_bytes)
 
     def enter(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
-        """Count an image in, or say why it has to wait."""
         with self._lock:
             full = self.full(source, size_bytes, connection)
             if full is None:
@@ -256,12 +255,6 @@ class Accounts:
         return None
 
     def refuse_for_now(self, peer: Peer, message: Image | Generation) -> Answer | None:
-        """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
-
-    def enter_memory(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
-        """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
-        full = self.memory.enter(message.source, size_bytes, peer[0])
-        return None if full is None else self.busy(message, full.reason, full.retry_after_ms)

@@ -109,7 +109,6 @@ class Intake:
         self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
 
     def start(self) -> list[str]:
-        """Bind and begin to answer. Return the endpoints with ports filled in; StartError if that fails."""
         return self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -122,7 +121,6 @@ class Intake:
         self._mailbox.put(callback)
 
     def rebind(self, keys: ServerKeys) -> None:
-        """Cut every connection over an open endpoint: clients that are allowed reconnect."""
         self._thread.rebind(keys, self.call)
 
     @property

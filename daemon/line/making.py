@@ -126,7 +126,6 @@ def working_files(config: Config, note: str | None, *, now: bool = False) -> Dra
 
 
 def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
-    """Return the content of an edition once more."""
     return Draft(edition.rules, folder.absolute_entries(edition), why, note)
 
 

@@ -144,8 +144,6 @@ class Keyring:
 
 
 class AccessGuard:
-    """ASGI middleware that passes a request on to `app`, or refuses it."""
-
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self.app = app
         self._keyring = keyring
