@@ -25,7 +25,7 @@ from daemon.errors import ConfigError, StartError
 from daemon.host.children import Children, ChildSpec
 from daemon.host.machine import handle_shares, raise_handle_limit, reachable
 from daemon.host.worker import Worker
-from daemon.intake.admission import Admission, TextIntake
+from daemon.intake.admission import Admission
 from daemon.intake.backlog import Backlog, backlog_limits
 from daemon.intake.intake import Intake
 from daemon.language.models import LanguageModels
@@ -70,7 +70,7 @@ from daemon.storage.writer import Writer
 from daemon.units import count_text
 from daemon.wire.control import ControlServer
 from daemon.wire.endpoints import Access, Gate
-from daemon.wire.keys import TokenError, read_token
+from daemon.wire.keys import CredentialError, read_token
 from daemon.wire.messages import Answer
 from daemon.wire.sockets import bind_http, end_context, url_of
 from experts.editions.edition import Edition, EditionError
@@ -168,7 +168,7 @@ class App:
             self._quarantine,
             server=f"coserve {version('coserve')}",
             disk_space=self._disk_space,
-            texts=TextIntake(self._language.prompts, self._reader, self._writer),
+            models=self._language.prompts,
             on_stored=self._metrics.acceptance.observe,
             identity=self._identity,
         )
@@ -221,7 +221,7 @@ class App:
     def _claims(self) -> SpaceClaims:
         kept = self._config.retention
         may_stay_bytes = self._backlog.bytes if kept.keep or kept.good_examples or kept.sample else 0
-        arriving_bytes = self._admission.bytes_in_memory
+        arriving_bytes = self._admission.memory.bytes
         return SpaceClaims(self._backlog.images, may_stay_bytes, self._writer.to_copy_bytes, arriving_bytes)
 
     def _recover(self) -> None:
@@ -337,7 +337,7 @@ class App:
         if self._http is not None and token is not None:
             try:
                 read_token(token)
-            except TokenError as error:
+            except CredentialError as error:
                 return [f"security.http_token: {error}"]
             self._children.hang_up(PAGES)
         return []

@@ -474,7 +474,7 @@ class Operations:
             fields.get("expert_memory"), lambda wanted: self.drive.ask("limits", {"expert_memory": wanted})
         )
         changed = {_BACKLOG_LIMITS[name]: value for name, value in given.items()}
-        self.backlog.change_limits(replace(self.backlog.limits, **changed))
+        self.backlog.limits = replace(self.backlog.limits, **changed)
         now = asdict(self.backlog.limits)
         return memory | {name: now[field] for name, field in _BACKLOG_LIMITS.items()}
 

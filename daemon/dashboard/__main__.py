@@ -18,7 +18,7 @@ from daemon.errors import ConfigError, StartError
 from daemon.host.children import live_with_parent
 from daemon.host.logs import configure_logs
 from daemon.units import printable
-from daemon.wire.keys import TokenError
+from daemon.wire.keys import CredentialError
 from daemon.wire.sockets import bind_http
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     configure_logs(sys.stderr)
     try:
         serve(arguments.config, arguments.fd, arguments.heart)
-    except (ConfigError, StartError, TokenError) as error:
+    except (ConfigError, StartError, CredentialError) as error:
         print(f"coserve dashboard: cannot start: {printable(str(error))}", file=sys.stderr)
         return 2
     return 0

@@ -1,11 +1,10 @@
 """The web pages of one line as an application: every page's routes, and probes of the daemon."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from daemon.dashboard.pages import board, defects, experts, line, machine, review
@@ -14,23 +13,14 @@ from daemon.dashboard.site.site import Site
 from daemon.dashboard.site.web_app import web_app
 from daemon.wire.control import ControlError
 
-#: Every page's routes. A new page is imported above and adds its line here.
-PAGES: Sequence[Callable[[Site], APIRouter]] = (
-    line.router,
-    board.router,
-    review.router,
-    defects.router,
-    experts.router,
-    machine.router,
-)
+PAGES = (line, board, review, defects, experts, machine)
 #: Concurrent probes. They have threads of their own, so that a slow page does not make the line look unhealthy.
 _PROBES = 2
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(site: Site, keyring: Keyring, heart: int | None) -> AccessGuard:
-    """Return the guarded application; it writes heartbeats for the daemon to `heart`."""
-    app = web_app(site, keyring, [page(site) for page in PAGES], heart=heart)
+    app = web_app(site, keyring, [page.router(site) for page in PAGES], heart=heart)
     _add_probes(app, site)
     return AccessGuard(app, keyring)
 

@@ -93,7 +93,6 @@ class PositionFile:
             raise PositionError(f"{self.path} is damaged: its first line is not a position") from None
 
     def save(self, position: DeliveryPosition) -> None:
-        """Replace the file, durably. OSError if the disk refuses."""
         make_folder(self.path.parent)
         text = _STORED.dump_json(position, by_alias=True)
         replace_durably(self.path, text + b"\n" + _checksum(text).encode() + b"\n", _MODE)

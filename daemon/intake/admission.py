@@ -6,7 +6,7 @@ No sockets and no threads here: only the intake thread may call it, except for `
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -42,52 +42,24 @@ class Reader(Protocol):
 
     def find(self, source: str, image_id: str) -> str | None: ...
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None: ...
+    def find_text(self, source: str, request_id: str) -> Generation | None: ...
     def last_seq(self) -> int: ...
-
-
-class ImageWriter(Protocol):
-    """Makes images durable, fairly by source and `connection`; `reply` is called once, from another thread."""
-
-    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Callable[[Stored], None]) -> None: ...
 
 
 TextStored = Generation | Duplicate | WriteFailed
 
 
-class TextReader(Protocol):
-    def find_text(self, source: str, request_id: str) -> Generation | None: ...
+class Writer(Protocol):
+    """Makes images (fairly by source and `connection`) and texts durable; another thread calls `reply`, once."""
+
+    def store_image(self, image: Image, payload: bytes, connection: bytes, reply: Callable[[Stored], None]) -> None: ...
+    def store_generation(self, request: Generation, reply: Callable[[TextStored], None]) -> None: ...
 
 
 class TextModel(Protocol):
     """Facts about a model that are known without running it."""
 
     def problem(self, request: Generation) -> str | None: ...
-
-
-class TextWriter(Protocol):
-    """Makes requests durable; `reply` is called once, from another thread."""
-
-    def store_generation(self, request: Generation, reply: Callable[[TextStored], None]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TextIntake:
-    """The models of a line, and where their requests are stored."""
-
-    models: Mapping[str, TextModel]
-    reader: TextReader
-    writer: TextWriter
-
-    def check(self, request: Generation, routes: Routes) -> None:
-        if request.board is not None and request.board.type not in routes.recipes:
-            raise refusal(request, "unknown_board", f"the rules name no board type {request.board.type!a}")
-        model = self.models.get(request.model)
-        if model is None:
-            names = ", ".join(self.models) or "none"
-            raise refusal(request, "unknown_model", f"the configuration names no model {request.model!a}: {names}")
-        problem = model.problem(request)
-        if problem is not None:
-            raise refusal(request, "bad_field", problem)
 
 
 def refusal(message: Message, code: Code, reason: str) -> MessageError:
@@ -136,12 +108,12 @@ class Admission(Accounts):
         limits: Limits,
         serving: Serving,
         reader: Reader,
-        writer: ImageWriter,
+        writer: Writer,
         backlog: Backlog,
         quarantine: Quarantine,
         server: str = "coserve",
         disk_space: DiskSpace | None = None,
-        texts: TextIntake | None = None,
+        models: Mapping[str, TextModel] | None = None,
         on_stored: Callable[[float], None] = lambda _seconds: None,
         identity: Mapping[str, str] | None = None,
     ) -> None:
@@ -150,7 +122,7 @@ class Admission(Accounts):
         `identity` is `line` and `epoch`, for each `welcome`.
         """
         super().__init__(limits, backlog, disk_space or DiskSpace({}))
-        self._texts = texts
+        self._models = models or {}
         self._on_stored = on_stored
         self._serving = serving
         self._reader = reader
@@ -287,9 +259,9 @@ class Admission(Accounts):
             busy = self.refuse_for_now(peer, message)
             if busy is not None:
                 return busy
-        busy = self.enter_memory(peer, message, len(payload))
-        if busy is not None:
-            return busy
+        full = self.memory.enter(message.source, len(payload), peer[0])
+        if full is not None:
+            return self.busy(message, full.reason, full.retry_after_ms)
         self.count_unanswered(peer)
 
         def scan() -> None:
@@ -318,15 +290,12 @@ class Admission(Accounts):
         return self._store(peer, message, sha256, len(payload), write)
 
     def _generate(self, peer: Peer, request: Generation) -> Answer | None:
-        texts = self._texts
-        if texts is None:
-            raise refusal(request, "unknown_model", "the configuration names no model")
         if (flight := self._in_flight.get(_key(request))) is not None:
             return self._repeat(peer, request, request.content, flight)
-        if (known := texts.reader.find_text(request.source, request.request_id)) is not None:
+        if (known := self._reader.find_text(request.source, request.request_id)) is not None:
             return self._duplicate(request, differs=known.content != request.content)
-        texts.check(request, self._serving.current.routes)
-        write = partial(texts.writer.store_generation, request)
+        self._check_request(request)
+        write = partial(self._writer.store_generation, request)
         return self._store(peer, request, request.content, request.size_bytes, write)
 
     def _store(
@@ -371,6 +340,17 @@ class Admission(Accounts):
         problem = self._routes_of(message.board).refusal(message.board.type, message.component, message.designator)
         if problem is not None:
             raise refusal(message, *problem)
+
+    def _check_request(self, request: Generation) -> None:
+        if request.board is not None and request.board.type not in self._serving.current.routes.recipes:
+            raise refusal(request, "unknown_board", f"the rules name no board type {request.board.type!a}")
+        model = self._models.get(request.model)
+        if model is None:
+            names = ", ".join(self._models) or "it has none"
+            raise refusal(request, "unknown_model", f"the configuration names no model {request.model!a} ({names})")
+        problem = model.problem(request)
+        if problem is not None:
+            raise refusal(request, "bad_field", problem)
 
     def _routes_of(self, board: BoardRef) -> Routes:
         if len(self._serving.served) == 1:

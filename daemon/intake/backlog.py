@@ -40,13 +40,9 @@ class _Load:
     images: int = 0
     bytes: int = 0
 
-    def add_image(self, size_bytes: int) -> None:
-        self.images += 1
+    def change(self, images: int, size_bytes: int) -> None:
+        self.images += images
         self.bytes += size_bytes
-
-    def remove_image(self, size_bytes: int) -> None:
-        self.images -= 1
-        self.bytes -= size_bytes
 
 
 @dataclass(slots=True)
@@ -67,22 +63,14 @@ class Backlog:
 
     def __init__(self, limits: BacklogLimits, waits_for: str = "their verdict") -> None:
         self._waits_for = waits_for
-        self._lock = threading.Lock()
-        self._limits = limits
+        self._lock = threading.RLock()
+        #: May be replaced while images are counted: those stay.
+        self.limits = limits
         self._all = _Load()
         self._sources: dict[str, _Source] = {}
         self._connections: defaultdict[Hashable, _Load] = defaultdict(_Load)
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
-
-    @property
-    def limits(self) -> BacklogLimits:
-        return self._limits
-
-    def change_limits(self, limits: BacklogLimits) -> None:
-        """Put other limits in force; images already counted stay."""
-        with self._lock:
-            self._limits = limits
 
     @property
     def images(self) -> int:
@@ -95,19 +83,35 @@ class Backlog:
     def full(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
         """Return why an image has to wait now; None if there is room for it."""
         with self._lock:
-            return self._full(source, size_bytes, connection)
+            limits = self.limits
+            if self._all.images == 0:
+                return None
+            mine = self._sources.get(source) or _Source(connection=connection)
+            if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
+                over = mine.images - limits.source_images
+                reason = (
+                    f"source {source} has {mine.images} images and {mine.bytes} bytes waiting for {self._waits_for}"
+                )
+                return self._wait(reason, over)
+            eighths = 8 if self._is_modest(mine, size_bytes) else 7
+            most_images, most_bytes = max(1, limits.images * eighths // 8), limits.bytes * eighths // 8
+            if self._all.images >= most_images or self._all.bytes + size_bytes > most_bytes:
+                reason = f"{self._all.images} images and {self._all.bytes} bytes wait for {self._waits_for}"
+                return self._wait(reason, self._all.images - most_images)
+            return None
 
     def add(self, source: str, size_bytes: int, connection: Hashable = None) -> None:
         """Count in an image that `full` found room for, or one that was accepted before a restart."""
         with self._lock:
-            self._add(source, size_bytes, connection)
+            mine = self._sources.setdefault(source, _Source(connection=connection))
+            for load in (mine, self._connections[mine.connection], self._all):
+                load.change(1, size_bytes)
 
     def enter(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
-        """Count an image in, or say why it has to wait."""
         with self._lock:
-            full = self._full(source, size_bytes, connection)
+            full = self.full(source, size_bytes, connection)
             if full is None:
-                self._add(source, size_bytes, connection)
+                self.add(source, size_bytes, connection)
             return full
 
     def leave(self, source: str, size_bytes: int) -> None:
@@ -115,14 +119,13 @@ class Backlog:
         now_s = time.monotonic()
         with self._lock:
             mine = self._sources[source]
-            mine.remove_image(size_bytes)
+            theirs = self._connections[mine.connection]
+            for load in (mine, theirs, self._all):
+                load.change(-1, -size_bytes)
             if mine.images == 0:
                 del self._sources[source]
-            theirs = self._connections[mine.connection]
-            theirs.remove_image(size_bytes)
             if theirs.images == 0:
                 del self._connections[mine.connection]
-            self._all.remove_image(size_bytes)
             passed_s = min(now_s - self._released_at_s, 1.0)
             self._release_interval_s += (passed_s - self._release_interval_s) / 16
             self._released_at_s = now_s
@@ -131,49 +134,15 @@ class Backlog:
         """Return how many more images this source may send now, ignoring bytes."""
         with self._lock:
             mine = self._sources.get(source)
-            left_of_mine = self._limits.source_images - (mine.images if mine else 0)
-            return max(0, min(left_of_mine, self._limits.images - self._all.images))
-
-    def check(self) -> None:
-        """Assert that the sources add up to the whole and nothing is negative."""
-        with self._lock:
-            loads = list(self._sources.values())
-            assert self._all.images == sum(load.images for load in loads), "images of sources and of all differ"
-            assert self._all.bytes == sum(load.bytes for load in loads), "bytes of sources and of all differ"
-            assert all(load.images > 0 and load.bytes >= 0 for load in loads), "a source holds less than nothing"
-            for connection, theirs in self._connections.items():
-                sent = [load for load in loads if load.connection == connection]
-                assert theirs.images == sum(load.images for load in sent) > 0, "images of a connection differ"
-                assert theirs.bytes == sum(load.bytes for load in sent), "bytes of a connection differ"
-
-    def _add(self, source: str, size_bytes: int, connection: Hashable) -> None:
-        mine = self._sources.get(source) or self._sources.setdefault(source, _Source(connection=connection))
-        mine.add_image(size_bytes)
-        self._connections[mine.connection].add_image(size_bytes)
-        self._all.add_image(size_bytes)
-
-    def _full(self, source: str, size_bytes: int, connection: Hashable) -> Full | None:
-        limits = self._limits
-        if self._all.images == 0:
-            return None
-        mine = self._sources.get(source) or _Source(connection=connection)
-        if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
-            over = mine.images - limits.source_images
-            reason = f"source {source} has {mine.images} images and {mine.bytes} bytes waiting for {self._waits_for}"
-            return self._wait(reason, over)
-        eighths = 8 if self._is_modest(mine, size_bytes) else 7
-        most_images, most_bytes = max(1, limits.images * eighths // 8), limits.bytes * eighths // 8
-        if self._all.images >= most_images or self._all.bytes + size_bytes > most_bytes:
-            reason = f"{self._all.images} images and {self._all.bytes} bytes wait for {self._waits_for}"
-            return self._wait(reason, self._all.images - most_images)
-        return None
+            left_of_mine = self.limits.source_images - (mine.images if mine else 0)
+            return max(0, min(left_of_mine, self.limits.images - self._all.images))
 
     def _is_modest(self, mine: _Source, size_bytes: int) -> bool:
         """Return True if the source, and its connection, have less than their even share.
 
         A flood over many connections counts once, and so does a connection that invents sources.
         """
-        limits, theirs = self._limits, self._connections.get(mine.connection) or _Load()
+        limits, theirs = self.limits, self._connections.get(mine.connection) or _Load()
         sources = len(self._sources) + (mine.images == 0)
         sharers = min(sources, len(self._connections) + (theirs.images == 0))
         if theirs.images > mine.images:  # several sources, so no quota bounds it: leave room for another connection
@@ -197,7 +166,6 @@ _IMAGES_IN_MEMORY = 8192
 
 
 def backlog_limits(limits: Limits) -> BacklogLimits:
-    """Return the limits of the backlog that `limits` of coserve.yaml sets."""
     images, size_bytes = limits.backlog_images, limits.backlog_bytes
     return BacklogLimits(images, size_bytes, *(max(1, int(n * limits.source_share)) for n in (images, size_bytes)))
 
@@ -216,6 +184,7 @@ class Accounts:
         # Of all images between their arrival and the disk one source may have half.
         half = _IMAGES_IN_MEMORY // 2, limits.in_memory // 2
         in_memory = BacklogLimits(_IMAGES_IN_MEMORY, limits.in_memory, *half)
+        #: Payloads that wait for the disk or for a scan.
         self.memory = Backlog(in_memory, waits_for="the disk")
         self._outstanding: Counter[bytes] = Counter()
         self._held: Mapping[str, str] = {}
@@ -226,18 +195,12 @@ class Accounts:
         """The number of messages that wait for the writer or for a scan."""
         return self._outstanding.total()
 
-    @property
-    def bytes_in_memory(self) -> int:
-        """Return the bytes of payloads that wait for the disk or for a scan."""
-        return self.memory.bytes
-
     def hold(self, cause: str, reason: str) -> None:
         """Answer `busy` to new messages until `resume(cause)`; several causes may hold at once. Any thread."""
         with self._holding:
             self._held = {**self._held, cause: reason}
 
     def resume(self, cause: str) -> None:
-        """End the `hold` with this cause. Any thread."""
         with self._holding:
             self._held = {key: reason for key, reason in self._held.items() if key != cause}
 
@@ -249,7 +212,6 @@ class Accounts:
     # Unanswered messages
 
     def count_unanswered(self, peer: Peer) -> None:
-        """Count one more message of this connection that waits for its answer."""
         self._outstanding[peer[0]] += 1
 
     def answered(self, peer: Peer) -> None:
@@ -266,7 +228,6 @@ class Accounts:
         return max(1, min(self.limits.credit, room))
 
     def busy(self, message: Message, reason: str, retry_after_ms: int) -> Answer:
-        """Return the answer that asks to send `message` again later."""
         credit = self.credit(message.source)
         return answer("busy", message.image_id, message.source, credit, retry_after_ms=retry_after_ms, reason=reason)
 
@@ -294,12 +255,6 @@ class Accounts:
         return None
 
     def refuse_for_now(self, peer: Peer, message: Image | Generation) -> Answer | None:
-        """Return `busy` if a hold or the credit refuses this message now, otherwise None."""
         for reason in self._held.values():
             return self.busy(message, reason, _HELD_RETRY_MS)
         return self.over_credit(message) if self.is_over_credit(peer) else None
-
-    def enter_memory(self, peer: Peer, message: Image | Generation, size_bytes: int) -> Answer | None:
-        """Count a payload into memory while it is scanned; return the `busy` if there is no room for it."""
-        full = self.memory.enter(message.source, size_bytes, peer[0])
-        return None if full is None else self.busy(message, full.reason, full.retry_after_ms)

@@ -109,7 +109,6 @@ class Intake:
         self._thread = SocketThread("intake", binding, self._mailbox, self._configure, self._run)
 
     def start(self) -> list[str]:
-        """Bind and begin to answer. Return the endpoints with ports filled in; StartError if that fails."""
         return self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -122,7 +121,6 @@ class Intake:
         self._mailbox.put(callback)
 
     def rebind(self, keys: ServerKeys) -> None:
-        """Cut every connection over an open endpoint: clients that are allowed reconnect."""
         self._thread.rebind(keys, self.call)
 
     @property
@@ -230,16 +228,11 @@ class Intake:
             if payload is None or isinstance(message, Answer):
                 self._may_refuse -= 1
                 self._refuse(router, peer, message, _CROWDED, _CROWDED_RETRY_MS)
-            else:
-                self._admit(router, peer, message, payload)
+            elif (answer := self._admission.admit_message(peer, message, payload)) is not None:
+                self._may_refuse -= 1
+                self._send(router, peer, answer)
             if time.monotonic() > until_s:
                 return
-
-    def _admit(self, router: Socket, peer: Peer, message: Image | Generation | Hello, payload: bytes) -> None:
-        answer = self._admission.admit_message(peer, message, payload)
-        if answer is not None:
-            self._may_refuse -= 1
-            self._send(router, peer, answer)
 
     def _earn_refusals(self) -> bool:
         now_s = time.monotonic()

@@ -171,11 +171,8 @@ def _profiles(config: Config, here: MachineIdentity, problems: list[Problem | st
 
 def _completed(name: str, device: Device, profile: Profile) -> Device:
     recommended = profile.file.devices[name]
-    update: dict[str, Any] = {}
-    for key in _RECOMMENDED:
-        value = getattr(recommended, key)
-        if value is not None and key not in device.model_fields_set:
-            update[key] = value
+    values = {key: getattr(recommended, key) for key in _RECOMMENDED if key not in device.model_fields_set}
+    update: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     batches = [row.max_batch for row in profile.rows_of(name)]
     if batches and "max_batch" not in device.model_fields_set:
         update["max_batch"] = max(batches)

@@ -39,19 +39,15 @@ class RunningLine(Protocol):
 
     def highest(self) -> int | None:
         """Return the highest number that a row names, 0 for none; None if this user may not read the database."""
-        ...
 
     def digest(self, number: int) -> str | None:
         """Return the sha256 of the edition that rows mean by a number; None if no row names it."""
-        ...
 
     def check(self, served: Served) -> None:
         """Raises ConfigError if the daemon cannot judge by it beside what it has pinned and its budgets."""
-        ...
 
     def adopt(self, number: int) -> dict[str, Any] | None:
         """Have the daemon judge by an edition; None if none runs. Raises EditionError if it did not."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,6 @@ def working_files(config: Config, note: str | None, *, now: bool = False) -> Dra
 
 
 def draft_of(edition: Edition, folder: EditionFolder, why: Why, note: str | None = None) -> Draft:
-    """Return the content of an edition once more."""
     return Draft(edition.rules, folder.absolute_entries(edition), why, note)
 
 

@@ -35,7 +35,6 @@ class Served:
 
 
 def compile_stored(edition: Edition, folder: EditionFolder) -> Served:
-    """Compile an edition with the weights of its folder's store. Raises ConfigError."""
     return compile_edition(edition, folder.absolute_entries(edition), folder.root, is_new=False)
 
 

@@ -57,7 +57,6 @@ class Serving:
         return at_s
 
     def due(self, now_s: float) -> list[int]:
-        """Return the replaced editions whose time is up."""
         return [number for number, ends_s in tuple(self._ends_s.items()) if ends_s <= now_s]
 
     def next_end_s(self) -> float | None:

@@ -23,7 +23,6 @@ class WorkingFiles:
         self.problem: str | None = None
 
     def poll(self) -> None:
-        """Read the files again if one of them has changed."""
         files = (self._config.rules, self._config.catalog, self._folder.pointer, self._folder.mark)
         seen = (*states(files), self._serving.current.number)
         if seen == self._seen:

@@ -242,7 +242,7 @@ def by_path(api: ASGIApp, pages: ASGIApp) -> ASGIApp:
 
 
 def run_hub(path: Path, pages: Callable[[Hub, Path], tuple[ASGIApp, LiveTopics]]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or TokenError if it cannot start."""
+    """Serve until SIGTERM or SIGINT. Raises ConfigError, StartError or CredentialError if it cannot start."""
     configure_logs(sys.stderr)
     settings = load_plant(path)
     hub = Hub(settings)

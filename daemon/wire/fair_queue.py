@@ -89,10 +89,3 @@ class FairQueue(Generic[T]):
             flow.waiting -= 1
             if not flow.waiting:
                 del self._flows[name]
-
-    def check(self) -> None:
-        assert self.bytes == sum(place[3] for place in self._places), "bytes differ"
-        order = [place[:2] for place in self._places]
-        assert order == sorted(order), "out of order"
-        waiting = sum(flow.waiting for flow in self._flows.values())
-        assert waiting == sum(len(place[2]) for place in self._places), "flows differ"

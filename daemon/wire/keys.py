@@ -194,10 +194,6 @@ class CredentialError(Exception):
     """A secret file that cannot be used; the text says which, why, and what to do, and never what is in it."""
 
 
-class TokenError(CredentialError):
-    """A token file that cannot be used."""
-
-
 def unusable(secrets: Iterable[tuple[_Key, Path | None, Callable[[Path], object]]]) -> list[tuple[_Key, str]]:
     """Return why secrets cannot be used, each with its key. A secret: its key, its file if it is named, its reader."""
     problems: list[tuple[_Key, str]] = []
@@ -261,7 +257,7 @@ def read_token(file: Path) -> Token:
         secret = file.read_bytes().strip()
         readers = open_to(file)
     except OSError as error:
-        raise TokenError(f"{file} cannot be read: {error.strerror}") from None
+        raise CredentialError(f"{file} cannot be read: {error.strerror}") from None
     mistakes: list[str] = []
     if readers:
         mistakes.append(f"{file} can be read by {readers}: chmod 600 it, and make a new token if it was read")
@@ -271,5 +267,5 @@ def read_token(file: Path) -> Token:
             f"{file} holds no token: expected one line of at least {_MIN_CHARS} ASCII characters, {example}"
         )
     if mistakes:
-        raise TokenError("; and ".join(mistakes))
+        raise CredentialError("; and ".join(mistakes))
     return Token(secret)

@@ -123,11 +123,9 @@ class SocketThread:
         def carry_out() -> None:
             try:
                 assert self._sock is not None
-                rebind(self._sock, self._bound.result(), keys)
+                done.set_result(rebind(self._sock, self._bound.result(), keys))
             except Exception as error:  # noqa: BLE001 - the caller gets it; serving goes on
                 done.set_exception(error)
-            else:
-                done.set_result(None)
 
         call(carry_out)
         try:

@@ -1,6 +1,5 @@
 """PROTOCOL.md, sentence by sentence, against a running daemon: real sockets, a client that speaks by hand."""
 
-import io
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from PIL import Image
 from tests.contract.client import RULES, Line, Peer, running, sha256
 from tests.daemon.host.manager import HOLDABLE
 from tests.daemon.wire.wire_parts import a_png
+from tests.experts.pictures import encoded
 from tests.lines import a_jpeg
 from tests.ports import free_port
 from tests.simulated import DAEMON
@@ -272,12 +272,6 @@ def test_attributes_of_a_killed_daemons_images_are_kept(tmp_path: Path, experts_
         assert "attributes" not in message["board"]
     ((text,),) = line.rows("SELECT attributes FROM boards")
     assert json.loads(text) == {"panel": "P-17", "order": "4711", "operator": "Eva"}
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def pixels(*shape: int) -> np.ndarray[Any, Any]:

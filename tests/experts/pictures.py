@@ -1,6 +1,8 @@
 """Pictures for tests, and how cameras encode them."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -28,3 +30,14 @@ def encoded(picture: np.ndarray | Image.Image, kind: str = "PNG", **options) -> 
     buffer = io.BytesIO()
     image.copy().save(buffer, kind, **options)  # a copy: saving leaves an encoder's settings in the image
     return buffer.getvalue()
+
+
+def a_png(width: int, height: int, kind: int, *chunks: bytes) -> bytes:
+    """A PNG of 8 bits with a head that may lie; `kind` is 0 for grey, 2 for RGB."""
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + a_chunk(b"IHDR", header) + b"".join(chunks) + a_chunk(b"IEND", b"")
+
+
+def a_chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -108,7 +108,6 @@ class BrokerClient:
         return answer
 
     async def publish_retained(self, topic: str, body: bytes) -> None:
-        """Publish a state and wait for its confirmation. Raises DeliveryError."""
         await self._confirmed(self.publish(topic, body, retain=True))
 
     async def close(self) -> None:

@@ -296,19 +296,20 @@ def _add_pictures(routes: APIRouter, site: Site) -> None:
     async def picture(request: Request, inspection_id: IdInPath, width: Annotated[int, Query()] = 0) -> Response:
         if width not in (0, *WIDTHS):
             raise HTTPException(422, f"width: expected {' or '.join(map(str, WIDTHS))}, or none for the whole image")
-        stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
-        headers = stored.headers(width)
-        if request.headers.get("if-none-match") == headers["ETag"]:
-            stored.file.close()
-            return Response(status_code=304, headers=headers)
-        limiter = unpacking if width or stored.is_converted else None
         try:
-            return await anyio.to_thread.run_sync(stored.response, width, limiter=limiter)
+            stored = await anyio.to_thread.run_sync(_open_picture, site, inspection_id)
+            headers = stored.headers(width)
+            if request.headers.get("if-none-match") == headers["ETag"]:
+                stored.file.close()
+                return Response(status_code=304, headers=headers)
+            limiter = unpacking if width or stored.is_converted else None
+            try:
+                return await anyio.to_thread.run_sync(stored.response, width, limiter=limiter)
+            except BaseException:  # also if the client disconnected while it waited for its turn
+                stored.file.close()
+                raise
         except NoPicture as error:
-            raise _not_shown(inspection_id, error) from None
-        except BaseException:  # the client disconnected while it waited for its turn
-            stored.file.close()
-            raise
+            raise HTTPException(404, f"The image of inspection {inspection_id} cannot be shown: {error}.") from None
 
 
 def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
@@ -317,11 +318,4 @@ def _open_picture(site: Site, inspection_id: int) -> StoredPicture:
         raise HTTPException(404, f"There is no inspection {inspection_id}.")
     if row.image_path is None:
         raise HTTPException(404, f"The image of inspection {inspection_id} was not kept, or was pruned.")
-    try:
-        return site.pictures.open(row.image_path)
-    except NoPicture as error:
-        raise _not_shown(inspection_id, error) from None
-
-
-def _not_shown(inspection_id: int, error: NoPicture) -> HTTPException:
-    return HTTPException(404, f"The image of inspection {inspection_id} cannot be shown: {error}.")
+    return site.pictures.open(row.image_path)

@@ -35,7 +35,6 @@ class BarChart:
     wide: int = WIDE
 
     def height(self, value: float) -> float:
-        """Return the share of the chart's height that a value takes."""
         return min(1.0, value / (self.most or 1.0))
 
     def looks(self, number: int) -> tuple[str, str]:

@@ -139,8 +139,6 @@ SHOWN: Mapping[str, Callable[[ExpertRow], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertSearch(Filters):
-    """The filters in the address, the order of the list, and the number of its page."""
-
     q: SearchText = ""
     show: _Show = "all"
     sort: _Sort = "health"

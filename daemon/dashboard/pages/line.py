@@ -279,7 +279,6 @@ def passed_by_review(database: Database, day: Span) -> int | None:
 def yield_charts(
     counter: VerdictCounter, clock: PlantTime, goal: float | None, now_s: float
 ) -> list[tuple[str, BarChart]]:
-    """Return charts, with their titles, of the last hours, and of the last shifts if there are any."""
     now = utc_text(now_s)
     hours = clock.hours(Span(utc_text(now_s - _HOURS * 3600), now))[1:]  # the first is not whole
     parts: dict[str, list[tuple[str, Span]]] = {
@@ -352,7 +351,6 @@ def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[
 
 
 def silence(database: Database, now_s: float) -> tuple[float, float] | None:
-    """Return seconds without an image and the usual pause between boards; None if that is not unusual."""
     newest = database.first(_NEWEST_IMAGE)
     begun = [wall_seconds(row.first_seen_at) for row in database.rows(_BEGINNINGS, limit=_PAUSE_BOARDS)]
     return unusual_silence(begun, wall_seconds(newest.accepted_at) if newest else None, now_s)
@@ -459,7 +457,6 @@ def _disk_alarms(status: Status) -> Iterable[LineAlarm]:
 
 
 def _process_alarms(status: Status) -> Iterable[LineAlarm]:
-    """Warn of processes beside the daemon that do not run or deliver; the line goes on without them."""
     for child in status.get("children", ()):
         if child.get("state") in ("waiting", "hung"):
             end = f" ({child['last_end']})" if child.get("last_end") else ""

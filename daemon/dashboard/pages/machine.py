@@ -5,7 +5,7 @@ The timeline comes from the daemon's memory: exact to the millisecond, and lost 
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -87,7 +87,7 @@ class DiskUse:
 
 def router(site: Site) -> APIRouter:
     routes = APIRouter()
-    now = CachedAnswer(0.9, _Machine(site).gather)
+    now = CachedAnswer(0.9, _machine(site))
     for seconds in WINDOWS:
         work = partial(_timeline, site, seconds)
         site.add_part(f"timeline-{seconds}", "_timeline.html", work, "The daemon shows no timeline", 2.0)
@@ -129,29 +129,25 @@ def _charts(site: Site) -> dict[str, Any]:
     return {"waits": waits, "busy": busy, "most": most, "seconds": _CHART_S}
 
 
-class _Machine:
-    """The line's state and contents now. Costly answers are cached."""
+def _machine(site: Site) -> Callable[[], dict[str, Any]]:
+    """Return a question for the line's state and contents now. Costly answers are cached."""
+    thermometer, no_answer = Thermometer(), "No answer from the daemon"
+    holdings = CachedAnswer(30.0, lambda: _holdings(site.database, site.day_began()))
+    file_sizes = CachedAnswer(5.0, lambda: _file_sizes(site.config))
+    newest_pruning = CachedAnswer(5.0, lambda: site.ask_daemon("prune", begin=False))
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._thermometer = Thermometer()
-        self._holdings = CachedAnswer(30.0, lambda: _holdings(site.database, site.day_began()))
-        self._files = CachedAnswer(5.0, lambda: _file_sizes(site.config))
-        self._pruned = CachedAnswer(5.0, lambda: site.ask_daemon("prune", begin=False))
-
-    def gather(self) -> dict[str, Any]:
+    def gather() -> dict[str, Any]:
         problems: list[str] = []
-        site, no_answer = self._site, "No answer from the daemon"
         status: Mapping[str, Any] = ask_or({}, site.status, no_answer, problems)
         running: Sequence[Any] = ask_or([], lambda: site.ask_daemon("queues")["running"], no_answer, problems)
-        pruned: Mapping[str, Any] | None = ask_or(None, self._pruned.get, no_answer, problems)
-        held: Facts | None = ask_or(None, self._holdings.get, "Database", problems)
-        files = self._files.get()
+        pruned: Mapping[str, Any] | None = ask_or(None, newest_pruning.get, no_answer, problems)
+        held: Facts | None = ask_or(None, holdings.get, "Database", problems)
+        files = file_sizes.get()
         return {
             "status": status,
             "running": {row["executor"]: row["expert"] for row in running},
             "problems": list(dict.fromkeys(problems)),
-            "heat": self._thermometer.read(),
+            "heat": thermometer.read(),
             "disks": disk_uses(site.config, files, held, datetime.now(UTC)),
             "files": files,
             "held": held,
@@ -159,6 +155,8 @@ class _Machine:
             "retention": site.config.retention,
             "duration": duration,
         }
+
+    return gather
 
 
 def _totals(work: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
@@ -209,7 +207,6 @@ def _holdings(database: Database, day_began: str) -> Facts:
 
 
 def _file_sizes(config: Config) -> Facts:
-    """Return the bytes of each part of the line; None if unreadable."""
     database = sqlite_path(config.database)
     return {
         "database_bytes": _bytes(database),

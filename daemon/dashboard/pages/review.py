@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 from fastapi import APIRouter, Cookie, Depends, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from pydantic import Json
-from sqlalchemy import Row, Select, and_, case, exists, func, literal, select
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, literal, select
 from starlette.exceptions import HTTPException
 
 from daemon.dashboard.site.access import safe_path
@@ -132,8 +132,6 @@ def name_of(cookie: str) -> str:
 
 
 class _ReviewPage:
-    """The routes and their state. Answers that change seldom are cached for half a minute."""
-
     def __init__(self, site: Site) -> None:
         self._site = site
         self._database = site.database
@@ -216,7 +214,6 @@ class _ReviewPage:
         return self._write(image, cookie, newest, undo=True)
 
     def _write(self, image: int, cookie: str, newest: int | None, **fields: Any) -> JSONResponse:
-        """Have the daemon write a decision; return its row, or the refusal for the page to show."""
         reviewer = name_of(cookie)
         if not reviewer:
             return _refusal(401, "no_name", "give your name first: reload the page")
@@ -228,16 +225,17 @@ class _ReviewPage:
         return JSONResponse(written)
 
     def _rendered(self, inspection_id: int) -> dict[str, Any] | None:
-        """Return an image's id and fragment; None if it is gone."""
         rows, site = self._database.rows, self._site
         image = self._database.first(image_question(inspection_id))
         if image is None:
             return None
-        past = [Review(**row._mapping) for row in rows(_of_image(reviews, inspection_id), limit=_MAX_ROWS)]
+        decided = rows(_of_image(reviews, inspection_id, reviews.c.review_id), limit=_MAX_ROWS)
+        past = [Review(**row._mapping) for row in decided]
         standing = decisions(past)
         size = site.pictures.size(image.image_path)
-        answers = rows(_of_image(stages, inspection_id), limit=_MAX_ROWS)
-        boxes = rows(_of_image(detections, inspection_id), limit=_MAX_ROWS)
+        answers = rows(_of_image(stages, inspection_id, stages.c.step), limit=_MAX_ROWS)
+        surest_first = (detections.c.confidence.desc(), detections.c.detection_id)
+        boxes = rows(_of_image(detections, inspection_id, *surest_first), limit=_MAX_ROWS)
         html = site.render(
             "_review_item.html",
             image=image,
@@ -382,10 +380,5 @@ def image_question(inspection_id: int) -> Question:
     )
 
 
-def _of_image(table: Any, inspection_id: int) -> Question:
-    order = {
-        reviews: (reviews.c.review_id,),
-        stages: (stages.c.step,),
-        detections: (detections.c.confidence.desc(), detections.c.detection_id),
-    }
-    return select(table).where(table.c.inspection_id == inspection_id).order_by(*order[table])
+def _of_image(table: Any, inspection_id: int, *order: ColumnElement[Any]) -> Question:
+    return select(table).where(table.c.inspection_id == inspection_id).order_by(*order)

@@ -21,7 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from daemon.wire.keys import Token, TokenError, no_token_text, read_token
+from daemon.wire.keys import CredentialError, Token, no_token_text, read_token
 from daemon.wire.sockets import is_loopback_name
 from experts.durable import replace_durably
 
@@ -74,7 +74,7 @@ class Keyring:
     """
 
     def __init__(self, token_file: Path | None, ended_file: Path) -> None:
-        """Read token and sessions; TokenError if one of the files cannot be used."""
+        """Read token and sessions; CredentialError if one of the files cannot be used."""
         self._file = token_file
         self._ended_file = ended_file
         self._ended: set[str] = set()
@@ -84,7 +84,9 @@ class Keyring:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise TokenError(f"{ended_file} cannot be read: {error.strerror}: give it to the daemon's user") from None
+            raise CredentialError(
+                f"{ended_file} cannot be read: {error.strerror}: give it to the daemon's user"
+            ) from None
         self._token: Token | None = read_token(token_file) if token_file else None
         self._guesses = TokenGuesses()
         self._log: Any = structlog.get_logger("dashboard_access")
@@ -99,7 +101,7 @@ class Keyring:
             return
         try:
             self._token = read_token(self._file)
-        except TokenError as error:
+        except CredentialError as error:
             self._log.error("reload_refused", problem=f"security.http_token: {error}")
 
     @property
@@ -142,8 +144,6 @@ class Keyring:
 
 
 class AccessGuard:
-    """ASGI middleware that passes a request on to `app`, or refuses it."""
-
     def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
         self.app = app
         self._keyring = keyring

@@ -137,7 +137,6 @@ class Site(PageShell):
         self.status = CachedAnswer(0.5, lambda: self.ask_daemon("status")).get
 
     def ask_daemon(self, kind: str, /, *, timeout_s: float = _CONTROL_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
-        """Return control's answer; ControlError with `code` and `reason` if there is none."""
         return ask(self.config.endpoints.control, kind, timeout_s=timeout_s, **fields)
 
 

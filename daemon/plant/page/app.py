@@ -127,7 +127,7 @@ class PlantSite(PageShell):
 def plant_pages(hub: Hub, folder: Path) -> tuple[AccessGuard, LiveTopics]:
     """Return the guarded pages and their live parts; the database need not answer yet.
 
-    Logged-out sessions are kept in `folder`. TokenError if a file cannot be used.
+    Logged-out sessions are kept in `folder`. CredentialError if a file cannot be used.
     """
     keyring, site = Keyring(hub.settings.http_token, folder / "logged_out"), PlantSite(hub)
     app = web_app(site, keyring, [router(site)], unaffected="the lines go on")

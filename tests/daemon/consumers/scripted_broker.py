@@ -46,7 +46,6 @@ class ScriptedBroker:
         self._thread.join(60)
 
     def hang_up(self) -> None:
-        """Cut every connection."""
         for connection in self._open:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from daemon.consumers.mqtt import consumer as mqtt_module
@@ -26,6 +27,7 @@ from tests.daemon.consumers.scripted_broker import ScriptedBroker
 from tests.daemon.delivery.results_database import ResultsDatabase, running
 from tests.waiting import in_a_loop, soon, until
 
+THIS = psutil.Process()
 pytestmark = pytest.mark.skipif(mosquitto() is None, reason="needs mosquitto: make system-tools")
 
 
@@ -79,12 +81,8 @@ class Bringing:
 
     async def keeps_no_file_open(self) -> None:
         """After one connection in vain: three more leave nothing open. What leaks never comes down again."""
-        before, opened = fds(), self.consumer.opened
-        await soon(lambda: self.consumer.opened > opened + 3 and fds() <= before + 1)
-
-
-def fds() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+        before, opened = THIS.num_fds(), self.consumer.opened
+        await soon(lambda: self.consumer.opened > opened + 3 and THIS.num_fds() <= before + 1)
 
 
 @pytest.mark.promise(

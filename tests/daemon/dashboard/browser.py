@@ -78,8 +78,6 @@ def let_time_stand(page: "Page", ahead_s: float = 0.0) -> None:
 
 
 class Pages:
-    """Opens pages and collects their complaints."""
-
     def __init__(self, browser: "Browser") -> None:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
@@ -126,7 +124,6 @@ class Pages:
         self._forgiven.append(pattern)
 
     def close(self) -> list[str]:
-        """Close all pages, and return the complaints that were not forgiven."""
         for context in self._contexts:
             context.close()
         return [text for text in self.complaints if not any(re.search(pattern, text) for pattern in self._forgiven)]
@@ -169,7 +166,6 @@ class ShownLine(Line):
         return self.send(a_jpeg(self.count, 160, 120), **fields)
 
     def fill(self) -> None:
-        """Publish BOARDS and wait until every image has its verdict."""
         for board_type, serial, lot, parts, verdict in BOARDS:
             board = {"type": board_type, "serial": serial, "lot": lot, "station": "AOI-1"}
             late = {"deadline_ms": 1} if verdict == "unknown" else {}

@@ -40,14 +40,12 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def open_web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    """On loopback, without a token."""
     with Web(tmp_path_factory.mktemp("open") / "line").running() as web:
         yield web
 
 
 @pytest.fixture(scope="module")
 def shut_web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    """Behind a token."""
     folder = tmp_path_factory.mktemp("shut")
     with Web(folder / "line", a_token(folder, TOKEN)).running() as web:
         yield web

@@ -157,7 +157,7 @@ def test_sql_in_any_parameter_of_any_page_is_a_value_or_refused(web: Web) -> Non
     routes = [
         (route.path, parameters(route.dependant))
         for page in PAGES
-        for route in page(site).routes
+        for route in page.router(site).routes
         if isinstance(route, fastapi.routing.APIRoute) and "GET" in route.methods
     ]
     site.database.close()

@@ -58,8 +58,6 @@ OLD, NEW = "a" * 40, "b" * 40
 
 @dataclass(frozen=True)
 class RunningLine:
-    """A line behind a token, with its web process."""
-
     line: ShownLine
     service: Service
     token: Path
@@ -69,7 +67,6 @@ class RunningLine:
         return get(self.line.url(path), Authorization=f"Bearer {secret}")
 
     def streams(self) -> list[Stream]:
-        """Open twenty pages."""
         secret = self.token.read_text(encoding="utf-8").strip()
         host = self.line.http.removeprefix("http://")
         streams = [Stream(host, Authorization=f"Bearer {secret}") for _ in range(20)]

@@ -21,7 +21,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def tracked(folder: Path) -> set[str]:
-    """Return the files that belong to the repository."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("needs git and a checkout")

@@ -2,7 +2,6 @@
 
 import io
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.daemon.dashboard.web import Web, encoded
+from tests.daemon.dashboard.web import Web
+from tests.experts.pictures import a_chunk, a_png, encoded
 
 SIZE = (2448, 1648)  # a camera of 4 megapixels
 BOX = (1200, 800, 1440, 960)
@@ -27,14 +27,9 @@ def a_photo(size: tuple[int, int] = SIZE) -> Image.Image:
 
 def a_bomb(side: int) -> bytes:
     """A PNG of a few hundred kilobytes that would unpack to side × side pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     packing, row = zlib.compressobj(1), b"\0" * (1 + side)
     body = b"".join([*(packing.compress(row) for _ in range(side)), packing.flush()])
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return a_png(side, side, 0, a_chunk(b"IDAT", body))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +48,6 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
 
 
 def add(web: Web, number: int, data: bytes, suffix: str = ".png") -> str:
-    """Store a picture and return its address."""
     web.add_image(number, 1, "pass", image_path=f"images/d/{number}{suffix}")
     web.add_picture(f"images/d/{number}{suffix}", data)
     return f"/pictures/{number}"

@@ -4,7 +4,6 @@ A test that needs a daemon's answers replaces its control socket by `answering_c
 """
 
 import http.client
-import io
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from PIL import Image
 
 from daemon.storage.database.store import Store
 from daemon.wire.control import ControlServer
+from tests.experts.pictures import encoded
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
@@ -205,14 +205,7 @@ def a_picture(kind: str = "PNG", size: tuple[int, int] = (160, 120), **more: obj
     return encoded(Image.new("RGB", size, (20, 120, 60)), kind, **more)
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **more: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **more)
-    return buffer.getvalue()
-
-
 def a_token(folder: Path, text: str) -> Path:
-    """Write a token file that only its owner can read."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "token"
     file.touch(0o600)
@@ -240,7 +233,6 @@ def answering_control(web: Web, **answers: Any) -> Iterator[None]:
 
 
 def an_expert(name: str, **more: Any) -> dict[str, Any]:
-    """Return a row of control's `experts`."""
     row = {
         "expert": name,
         "version": "abcdefabcdef",

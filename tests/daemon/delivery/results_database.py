@@ -62,7 +62,6 @@ class ResultsDatabase:
         return seq + 3 * boards
 
     def prune(self, boards: int) -> None:
-        """Delete the oldest boards with their rows, as retention does."""
         with closing(sqlite3.connect(self.file)) as database, database:
             (first,) = database.execute("SELECT min(board_id) FROM boards").fetchone()
             database.execute("DELETE FROM inspections WHERE board_id < ?", (first + boards,))

@@ -37,7 +37,6 @@ def has_ended(pid: int) -> bool:
 
 
 def published(line: Line, mes: Subscriber) -> bool:
-    """Return True if the MES has heard every message of the line."""
     return mes.seqs == {message["seq"] for message in line.stream()}
 
 

@@ -102,13 +102,11 @@ class Manager:
                 return news
 
     def from_now(self) -> None:
-        """Drop all news from before this call."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
             own.sendto(b"NOW=1", f"\0{self.address[1:]}" if self.address.startswith("@") else self.address)
         self.until("NOW")
 
     def during(self, seconds: float) -> list[dict[str, str]]:
-        """Return all news of this time."""
         time.sleep(seconds)
         return [self._news.get() for _ in range(self._news.qsize())]
 

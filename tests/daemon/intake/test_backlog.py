@@ -46,7 +46,6 @@ def test_a_client_that_invents_a_source_for_each_image_leaves_room_for_one_that_
         backlog.enter(f"invented-{number}", 1, b"flood")
     assert backlog.images == 70
     assert [backlog.enter("quiet", 200, b"quiet") for _ in range(10)] == [None] * 10
-    backlog.check()
 
 
 def test_an_empty_backlog_takes_an_image_larger_than_any_limit() -> None:
@@ -74,7 +73,7 @@ def test_an_image_that_a_limit_refuses_reserves_no_room_on_the_disk() -> None:
     kinds = [accounts.enter((b"a",), message, 10) for _ in range(2)]
     assert [answer and answer.kind for answer in kinds] == [None, "busy"]
     assert disk_space.admitted_bytes == 10 + VERDICT_BYTES
-    assert accounts.bytes_in_memory == backlog.bytes == 10
+    assert accounts.memory.bytes == backlog.bytes == 10
 
 
 class BacklogMachine(RuleBasedStateMachine):
@@ -85,26 +84,30 @@ class BacklogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backlog = Backlog(BacklogLimits(8, 100, 5, 60))
+        self.held: list[tuple[str, int]] = []
 
     @rule(
         target=inside, source=st.sampled_from("abc"), size=st.integers(1, 50), connection=st.sampled_from([b"1", b"2"])
     )
     def enter(self, source: str, size: int, connection: bytes) -> tuple[str, int]:
-        before = self.backlog.images
         full = self.backlog.enter(source, size, connection)
-        assert self.backlog.images == before + (full is None)
+        if full is None:
+            self.held.append((source, size))
         return (source, size if full is None else 0)
 
     @rule(image=consumes(inside))
     def leave(self, image: tuple[str, int]) -> None:
         if image[1]:
             self.backlog.leave(*image)
+            self.held.remove(image)
 
     @invariant()
     def the_books_are_right(self) -> None:
-        self.backlog.check()
-        assert self.backlog.images <= 8
-        assert self.backlog.bytes <= 100
+        assert self.backlog.images == len(self.held) <= 8
+        assert self.backlog.bytes == sum(size for _, size in self.held) <= 100
+        for source in "abc":
+            mine = sum(each == source for each, _ in self.held)
+            assert self.backlog.room(source) == min(5 - mine, 8 - len(self.held))
 
 
 TestBacklogMachine = BacklogMachine.TestCase

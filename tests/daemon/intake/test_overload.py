@@ -22,6 +22,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.not_fast("waits for sockets")
 
 PNG = a_png()
+THIS = psutil.Process()
 ROOM = BacklogLimits(10_000, 10**9, 10_000, 10**9)
 
 
@@ -44,13 +45,13 @@ def test_images_on_their_way_to_the_disk_are_bounded_in_bytes_of_one_source_and_
             for image in range(10):
                 peer.send(an_inspect(f"{number}/{image}", source=f"cam-{number % 3}"), payload)
         until(lambda: len(line.counts) >= 240)
-        assert line.admission.bytes_in_memory <= 4_000_000
+        assert line.admission.memory.bytes <= 4_000_000
         line.writer.going.set()
         kinds = [peer.take()["type"] for peer in peers for _ in range(10)]
         assert kinds.count("accepted") + kinds.count("busy") == 300
         assert 20 <= kinds.count("accepted") == len(line.writer.images) < 60
         assert all(peer.silent(0.0) for peer in peers)
-        until(lambda: line.admission.bytes_in_memory == 0)
+        until(lambda: line.admission.memory.bytes == 0)
         assert peers[0].ask(an_inspect("again"), payload)["type"] == "accepted"
 
 
@@ -88,7 +89,7 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
     items = [{"seq": seq, "topic": "board/a/b/", "text": "x" * 500} for seq in range(1, 3000)]
     with a_line(tmp_path, items=items) as line, Peer(line.tcp) as deaf, Peer(line.tcp) as honest:
         line.reader.going.clear()
-        before_bytes = psutil.Process().memory_info().rss
+        before_bytes = THIS.memory_info().rss
         for _ in range(5000):
             deaf.send({"type": "results_since", "seq": 0, "limit": 1000})
         until(lambda: "busy" in line.counts)
@@ -99,7 +100,7 @@ def test_a_consumer_that_asks_and_never_reads_is_bounded_and_others_are_answered
         assert len(page["items"]) >= 100
         until(lambda: len(line.counts) > 5000)
         # Whole pages for all that may wait would be 64 MB, here in the process of the line.
-        assert psutil.Process().memory_info().rss - before_bytes < 60 * 2**20
+        assert THIS.memory_info().rss - before_bytes < 60 * 2**20
         answers = [deaf.take() for _ in range(5000)]
         kinds = {answer["type"] for answer in answers}
         assert kinds == {"results", "busy"}
@@ -126,11 +127,11 @@ def test_pages_of_results_that_a_consumer_never_reads_do_not_fill_the_memory(way
     question = json.dumps({"type": "results_since", "seq": 0, "limit": 1000}).encode()
     with a_line(tmp_path, items=items) as line, RawPeer(getattr(line, way)) as deaf, Peer(line.tcp) as honest:
         deaf.greet()
-        before_bytes = psutil.Process().memory_info().rss
+        before_bytes = THIS.memory_info().rss
         for asked in range(10, 2001, 10):  # a page has about 60 KB
             assert deaf.send(10 * (frame(b"CS1", more=True) + frame(question, more=False)))
             until(lambda asked=asked: len(line.counts) >= asked)
-        assert psutil.Process().memory_info().rss - before_bytes < 40 * 2**20
+        assert THIS.memory_info().rss - before_bytes < 40 * 2**20
         assert line.counts.count("busy") > 1000
         assert honest.ask({"type": "results_since", "seq": 0, "limit": 10})["type"] == "results"
 
@@ -139,7 +140,7 @@ def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch
     monkeypatch.setattr("daemon.wire.socket_thread._HANDSHAKE_MS", 300)
     with a_line(tmp_path) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
-        before = handles()
+        before = THIS.num_fds()
         mute = [RawPeer((line.ipc, line.tcp)[n % 2]) for n in range(60)]
         for number, raw in enumerate(mute):
             raw.send(GREETING[: number % 64])
@@ -147,7 +148,7 @@ def test_who_never_finishes_its_handshake_is_cut_off(tmp_path: Path, monkeypatch
         until(lambda: all(raw.is_cut() for raw in mute))
         for raw in mute:
             raw.close()
-        until(lambda: handles() <= before + 2)
+        until(lambda: THIS.num_fds() <= before + 2)
 
 
 def test_a_frame_that_says_it_is_enormous_is_cut_before_any_of_it_is_kept(tmp_path: Path) -> None:
@@ -183,10 +184,10 @@ def test_a_message_that_never_ends_is_cut_and_others_go_on(tmp_path: Path, trans
 def test_connections_beyond_the_most_are_cut_and_those_before_them_stay(tmp_path: Path) -> None:
     with a_line(tmp_path, max_connections=10) as line, Peer(line.tcp) as peer:
         assert peer.ask({"type": "hello"})["type"] == "welcome"
-        before = handles()
+        before = THIS.num_fds()
         crowd = [RawPeer((line.ipc, line.tcp)[n % 2]).greet() for n in range(30)]
         until(lambda: sum(raw.is_cut() for raw in crowd) >= 20)
-        until(lambda: handles() <= before + len(crowd) + 10)  # the crowd's own ends, and 10 of the line
+        until(lambda: THIS.num_fds() <= before + len(crowd) + 10)  # the crowd's own ends, and 10 of the line
         assert peer.ask(an_inspect("a"), PNG)["type"] == "accepted"
         for raw in crowd:
             raw.close()
@@ -241,7 +242,3 @@ def test_twenty_thousand_fuzzed_frames_get_one_answer_each_and_break_nothing(tmp
         assert local.silent()
         assert remote.silent()
     assert [log for log in logs if log["log_level"] in ("error", "critical")] == []
-
-
-def handles() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

@@ -15,20 +15,16 @@ class Device:
     def __init__(self, total_bytes: int, *shares: ModelShare) -> None:
         self.lease = Lease(total_bytes, shares)
         first = self.lease.first_grant()
-        self.images, self.models = first.images_bytes, dict(first.models_bytes)
+        #: Bytes by model; None stands for the images.
+        self.bytes: dict[str | None, int] = {None: first.images_bytes, **first.models_bytes}
         self.pending: Grant | None = None
         self.now = 0.0
 
     def held(self) -> Held:
-        images, models = self.images, dict(self.models)
-        match self.pending:
-            case Grant(size, None):
-                images = max(images, size)
-            case Grant(size, model):
-                models[model] = max(models[model], size)
-            case None:
-                pass
-        return Held(images, models)
+        sizes = dict(self.bytes)
+        if self.pending is not None:
+            sizes[self.pending.model] = max(sizes[self.pending.model], self.pending.budget_bytes)
+        return Held(sizes.pop(None), sizes)
 
     def look(self, *, under_way: bool, lack_room: bool) -> None:
         grant = self.lease.next_grant(self.held(), self.now, images_under_way=under_way, images_lack_room=lack_room)
@@ -37,13 +33,8 @@ class Device:
         assert held.images_bytes + sum(held.models_bytes.values()) <= self.lease.total_bytes
 
     def carry_out(self) -> None:
-        match self.pending:
-            case Grant(size, None):
-                self.images = size
-            case Grant(size, model):
-                self.models[model] = size
-            case None:
-                pass
+        if self.pending is not None:
+            self.bytes[self.pending.model] = self.pending.budget_bytes
         self.pending = None
 
     def settle(self, *, under_way: bool = False, lack_room: bool = False) -> None:
@@ -56,16 +47,12 @@ def a_device() -> Device:
     return Device(100 * MIB, ModelShare("a", 40 * MIB, 10 * MIB), ModelShare("b", 20 * MIB, 5 * MIB))
 
 
-def test_models_have_their_most_while_images_need_nothing() -> None:
+def test_models_have_their_most_and_give_it_up_when_images_lack_room() -> None:
     device = a_device()
     device.settle(under_way=True)
-    assert (device.images, device.models) == (40 * MIB, {"a": 40 * MIB, "b": 20 * MIB})
-
-
-def test_images_get_what_models_give_up_when_they_lack_room() -> None:
-    device = a_device()
+    assert device.held() == Held(40 * MIB, {"a": 40 * MIB, "b": 20 * MIB})
     device.settle(under_way=True, lack_room=True)
-    assert (device.images, device.models) == (85 * MIB, {"a": 10 * MIB, "b": 5 * MIB})
+    assert device.held() == Held(85 * MIB, {"a": 10 * MIB, "b": 5 * MIB})
 
 
 def test_a_model_shrinks_before_the_images_grow() -> None:
@@ -74,28 +61,28 @@ def test_a_model_shrinks_before_the_images_grow() -> None:
     assert device.pending == Grant(10 * MIB, "a")
     device.look(under_way=True, lack_room=False)
     assert device.pending == Grant(10 * MIB, "a")
-    assert device.images == 40 * MIB
+    assert device.bytes[None] == 40 * MIB
 
 
 def test_it_goes_back_once_no_image_has_been_under_way_for_a_while() -> None:
     device = a_device()
     device.settle(under_way=True, lack_room=True)
     device.settle(under_way=True)
-    assert device.models["a"] == 10 * MIB
+    assert device.bytes["a"] == 10 * MIB
     device.settle()
     device.now = 4.9
     device.settle()
-    assert device.models["a"] == 10 * MIB
+    assert device.bytes["a"] == 10 * MIB
     device.now = 5.0
     device.settle()
-    assert (device.images, device.models) == (40 * MIB, {"a": 40 * MIB, "b": 20 * MIB})
+    assert device.held() == Held(40 * MIB, {"a": 40 * MIB, "b": 20 * MIB})
 
 
 def test_a_model_that_cannot_shrink_keeps_what_it_has_and_the_others_give_theirs() -> None:
     device = a_device()
     device.lease.cannot_shrink("a", 40 * MIB)
     device.settle(under_way=True, lack_room=True)
-    assert (device.images, device.models) == (55 * MIB, {"a": 40 * MIB, "b": 5 * MIB})
+    assert device.held() == Held(55 * MIB, {"a": 40 * MIB, "b": 5 * MIB})
 
 
 def test_a_model_that_could_not_grow_is_offered_memory_again_only_after_a_while() -> None:
@@ -104,13 +91,13 @@ def test_a_model_that_could_not_grow_is_offered_memory_again_only_after_a_while(
     device.now = 10.0
     device.settle()
     device.now = 20.0
-    device.models["a"] = 10 * MIB
+    device.bytes["a"] = 10 * MIB
     device.lease.cannot_grow("a", device.now)
     device.settle()
-    assert (device.models["a"], device.pending) == (10 * MIB, None)
+    assert (device.bytes["a"], device.pending) == (10 * MIB, None)
     device.now = 50.0
     device.settle()
-    assert device.models["a"] == 40 * MIB
+    assert device.bytes["a"] == 40 * MIB
 
 
 def test_another_budget_of_the_device_is_kept_too() -> None:
@@ -118,7 +105,7 @@ def test_another_budget_of_the_device_is_kept_too() -> None:
     device.settle(under_way=True, lack_room=True)
     device.lease.total_bytes = 120 * MIB
     device.settle(under_way=True)
-    assert device.images == 105 * MIB
+    assert device.bytes[None] == 105 * MIB
 
 
 @pytest.mark.promise(

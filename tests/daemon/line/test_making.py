@@ -62,7 +62,6 @@ def loaded(config: Config, running: ARunningLine | None = None, note: str | None
 
 
 def changed(config: Config, expert: str = "R0402", **fields: Any) -> Callable[[Edition | None], Draft]:
-    """A promotion of an expert with other settings."""
 
     def build(before: Edition | None) -> Draft:
         assert before is not None

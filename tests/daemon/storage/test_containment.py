@@ -2,7 +2,6 @@
 
 import io
 import os
-import struct
 import subprocess
 import sys
 import zlib
@@ -23,6 +22,8 @@ from experts.vision.structure import check_structure
 from experts.weights import file_sha256
 from tests.daemon.storage.database import store_parts
 from tests.daemon.storage.database.store_parts import a_line, a_verdict, some_rules
+from tests.experts import pictures
+from tests.experts.pictures import a_chunk
 from tests.lines import a_jpeg
 from tests.poison import a_poisonous_library, a_tiff, poisoned
 
@@ -40,15 +41,9 @@ KEYS = [JournalKey(1, 16 + 100 * number, 84) for number in range(4)]
 # Headers
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def a_png(*, extra: bytes = b"", pixels: bytes | None = None) -> bytes:
     rows = zlib.compress(b"".join(b"\0" + bytes(300) for _ in range(100)))
-    header = struct.pack(">IIBBBBB", 100, 100, 8, 2, 0, 0, 0)
-    body = _chunk(b"IHDR", header) + extra + _chunk(b"IDAT", rows if pixels is None else pixels)
-    return b"\x89PNG\r\n\x1a\n" + body + _chunk(b"IEND", b"")
+    return pictures.a_png(100, 100, 2, extra, a_chunk(b"IDAT", rows if pixels is None else pixels))
 
 
 def a_progressive_jpeg(more_scans: int) -> bytes:
@@ -66,8 +61,8 @@ def a_progressive_jpeg(more_scans: int) -> bytes:
     ("bomb", "what"),
     [
         (a_progressive_jpeg(1000), "more than 50 scans"),
-        (a_png(extra=_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(10**6))) * 100), "compressed chunks"),
-        (a_png(extra=_chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(10**6))) * 100), "compressed chunks"),
+        (a_png(extra=a_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(10**6))) * 100), "compressed chunks"),
+        (a_png(extra=a_chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(10**6))) * 100), "compressed chunks"),
         (a_png(pixels=zlib.compress(bytes(10**6), 0)), "more image data than 100"),
     ],
     ids=["scans of a JPEG", "texts of a PNG", "profiles of a PNG", "pixels of a PNG"],
@@ -79,7 +74,7 @@ def test_a_small_file_that_keeps_a_decoder_busy_for_minutes_is_refused_by_its_he
 
 
 @pytest.mark.parametrize(
-    "image", [a_progressive_jpeg(0), a_png(), a_png(extra=_chunk(b"zTXt", b"x\0\0" + zlib.compress(b"Camera 7")) * 8)]
+    "image", [a_progressive_jpeg(0), a_png(), a_png(extra=a_chunk(b"zTXt", b"x\0\0" + zlib.compress(b"Camera 7")) * 8)]
 )
 def test_what_cameras_really_send_is_taken(image: bytes) -> None:
     check_structure(image, 64_000_000)

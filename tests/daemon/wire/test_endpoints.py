@@ -6,32 +6,24 @@ from typing import Any
 
 import pytest
 import zmq
-import zmq.auth
 
 from daemon.errors import StartError
 from daemon.wire.endpoints import CurveKeys, check_endpoints
+from daemon.wire.keys import make_key_pair
 from daemon.wire.sockets import bind, end_context, is_open
 
 
-def keys_in(folder: Path, *clients: str) -> CurveKeys:
-    """A server's key pair and those of `clients`, of which the public parts are allowed in."""
-    allowed = folder / "allowed"
-    allowed.mkdir()
-    for name in ("server", *clients):
-        zmq.auth.create_certificates(folder, name)
-        (folder / f"{name}.key_secret").chmod(0o600)
-    for name in clients:
-        (folder / f"{name}.key").rename(allowed / f"{name}.key")
-    return CurveKeys(folder / "server.key_secret", allowed)
+def keys_in(folder: Path) -> CurveKeys:
+    (folder / "allowed").mkdir()
+    return CurveKeys(make_key_pair(folder, "server")[1], folder / "allowed")
 
 
 def problems(
     intake: str = "tcp://127.0.0.1:5570",
     results: str = "tcp://127.0.0.1:5571",
-    control: str = "ipc:///run/coserve/control.sock",
     curve: CurveKeys | None = None,
 ) -> list[str]:
-    return check_endpoints([intake], results, control, curve)
+    return check_endpoints([intake], results, "ipc:///run/coserve/control.sock", curve)
 
 
 LOOPBACK = "tcp://127.0.0.1:1 tcp://127.9.9.9:1 tcp://[::1]:1 tcp://localhost:1 tcp://lo:* tcp://[::ffff:127.0.0.1]:1"
@@ -80,8 +72,7 @@ def test_what_cannot_be_bound_is_said_with_what_was_expected(endpoint: str, expe
     assert expected in problem
 
 
-def test_control_over_tcp_and_an_endpoint_named_twice_are_problems() -> None:
-    assert "never reached over the network" in problems(control="tcp://127.0.0.1:5572")[0]
+def test_an_endpoint_named_twice_is_a_problem() -> None:
     assert "named twice" in problems(results="tcp://127.0.0.1:5570")[0]
     assert problems(intake="tcp://127.0.0.1:*", results="tcp://127.0.0.1:*") == []
 
@@ -96,7 +87,7 @@ def test_localhost_that_means_another_address_here_is_open(monkeypatch: pytest.M
 
 
 def test_a_folder_of_clients_that_everybody_may_write_into_is_a_problem(tmp_path: Path) -> None:
-    curve = keys_in(tmp_path, "camera")
+    curve = keys_in(tmp_path)
     curve.allowed_clients.chmod(0o777)
     assert "chmod o-w" in problems(curve=curve)[0]
 

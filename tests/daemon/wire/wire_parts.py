@@ -1,7 +1,6 @@
 """Real parts of the wire for the tests of intake, with a writer that keeps images in memory."""
 
 import queue
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from daemon.wire.endpoints import CurveKeys, Gate
 from routing_rules.compile import compile_rules
 from routing_rules.load import read_yaml_text
 from tests.editions import a_serving
+from tests.experts import pictures
 
 RULES = """
 boards:
@@ -90,6 +90,9 @@ class MemoryReader:
     def open_edition(self, board_type: str, serial: str, attempt: int | None) -> int | None:
         return self.open_edition_number
 
+    def find_text(self, source: str, request_id: str) -> None:
+        return None
+
     def last_seq(self) -> int:
         return self.items[-1]["seq"] if self.items else 0
 
@@ -108,13 +111,8 @@ def some_serving(text: str = RULES) -> Serving:
 
 def a_png(width: int = 2, height: int = 2) -> bytes:
     """A whole grey PNG; the declared size may be a lie."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     rows = zlib.compress(b"".join(b"\0" + bytes(min(width, 64)) for _ in range(min(height, 64))))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return pictures.a_png(width, height, 0, pictures.a_chunk(b"IDAT", rows))
 
 
 def an_inspect(image_id: object = "i1", **fields: Any) -> dict[str, Any]:
@@ -132,8 +130,6 @@ def an_inspect(image_id: object = "i1", **fields: Any) -> dict[str, Any]:
 
 @dataclass
 class Line:
-    """A running intake with everything around it."""
-
     context: zmq.Context[Any]
     gate: Gate | None
     intake: Intake

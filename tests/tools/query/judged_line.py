@@ -1,13 +1,12 @@
 """A small line that has judged images in every way: chains, boxes, deadlines, experts that fail, bad images."""
 
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.contract.client import ANY, Line
+from tests.experts.pictures import a_chunk, a_png
 from tests.lines import a_jpeg
 
 #: Weights are random, so a label is anybody's guess and boxes are barely there; `broken` has no weights.
@@ -57,14 +56,7 @@ SERIALS = ("=1+1", "<script>alert(1)</script>", "../../etc/passwd", "'; DROP TAB
 
 def undecodable_png() -> bytes:
     """A PNG of sound structure whose compressed pixels are none."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 80, 60, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"\x78\x9c" + bytes(400)) + chunk(b"IEND", b"")
-    )
+    return a_png(80, 60, 2, a_chunk(b"IDAT", b"\x78\x9c" + bytes(400)))
 
 
 def judged_line(folder: Path, experts: Path, images: int = 3, **settings: Any) -> Line:

@@ -30,7 +30,6 @@ def an_image(line: ShownLine, lot: str, *boxes: Box, component: str = "QFP64") -
 
 
 def drawn(line: ShownLine, image: int) -> list[Any]:
-    """Return the boxes of the image's newest decision."""
     query = (
         "SELECT label, x1, y1, x2, y2 FROM drawn_boxes"
         " WHERE review_id = (SELECT max(review_id) FROM reviews WHERE inspection_id = ?) ORDER BY box_id"

@@ -54,7 +54,6 @@ MANY_EVENTS = """() => {
 
 @pytest.fixture(scope="module")
 def guarded_line(tmp_path_factory: pytest.TempPathFactory, experts_folder: Path) -> Iterator[ShownLine]:
-    """An empty line behind a token."""
     folder = tmp_path_factory.mktemp("guarded")
     token = a_token(folder, TOKEN)
     with showing(folder / "line", experts_folder, security={"http_token": str(token)}) as line:

@@ -27,7 +27,6 @@ def decisions(line: ShownLine, *ids: int) -> list[tuple[Any, ...]]:
 
 
 def begin(page: "Page", name: str) -> None:
-    """Give the reviewer's name by keyboard."""
     page.wait_for_selector("#reviewer:focus")
     page.keyboard.type(name)
     page.keyboard.press("Enter")

@@ -77,7 +77,6 @@ def settings_digest(web: Web) -> str:
 
 
 def rows(text: str) -> list[str]:
-    """Return the names in the list, in its order."""
     listed = text[text.index('id="list-title"') :]
     return [html.unescape(name) for name in re.findall(r'data-row class="cut">([^<]*)</a>', listed)]
 
