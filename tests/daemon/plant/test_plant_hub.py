@@ -26,7 +26,7 @@ from daemon.plant.upkeep import keep_in_order, prune_releases
 from daemon.registry.manifest import SignedManifest
 from daemon.registry.store import Store
 from tests import ROOT
-from tests.daemon.consumers.plant.hub_database import HubDatabase
+from tests.daemon.consumers.plant.hub_database import HubDatabase, hub
 from tests.daemon.registry.test_manifest import a_manifest
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.ports import free_port
@@ -35,6 +35,7 @@ from tools.cli.main import app
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
+__all__ = ["hub"]
 
 
 def test_every_mistake_in_plant_yaml_comes_with_its_line(tmp_path: Path) -> None:
@@ -102,8 +103,7 @@ def test_the_schema_is_made_once_and_a_newer_one_is_refused(postgresql: Server) 
     engine.dispose()
 
 
-def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(postgresql: Server) -> None:
-    hub = HubDatabase(postgresql, "roles")
+def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(hub: HubDatabase) -> None:
     with psycopg.connect(hub.conninfo, autocommit=True) as connection:
         connection.execute("CREATE ROLE a_line")
         connection.execute("SET ROLE a_line")
@@ -111,7 +111,6 @@ def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(postgresql: 
         connection.execute("SELECT ensure_day(current_date + 6)")  # runs as the hub, and a trigger there would too
         assert connection.execute("SELECT count(*) FROM pg_temp.partitions").fetchone() == (0,)
     assert hub.value("SELECT count(*) FROM public.partitions WHERE day = current_date + 6") == 1
-    hub.engine.dispose()
 
 
 class _Removed:
@@ -125,28 +124,15 @@ class _Removed:
         return iter(())
 
 
-def test_upkeep_makes_days_ahead_and_forgets_by_line(postgresql: Server) -> None:
-    hub = HubDatabase(postgresql, "upkeep")
+def test_upkeep_makes_days_ahead_and_forgets_by_line(hub: HubDatabase) -> None:
     now = datetime.now(UTC)
     for line in ("line-1", "line-2"):
-        line_row = (
-            "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES (%s, 'e', 'i', 'h', 9, %s)"
-        )
-        hub.ask(line_row, line, now)
+        hub.add_line(line)
         for seq, days in ((1, 100), (2, 20), (3, 0)):
             at = now - timedelta(days=days)
             hub.ask("SELECT ensure_day(%s::date)", at.date())
-            hub.ask(
-                "INSERT INTO inspections (line, epoch, seq, at, inspection_id, image_id, source, board_type,"
-                " board_serial, attempt, component, verdict, late, stages, rules_version)"
-                " VALUES (%s, 'e', %s, %s, %s, 'i', 's', 'b', 'S', 1, 'C', 'fail', false, '[]', 'r')",
-                *(line, seq, at, seq),
-            )
-            hub.ask(
-                "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, at, state)"
-                " VALUES (%s, 'e', %s, %s, %s, %s, 'stored')",
-                *(line, seq, seq, "shared" if seq == 2 else f"{line}-{seq}", at),
-            )
+            hub.add_image(seq, at, line)
+            hub.add_picture(seq, "shared" if seq == 2 else f"{line}-{seq}", at, line)
     assert hub.value("SELECT count(*) FROM inspections_other") == 0
     removed = _Removed()
     day = 86400.0
@@ -166,7 +152,6 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(postgresql: Server) -> None
     assert counts == {"days": 0, "rows": 0, "pictures": 0}
     counts = keep_in_order(hub.engine, Retention(), removed, now.timestamp() + 200 * day)
     assert counts == {"days": 0, "rows": 0, "pictures": 0}
-    hub.engine.dispose()
 
 
 @pytest.mark.promise(
@@ -197,12 +182,10 @@ def test_a_release_that_is_pushed_while_old_ones_are_deleted_stays(
     assert {name: store.numbers(name) for name in store.names()} == {"line": [3, 4], "new": [1]}
 
 
-def test_times_that_are_far_off_lie_apart(postgresql: Server) -> None:
-    hub = HubDatabase(postgresql, "far")
+def test_times_that_are_far_off_lie_apart(hub: HubDatabase) -> None:
     for day in ("2099-01-01", "1999-01-01"):
         hub.ask("SELECT ensure_day(%s::date)", day)
     assert hub.value("SELECT count(*) FROM partitions") == 0
-    hub.engine.dispose()
 
 
 def test_the_hub_waits_for_its_database_and_its_commands_say_what_is_wrong(postgresql: Server, tmp_path: Path) -> None:

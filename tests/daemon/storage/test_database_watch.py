@@ -257,5 +257,4 @@ def test_another_program_that_closes_the_database_takes_no_log_away(written: Wri
     assert written.files.problem() is None
     written.write()
     written.end()
-    with closing(sqlite3.connect(written.path)) as connection:
-        assert connection.execute("SELECT n FROM t").fetchall() == [(0,), (1,)]
+    assert rows_of(written.path) == [0, 1]

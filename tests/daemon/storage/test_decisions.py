@@ -94,31 +94,6 @@ def rows(line: Line, image: int) -> list[tuple[Any, ...]]:
     return line.rows(query, image)
 
 
-def test_a_decision_is_in_the_database_when_its_answer_comes(line: Line) -> None:
-    image = an_image(line)
-    answer = decide(line, inspection_id=image, verdict="fail", defect="D207", reviewer="Eva", note="pad 3")
-    assert answer["type"] == "ok"
-    assert rows(line, image) == [("fail", "D207", "Eva", "pad 3")]
-    assert {name: answer[name] for name in ("inspection_id", "verdict", "defect", "reviewer")} == {
-        "inspection_id": image, "verdict": "fail", "defect": "D207", "reviewer": "Eva",
-    }  # fmt: skip
-    undone = decide(line, inspection_id=image, undo=True, reviewer="Eva", newest=answer["review_id"])
-    assert undone["verdict"] == "review"
-    assert len(rows(line, image)) == 2
-
-
-def test_refusals_have_the_codes_that_pages_and_programs_know(line: Line) -> None:
-    image = an_image(line)
-    ask: dict[str, Any] = {"inspection_id": image, "verdict": "pass", "reviewer": "Eva"}
-    assert decide(line, **ask | {"inspection_id": 10**9})["code"] == "unknown_inspection"
-    assert decide(line, **ask | {"verdict": "maybe"})["code"] == "bad_field"
-    assert decide(line, inspection_id=image, undo=True, reviewer="Eva")["code"] == "no_decision"
-    assert decide(line, **ask)["type"] == "ok"
-    conflict = decide(line, **ask | {"verdict": "unknown", "reviewer": "Ben"})
-    assert conflict["code"] == "conflict"
-    assert "Eva decided pass at 2" in conflict["reason"]
-
-
 @pytest.mark.promise(
     "Access, pages and reviews",
     "If two reviewers decide about one image, even at the same moment, one decision is written and the other "

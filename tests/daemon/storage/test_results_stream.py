@@ -1,4 +1,4 @@
-"""The results stream over a real socket: order, heartbeats, topics, and subscribers that do not read."""
+"""The results stream over a real socket: topics, and subscribers that do not read."""
 
 import json
 import random
@@ -26,11 +26,11 @@ def a_message(seq: int, serial: str = "S1", **body: Any) -> Message:
 
 
 @contextmanager
-def a_stream(last_seq: int = 0, pulse: Any = lambda: ("ready", 3)) -> Iterator[tuple[ResultsStream, str]]:
+def a_stream() -> Iterator[tuple[ResultsStream, str]]:
     context: zmq.Context[Any] = zmq.Context()
-    stream = ResultsStream(context, "tcp://127.0.0.1:*", last_seq)
+    stream = ResultsStream(context, "tcp://127.0.0.1:*", 0)
     try:
-        yield stream, stream.start(pulse)
+        yield stream, stream.start(lambda: ("ready", 3))
     finally:
         stream.stop()
         end_context(context)
@@ -56,27 +56,10 @@ def receive(sub: "zmq.Socket[bytes]") -> tuple[str, dict[str, Any]]:
     return topic.decode(), json.loads(body)
 
 
-def wait_for_heartbeat(sub: "zmq.Socket[bytes]") -> dict[str, Any]:
+def wait_for_heartbeat(sub: "zmq.Socket[bytes]") -> None:
     """The subscription has arrived once a heartbeat has."""
-    while True:
-        topic, body = receive(sub)
-        if topic == "heartbeat/":
-            return body
-
-
-def test_results_come_in_order_and_heartbeats_repeat_the_last_seq() -> None:
-    with a_stream(last_seq=41) as (stream, endpoint), a_subscriber(endpoint) as sub:
-        beat = wait_for_heartbeat(sub)
-        assert beat.keys() == {"seq", "at", "state", "backlog", "uptime_s"}
-        assert (beat["seq"], beat["state"], beat["backlog"]) == (41, "ready", 3)
-        assert beat["uptime_s"] >= 0
-        stream.publish([a_message(42), a_message(43)])
-        stream.publish([a_message(44, verdict="pass")])
-        received = [receive(sub) for _ in range(3)]
-        assert received[2] == ("inspection/mainboard-a/S1/", {"seq": 44, "verdict": "pass"})
-        assert [body["seq"] for _, body in received] == [42, 43, 44]
-        assert wait_for_heartbeat(sub)["seq"] == 44
-        assert stream.last_seq == 44
+    while receive(sub)[0] != "heartbeat/":
+        pass
 
 
 def test_a_subscription_to_one_serial_is_exact() -> None:

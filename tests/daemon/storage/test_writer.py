@@ -19,7 +19,7 @@ from daemon.storage.database.store import Store
 from daemon.storage.journal import GROUP_IMAGES, Journal
 from daemon.storage.writer import Writer
 from routing_rules.routes import Routes
-from tests.daemon.storage.database.store_parts import a_journal, a_stage, a_verdict, sent, some_rules
+from tests.daemon.storage.database.store_parts import a_stage, a_verdict, sent, some_rules
 from tests.editions import a_serving, next_edition
 from tests.waiting import until
 
@@ -43,7 +43,7 @@ class Running:
 
     def __post_init__(self) -> None:
         self.store: Store = Store(f"sqlite:///{self.folder}/inspection.db", **self.store_options)
-        self.journal: Journal = a_journal(self.folder, self.segment_bytes)
+        self.journal: Journal = Journal(self.folder / "journal", self.segment_bytes)
         self.serving = a_serving(some_rules())
         self.writer = Writer(self.store, self.journal, self.serving, self.folder / "images", **self.options)
         self.recovery = self.writer.recover()
@@ -166,23 +166,6 @@ def test_a_lock_by_another_program_fails_the_group_and_delays_results_but_loses_
     assert not line.writer.is_failing
     assert line.published[0].body["verdict"] == "fail"
     assert isinstance(line.send(sent("b"))[0], Image)
-
-
-def test_a_journal_that_cannot_sync_answers_failed_and_goes_on_with_a_new_segment(running, monkeypatch):
-    running.send(sent("before"))
-    real = os.fdatasync
-
-    def failing(fd: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("os.fdatasync", failing)
-    (answer,) = running.send(sent("a"))
-    assert isinstance(answer, WriteFailed)
-    assert "Input/output error" in answer.reason
-    monkeypatch.setattr("os.fdatasync", real)
-    (answer,) = running.send(sent("a"))
-    assert answer.key.segment == 2
-    assert running.rows("SELECT image_id FROM inspections ORDER BY 1") == [("a",), ("before",)]
 
 
 def test_an_image_that_no_row_can_hold_costs_nobody_else(running):

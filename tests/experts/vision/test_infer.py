@@ -88,17 +88,6 @@ def test_a_detector_answers_as_ultralytics_does(tmp_path: Path, architecture: st
         assert (answer.label, answer.confidence) == (answer.detections[0].label, answer.detections[0].confidence)
 
 
-def test_a_batch_answers_as_its_images_alone(tmp_path: Path):
-    spec = an_expert_file(tmp_path, "d", "yolo11n", 3, input_size=96)
-    slot = loaded_slot(spec)
-    prepared = [prepare(encoded(picture), "image", None, spec) for picture in PICTURES]
-    together = infer(slot, prepared)
-    for image, expected in zip(prepared, together, strict=True):
-        (alone,) = infer(slot, [image])
-        assert [hit.label for hit in alone.detections] == [hit.label for hit in expected.detections]
-        assert alone.confidence == pytest.approx(expected.confidence, abs=1e-5)
-
-
 @pytest.mark.parametrize(("architecture", "parameter"), [("resnet18", -1), ("yolov8n", 0)])
 def test_an_expert_that_computes_nonsense_fails_instead_of_answering(tmp_path: Path, architecture: str, parameter: int):
     spec = an_expert_file(tmp_path, "e", architecture, 3)

@@ -1,11 +1,14 @@
 """A hub's database on a real PostgreSQL, and lines that write to it over the real runner."""
 
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.rows import dict_row
 
 from daemon.consumers.plant.consumer import PlantConsumer
@@ -38,6 +41,34 @@ class HubDatabase:
     def value(self, sql: str, *values: Any) -> Any:
         (row,) = self.ask(sql, *values)
         return next(iter(row.values()))
+
+    def add_line(self, line: str = "line-1") -> None:
+        self.ask(
+            "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES (%s, 'e', 'i', 'h', 9, now())",
+            line,
+        )
+
+    def add_image(self, seq: int, at: datetime, line: str = "line-1") -> None:
+        self.ask(
+            "INSERT INTO inspections (line, epoch, seq, at, inspection_id, image_id, source, board_type, board_serial,"
+            " attempt, component, verdict, late, stages, rules_version)"
+            " VALUES (%s, 'e', %s, %s, %s, 'i', 's', 'b', 'S', 1, 'C', 'fail', false, '[]', 'r')",
+            *(line, seq, at, seq),
+        )
+
+    def add_picture(self, seq: int, sha256: str, at: datetime, line: str = "line-1") -> None:
+        self.ask(
+            "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, at, state)"
+            " VALUES (%s, 'e', %s, %s, %s, %s, 'stored')",
+            *(line, seq, seq, sha256, at),
+        )
+
+
+@pytest.fixture
+def hub(postgresql: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
+    hub = HubDatabase(postgresql, f"hub_{abs(hash(request.node.name))}")
+    yield hub
+    hub.engine.dispose()
 
 
 @dataclass

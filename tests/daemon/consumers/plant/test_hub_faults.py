@@ -25,14 +25,8 @@ from daemon.plant.settings import HubSettings, Pictures, Retention
 from daemon.plant.upkeep import Upkeep
 from daemon.storage.database.store import Store
 from daemon.storage.decisions import Decision
-from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
-from tests.daemon.consumers.plant.test_plant_consumer import (
-    counts,
-    fail,
-    hasty,
-    hub,
-    materialised,
-)
+from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, hub, sending
+from tests.daemon.consumers.plant.test_plant_consumer import counts, fail, hasty, materialised
 from tests.daemon.consumers.plant.test_plant_pictures import key, serving, stored
 from tests.daemon.delivery.results_database import BEGIN, ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
@@ -250,22 +244,11 @@ def test_postgresql_killed_during_upkeep_deletes_what_is_old_and_no_more(
 def _old_and_new(hub: HubDatabase) -> dict[str, bytes]:
     """Add an image of 100 days ago, and one of now, each with a picture; return the pictures by their sha256."""
     contents = [b"old", b"new"]
-    hub.ask(
-        "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES ('line-1', 'e', 'i', 'h', 2, now())"
-    )
+    hub.add_line()
     for seq, days in ((1, 100), (2, 0)):
         at = datetime.now(UTC) - timedelta(days=days)
-        hub.ask(  # in `inspections_other` as yet: no day is made
-            "INSERT INTO inspections (line, epoch, seq, at, inspection_id, image_id, source, board_type, board_serial,"
-            " attempt, component, verdict, late, stages, rules_version)"
-            " VALUES ('line-1', 'e', %s, %s, %s, 'i', 's', 'b', 'S', 1, 'C', 'fail', false, '[]', 'r')",
-            *(seq, at, seq),
-        )
-        hub.ask(
-            "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, at, state)"
-            " VALUES ('line-1', 'e', %s, %s, %s, %s, 'stored')",
-            *(seq, seq, hashlib.sha256(contents[seq - 1]).hexdigest(), at),
-        )
+        hub.add_image(seq, at)  # in `inspections_other` as yet: no day is made
+        hub.add_picture(seq, hashlib.sha256(contents[seq - 1]).hexdigest(), at)
     return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 

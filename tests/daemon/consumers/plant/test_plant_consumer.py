@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from daemon.plant.schema import make_schema
 from daemon.storage.database.store import Store
 from daemon.storage.decisions import Decision
 from routing_rules.defects import defect_in_words
-from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
+from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, hub, sending
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, Server, programs
 from tests.small_disk import small_disk
@@ -31,13 +30,7 @@ from tools.query.rows import RowFilters
 
 pytest.importorskip("psycopg", reason=WANTED)
 pytestmark = pytest.mark.skipif(programs() is None, reason=WANTED)
-
-
-@pytest.fixture
-def hub(postgresql: Server, request: pytest.FixtureRequest) -> Iterator[HubDatabase]:
-    hub = HubDatabase(postgresql, f"hub_{abs(hash(request.node.name))}")
-    yield hub
-    hub.engine.dispose()
+__all__ = ["hub"]
 
 
 @pytest.fixture
@@ -128,6 +121,14 @@ async def test_reviews_change_the_boards_final_verdict_and_the_yield_in_the_boar
     ]
 
 
+def put_back(database: ResultsDatabase, backup: Path) -> None:
+    for name in ("inspection.db-wal", "inspection.db-shm"):
+        database.file.with_name(name).unlink(missing_ok=True)
+    shutil.copy(backup, database.file)
+    database.begin_epoch()  # as the daemon does at its next start
+    database.begin = database.begin.replace(day=24)
+
+
 @pytest.mark.promise(
     "Delivery to the plant",
     "A line that was restored from a backup is reported at the hub and has a new epoch; it overwrites nothing",
@@ -142,11 +143,7 @@ async def test_a_line_put_back_from_a_backup_is_told_and_overwrites_nothing(
     async with sending(hub, database) as runner:
         await soon(lambda: runner.position == last)
     old = hub.ask("SELECT * FROM boards ORDER BY seq")
-    for name in ("inspection.db-wal", "inspection.db-shm"):
-        (tmp_path / name).unlink(missing_ok=True)
-    shutil.copy(backup, database.file)
-    database.begin_epoch()  # as the daemon does at its next start
-    database.begin = database.begin.replace(day=24)
+    put_back(database, backup)
     again = database.grow(5, serial="after{}")
     shutil.rmtree(tmp_path / "consumers-pc-1")  # the position went with the disk
     async with sending(hub, database) as runner:
@@ -197,11 +194,7 @@ async def test_a_decision_is_shown_on_the_image_that_a_person_saw_and_not_on_the
     decide(database, 3, "Eva", "pass")
     async with sending(hub, database) as runner:
         await soon(lambda: runner.position == 7)
-    for name in ("inspection.db-wal", "inspection.db-shm"):
-        (tmp_path / name).unlink(missing_ok=True)
-    shutil.copy(backup, database.file)
-    database.begin_epoch()
-    database.begin = database.begin.replace(day=24)
+    put_back(database, backup)
     database.grow(1, serial="again")
     finish(database, 2, 3, "C5")
     decide(database, 1, "Ben", "pass")  # an image of the epoch before, which the backup has

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,8 @@ from daemon.plant.hub import Hub, make_app
 from daemon.plant.picture_store import PictureStore, S3Pictures, open_pictures
 from daemon.plant.settings import HubSettings, Pictures, Retention
 from daemon.plant.upkeep import keep_in_order
-from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, sending
-from tests.daemon.consumers.plant.test_plant_consumer import (
-    database,
-    fail,
-    hasty,
-    hub,
-    materialised,
-)
+from tests.daemon.consumers.plant.hub_database import HubDatabase, LineSide, hub, sending
+from tests.daemon.consumers.plant.test_plant_consumer import database, fail, hasty, materialised
 from tests.daemon.delivery.results_database import ResultsDatabase
 from tests.daemon.storage.database.postgresql_server import WANTED, programs
 from tests.waiting import PATIENCE_S, in_a_loop, soon
@@ -60,6 +55,13 @@ def serving(hub: HubDatabase, key: Path, store: PictureStore) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(PATIENCE_S)
+
+
+def put(url: str, path: str, body: bytes, token: str) -> tuple[int, str]:
+    with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
+        connection.request("PUT", path, body, {"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
 
 def stored(hub: HubDatabase) -> list[tuple[Any, ...]]:
@@ -148,12 +150,6 @@ async def test_many_pictures_behind_a_slow_link_or_a_hub_that_is_away_hold_no_ro
 async def test_the_hub_takes_pictures_of_lines_with_a_key_only_and_whole_ones_only(
     hub: HubDatabase, key: Path, tmp_path: Path
 ) -> None:
-    def put(url: str, path: str, body: bytes, token: str) -> tuple[int, str]:
-        with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
-            connection.request("PUT", path, body, {"Authorization": f"Bearer {token}"})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-
     def attempts(url: str) -> None:
         digest = hashlib.sha256(b"picture").hexdigest()
         assert put(url, f"/pictures/{digest}", b"picture", "w" * 40)[0] == 401
@@ -174,31 +170,18 @@ def test_pictures_that_no_row_names_are_limited_for_each_line_and_swept_after_a_
     monkeypatch.setattr("daemon.plant.hub._MAX_UNNAMED", 4)
     store = open_pictures(Pictures(folder=tmp_path / "pictures"))
     digests = {bytes([number]): hashlib.sha256(bytes([number])).hexdigest() for number in range(8)}
-    hub.ask(
-        "INSERT INTO lines (line, epoch, identity, host, last_seq, last_at) VALUES ('line-1', 'e', 'i', 'h', 2, now())"
-    )
-
-    def put(url: str, number: int) -> tuple[int, str]:
-        content = bytes([number])
-        with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
-            connection.request("PUT", f"/pictures/{digests[content]}", content, {"Authorization": f"Bearer {'k' * 40}"})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-
-    def name(number: int) -> None:
-        hub.ask(
-            "INSERT INTO pictures (line, epoch, seq, inspection_id, sha256, at, state)"
-            " VALUES ('line-1', 'e', %s, %s, %s, now(), 'stored')",
-            *(number, number, digests[bytes([number])]),
-        )
-
+    hub.add_line()
     with serving(hub, key, store) as url:
-        assert [put(url, number)[0] for number in range(4)] == [201] * 4
-        status, text = put(url, 4)
+
+        def add(content: bytes) -> tuple[int, str]:
+            return put(url, f"/pictures/{digests[content]}", content, "k" * 40)
+
+        assert [add(bytes([number]))[0] for number in range(4)] == [201] * 4
+        status, text = add(b"\4")
         assert (status, "4 pictures of line-1 have no row" in text) == (507, True)
         for number in range(3):
-            name(number)
-        assert put(url, 4)[0] == 201
+            hub.add_picture(number, digests[bytes([number])], datetime.now(UTC))
+        assert add(b"\4")[0] == 201
     for digest in (digests[b"\0"], digests[b"\3"]):
         os.utime(tmp_path / "pictures" / digest[:2] / digest, (0, 0))
     assert keep_in_order(hub.engine, Retention(), store, time.time())["pictures"] == 1

@@ -13,7 +13,6 @@ from daemon.records import BoardRef, Image, JournalKey, Message, Pixels, Refused
 from daemon.storage.database.reader import ResultsReader
 from daemon.storage.database.store import Store
 from daemon.storage.database.transaction import Clock
-from daemon.storage.journal import Journal
 from experts.spec import Detection, digest_of
 from routing_rules.compile import compile_rules
 from routing_rules.routes import Routes, VerdictName
@@ -189,7 +188,3 @@ def a_line(folder: Path, rules: Routes | None = None, **options: Any) -> Line:
     clock = MovingClock()
     store = Store(f"sqlite:///{folder}/inspection.db", clock=clock.clock, **options)
     return Line(folder, clock, a_serving(rules or some_rules()), store, options=options)
-
-
-def a_journal(folder: Path, segment_bytes: int = 2**20) -> Journal:
-    return Journal(folder / "journal", segment_bytes)

@@ -1,12 +1,11 @@
 """A board's attributes (PROTOCOL.md, `board.attributes`): the first image's stand."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from structlog.testing import capture_logs
 
-from tests.daemon.storage.database.store_parts import Line, a_line, an_image
+from tests.daemon.storage.database.store_parts import Line, an_image
 
 
 def kept(line: Line, board_id: int = 1) -> Any:
@@ -18,8 +17,7 @@ def with_attributes(number: int, **attributes: str) -> Any:
     return an_image(f"i{number}", attributes=attributes)
 
 
-def test_the_first_images_attributes_stand_and_later_ones_add(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
+def test_the_first_images_attributes_stand_and_later_ones_add(line: Line) -> None:
     line.accept(with_attributes(1))
     assert kept(line) is None
     line.accept(with_attributes(2, panel="P-17"))
@@ -37,16 +35,14 @@ def test_the_first_images_attributes_stand_and_later_ones_add(tmp_path: Path) ->
     assert kept(line, 2) == {"panel": "P-18", "a": "b"}
 
 
-def test_attributes_survive_a_restart_and_go_on_from_there(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
+def test_attributes_survive_a_restart_and_go_on_from_there(line: Line) -> None:
     line.accept(with_attributes(1, panel="P-17"))
     line.reopen()
     line.accept(with_attributes(2, panel="P-99", order="4711"))
     assert kept(line) == {"panel": "P-17", "order": "4711"}
 
 
-def test_attributes_beyond_the_bounds_are_left_out_and_logged_once_for_an_attempt(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
+def test_attributes_beyond_the_bounds_are_left_out_and_logged_once_for_an_attempt(line: Line) -> None:
     many = {f"key-{number:02}": "x" for number in range(31)}
     line.accept(with_attributes(1, **many))
     with capture_logs() as events:
@@ -62,8 +58,7 @@ def test_attributes_beyond_the_bounds_are_left_out_and_logged_once_for_an_attemp
     ]
 
 
-def test_a_late_image_adds_no_attributes_to_a_closed_attempt(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
+def test_a_late_image_adds_no_attributes_to_a_closed_attempt(line: Line) -> None:
     line.accept(an_image("i1", component="QFP64", designator="U1", attributes={"panel": "P-17"}))
     line.clock.pass_s(601.0)
     line.store.write_results()
@@ -72,8 +67,7 @@ def test_a_late_image_adds_no_attributes_to_a_closed_attempt(tmp_path: Path) -> 
     assert kept(line) == {"panel": "P-17"}
 
 
-def test_an_accepted_image_knows_its_attempt(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
+def test_an_accepted_image_knows_its_attempt(line: Line) -> None:
     assert [image.attempt for image in line.accept(with_attributes(1), an_image("i2", attempt=7))] == [1, 7]
     line.reopen()
     assert [image.attempt for image in line.store.recover().pending] == [1, 7]

@@ -1,8 +1,5 @@
 """Outcomes of each expert version's answers, from a database as the daemon writes it."""
 
-import sqlite3
-from contextlib import closing
-
 import pytest
 
 from daemon.storage.database import reviews
@@ -121,8 +118,7 @@ def test_other_settings_of_the_same_weights_are_counted_apart(line: Line):
 
 def test_settings_whose_text_was_changed_are_not_believed(line: Line):
     judged(line, "pass", ("r0402", OLD))
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
-        database.execute("UPDATE expert_settings SET settings = replace(settings, '1.3', '1.1')")
+    line.rows("UPDATE expert_settings SET settings = replace(settings, '1.3', '1.1')")
     assert ask(line, answered_settings) == {}
 
 

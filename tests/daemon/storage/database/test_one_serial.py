@@ -99,20 +99,17 @@ def test_a_start_does_not_read_the_past_of_a_serial(tmp_path: Path, board_type: 
 
 
 def test_a_serial_whose_open_attempt_gets_too_many_images_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspections, "_MUCH_SURPLUS", 10)
-    line = a_line(tmp_path)
     with capture_logs() as log:
         for _ in range(13):
             inspect(line, "mainboard-a")
-    line.store.close()
     (told,) = [entry for entry in log if entry["event"] == "serial_repeats"]
     assert (told["serial"], told["times"], told["source"]) == (SERIAL, 10, "cam1")
 
 
-def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read(tmp_path: Path) -> None:
-    line = a_line(tmp_path)
+def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read(line: Line) -> None:
     (early,) = line.accept(an_image("early", "R0402", "R1", serial=SERIAL))
     for verdict in ("pass", "fail", "pass", "fail", "unknown", "pass"):
         inspect(line, "mainboard-a", verdict)
@@ -126,15 +123,13 @@ def test_an_attempt_is_the_same_after_a_restart_though_only_what_matters_is_read
     assert (board["verdict"], board["inspected"], board["expected"]) == ("fail", 4, 4)
     assert board["failed"] == [{"designator": "R1", "component": "R0402", "defect": "D7"}]
     assert (board["unknown"], board["review"]) == ([], [])
-    line.store.close()
 
 
 @pytest.mark.promise("Containment", "Any number of boards whose time is over at a start hold up no other image")
 def test_overdue_attempts_close_a_few_at_a_time_and_take_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspections, "_CLOSED_AT_ONCE", 10)
-    line = a_line(tmp_path)
     line.accept(*(an_image(str(n), "R0402", "R1", serial=SERIAL, attempt=n) for n in range(1, 26)))
     line.reopen(down_s=3600.0)
     closed = [message.body["board"]["attempt"] for message in line.store.write_results().published]
@@ -146,4 +141,3 @@ def test_overdue_attempts_close_a_few_at_a_time_and_take_nothing_more(
     assert closed == list(range(1, 26))
     (late,) = line.accept(an_image("late", "R0402", "R2", serial=SERIAL))
     assert (late.attempt, late.late) == (25, True)
-    line.store.close()

@@ -10,7 +10,7 @@ from daemon.storage.database.prune import AgeLimit
 from daemon.storage.database.reviews import Review, ReviewRefusedError
 from daemon.storage.database.upkeep import check_database
 from daemon.storage.decisions import Decision
-from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
+from tests.daemon.storage.database.store_parts import Line, a_verdict, an_image
 
 HOSTILE = "'); DROP TABLE reviews; -- <script>alert(1)</script> \U0001f4a5"
 
@@ -53,11 +53,9 @@ class Reviewed:
 
 
 @pytest.fixture
-def kit(tmp_path):
-    line = a_line(tmp_path)
+def kit(line):
     line.store.note_changes(ChangeNotes(version="0"))
-    yield Reviewed(line)
-    line.store.close()
+    return Reviewed(line)
 
 
 @pytest.mark.promise(

@@ -1,8 +1,6 @@
 """Decisions of people, as rows: appended, checked against what the reviewer saw, undone by one more row."""
 
-import sqlite3
 from concurrent.futures import Future
-from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +19,7 @@ from daemon.storage.database.reviews import (
 from daemon.storage.decisions import Decision, DrawnBox
 from daemon.storage.writer import Writer
 from daemon.wire.control import ControlError
-from tests.daemon.storage.database.store_parts import Line, a_line, a_stage, a_verdict, an_image
+from tests.daemon.storage.database.store_parts import Line, a_stage, a_verdict, an_image
 
 
 class Kit:
@@ -60,26 +58,15 @@ class Kit:
             return history(connection, image)
 
     def final(self, image: int) -> tuple[object, ...]:
-        with closing(sqlite3.connect(self.line.folder / "inspection.db")) as connection:
-            query = "SELECT verdict, defect, decided_by FROM final_verdicts WHERE inspection_id = ?"
-            return connection.execute(query, (image,)).fetchone()
+        query = "SELECT verdict, defect, decided_by FROM final_verdicts WHERE inspection_id = ?"
+        return self.line.rows(query, image)[0]
 
 
 @pytest.fixture
-def kit(tmp_path):
-    line = a_line(tmp_path)
+def kit(line):
     kit = Kit(line)
     yield kit
     kit.engine.dispose()
-    line.store.close()
-
-
-def test_a_decision_is_a_row_and_the_final_verdict(kit):
-    image = kit.image("fail", "D207")
-    written = kit.decide(image, "pass", note="a shadow")
-    assert kit.history(image) == [written]
-    assert (written.verdict, written.defect, written.note, written.reviewer) == ("pass", None, "a shadow", "Eva")
-    assert kit.final(image) == ("pass", None, "Eva")
 
 
 def test_nobody_overrules_what_they_have_not_seen(kit):
@@ -185,8 +172,7 @@ def test_an_image_that_somebody_wants_looked_at_again_waits_whatever_the_line_sa
 
 def test_images_of_a_board_that_somebody_decided_as_a_whole_wait_for_nobody_until_it_is_undone(kit):
     image, other = kit.image("fail", serial="A"), kit.image("fail", serial="B")
-    with closing(sqlite3.connect(kit.line.folder / "inspection.db")) as connection, connection:
-        ((board,),) = connection.execute("UPDATE boards SET verdict = 'fail' WHERE serial = 'A' RETURNING board_id")
+    ((board,),) = kit.line.rows("UPDATE boards SET verdict = 'fail' WHERE serial = 'A' RETURNING board_id")
     released = kit.line.store.review(Decision(None, "Eva", None, "pass", board_id=board))
     assert kit.waits() == [other]
     asked = kit.decide(image, "review")

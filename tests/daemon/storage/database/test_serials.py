@@ -1,9 +1,6 @@
 """Serials are found by an index: by their beginning in either case of A to Z, or to the letter."""
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from daemon.dashboard.pages.board import BoardSearch, find_boards
 from daemon.dashboard.site.database import Database
 from daemon.storage.database.boards import folded, serial_range
-from tests.daemon.storage.database.store_parts import a_line, an_image
+from tests.daemon.storage.database.store_parts import Line, a_line, an_image
 
 #: Letters with another case only elsewhere, signs that other questions take for patterns, both ends of the alphabet.
 WORDS = r"""
@@ -32,34 +29,27 @@ TEXTS = st.text(
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     """A board of each serial among ten thousand others, which statistics know of."""
     line = a_line(tmp_path_factory.mktemp("serials"))
     for number, serial in enumerate(SERIALS):
         line.accept(an_image(f"i{number}", serial=serial, designator="U1"))
     line.store.close()
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as database, database:
-        database.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 11000) INSERT INTO boards"
-            " (board_id, board_type, serial, attempt, lot, first_seen_at, expected, verdict, rules_version,"
-            " edition)"
-            " SELECT i, 'type-' || (i % 5), printf('SN-%07d', i), 1, 'L' || (i % 7), '2026', 1,"
-            " CASE WHEN i % 50 = 0 THEN 'fail' ELSE 'pass' END, '0', 1 FROM n"
-        )
-        database.execute("ANALYZE")
-    return line.folder / "inspection.db"
+    line.rows(
+        "WITH RECURSIVE n(i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n WHERE i < 11000) INSERT INTO boards"
+        " (board_id, board_type, serial, attempt, lot, first_seen_at, expected, verdict, rules_version, edition)"
+        " SELECT i, 'type-' || (i % 5), printf('SN-%07d', i), 1, 'L' || (i % 7), '2026', 1,"
+        " CASE WHEN i % 50 = 0 THEN 'fail' ELSE 'pass' END, '0', 1 FROM n"
+    )
+    line.rows("ANALYZE")
+    return line
 
 
 @pytest.fixture
-def database(path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{path}")
+def database(line: Line) -> Iterator[Database]:
+    opened = Database(line.url)
     yield opened
     opened.close()
-
-
-def ask(path: Path, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute(sql, values).fetchall()
 
 
 class Planning(Database):
@@ -76,16 +66,15 @@ def test_a_beginning_is_a_range_of_folded_serials(serial: str, text: str):
         assert (first <= folded(whole) < behind) == folded(whole).startswith(folded(text))
 
 
-def test_sqlite_folds_and_orders_texts_as_we_do(path: Path):
-    matches = ask(path, "SELECT lower(serial) FROM boards WHERE board_id < 1000 ORDER BY lower(serial), board_id")
+def test_sqlite_folds_and_orders_texts_as_we_do(line: Line):
+    matches = line.rows("SELECT lower(serial) FROM boards WHERE board_id < 1000 ORDER BY lower(serial), board_id")
     assert [serial for (serial,) in matches] == sorted(map(folded, SERIALS))
 
 
 @pytest.mark.parametrize("text", [*SERIALS, "a", "Sn-00010", "SN-0001000", "sn", "missing"])
-def test_a_search_finds_what_begins_so_in_either_case(path: Path, database: Database, text: str):
+def test_a_search_finds_what_begins_so_in_either_case(line: Line, database: Database, text: str):
     """The search finds the boards that a walk through all of them finds, for every text."""
-    expected = ask(
-        path,
+    expected = line.rows(
         "SELECT board_id FROM boards WHERE lower(substr(serial, 1, ?)) = lower(?) ORDER BY board_id DESC LIMIT 51",
         *(len(text), text),
     )
@@ -100,8 +89,8 @@ def test_a_search_finds_what_begins_so_in_either_case(path: Path, database: Data
         BoardSearch("SN-0005", "fail", "type-1", "L3", 9000),
     ],
 )
-def test_a_search_for_few_is_answered_by_the_index(path: Path, search: BoardSearch):
-    planning = Planning(f"sqlite:///{path}")
+def test_a_search_for_few_is_answered_by_the_index(line: Line, search: BoardSearch):
+    planning = Planning(line.url)
     plan = [row.detail for row in find_boards(planning, search)]
     planning.close()
     assert plan[0] == "SEARCH boards USING INDEX ix_boards_serial (<expr>>? AND <expr><?)", plan
