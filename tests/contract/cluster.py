@@ -175,7 +175,7 @@ class RayCluster:
 @contextmanager
 def short_folder() -> Iterator[Path]:
     """Yield a new folder with a short path, as Ray's sockets need it."""
-    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="c", dir="/tmp", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
