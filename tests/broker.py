@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5
@@ -46,9 +45,7 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end(signal.SIGKILL)
 
     def start(self) -> None:
@@ -101,9 +98,7 @@ class Subscriber:
             raise RuntimeError("the broker refused the subscriber")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.disconnect()
         self._client.loop_stop()
 

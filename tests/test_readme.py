@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import yaml
-from typer.testing import CliRunner
 
 from daemon.config.settings import load_config
 from daemon.wire.control import ask
@@ -18,8 +17,8 @@ from routing_rules.compile import compile_rules
 from tests import ROOT
 from tests.lines import a_jpeg, a_line
 from tests.simulated import a_service
+from tests.tools.run_commands import coserve, start_coserve
 from tests.waiting import PATIENCE_S
-from tools.cli.main import app
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -45,17 +44,16 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
     camera = camera.replace("tcp://127.0.0.1:5570", f"ipc://{tmp_path}/run/intake.sock").replace(
         "mainboard-a", "open-board"
     )
+
+    def publish(folder: Path) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", camera]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
     with a_service(config, tmp_path / "daemon.log"):
-        done = subprocess.run(
-            [sys.executable, "-c", camera],
-            cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+        done = publish(tmp_path)
         assert ("'accepted': 2" in done.stdout, done.returncode) == (True, 0), done.stderr
         (tmp_path / "empty" / "pictures").mkdir(parents=True)
-        nothing = subprocess.run(
-            [sys.executable, "-c", camera],
-            cwd=tmp_path / "empty", capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
+        nothing = publish(tmp_path / "empty")
         assert nothing.returncode == 1, nothing.stdout
         while ask(f"ipc://{tmp_path}/run/control.sock", "status", timeout_s=PATIENCE_S)["backlog"]:
             time.sleep(0.05)
@@ -70,10 +68,7 @@ def test_the_camera_of_the_readme_publishes_and_its_questions_have_answers(
 def test_the_line_of_the_readme_is_made_by_its_command_and_takes_its_consumer(tmp_path: Path) -> None:
     (command,) = [line for block in blocks("") for line in block.splitlines() if " init " in line]
     words = shlex.split(command.removeprefix("coserve "))
-    process = subprocess.run(
-        [sys.executable, "-m", "tools", *words, "--yes"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    process = start_coserve(*words, "--yes", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     config = tmp_path / "line" / "coserve.yaml"
     (consumers,) = [block for block in blocks("yaml") if block.startswith("consumers:")]
@@ -100,8 +95,7 @@ def test_every_command_of_the_readme_exists() -> None:
     groups = ("train", "rules", "bench", "moe", "experts")
     names = {words[:2] if words[0] in groups else words[:1] for words in commands}
     for name in sorted(names):
-        done = CliRunner().invoke(app, [*name, "--help"])
-        assert done.exit_code == 0, name
+        done = coserve(*name, "--help")
         for words in commands:
             if words[: len(name)] == name:
                 options = [word for word in words if word.startswith("--")]

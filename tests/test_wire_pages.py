@@ -19,6 +19,7 @@ from daemon.wire import messages
 from daemon.wire.messages import Code
 from tests import ROOT
 from tests.tools.client.scripted_daemon import ScriptedDaemon
+from tests.tools.run_commands import coserve
 from tests.waiting import PATIENCE_S
 from tools.camera.layout import load_layout
 
@@ -125,15 +126,8 @@ def test_every_request_of_control_is_on_the_page() -> None:
 
 
 def test_every_option_that_the_page_on_cameras_shows_exists_and_none_is_left_out() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools", "camera", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-        env={"COLUMNS": "200", "PATH": "/usr/bin", "NO_COLOR": "1"},
-    )
-    options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", done.stdout))
+    told = coserve("camera", "--help", COLUMNS="200", NO_COLOR="1").stdout
+    options = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", told))
     of_others = {"--no-index", "--find-links", "--list-formats-ext"}
     shown = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", CAMERAS)) - of_others
     assert shown == options - {"--help", "--seed"}

@@ -41,7 +41,7 @@ defects: {{void: D301}}
 """
 
 
-def sha256(payload: bytes) -> str:
+def sha256(payload: bytes | bytearray) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 

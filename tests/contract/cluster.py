@@ -5,12 +5,13 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -162,6 +163,20 @@ class RayCluster:
     def end(self) -> None:
         for node in (self.worker, self.head):
             node.kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Yield a new folder with a short path, as Ray's sockets need it."""
+    with tempfile.TemporaryDirectory(prefix="c", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def is_used(line: Line) -> bool:

@@ -1,8 +1,6 @@
 """Alarms of the rules on a running line: status, metrics, log, MQTT; over a review, a reload, a kill and a replay."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +54,7 @@ def test_an_alarm_begins_is_seen_everywhere_and_ends_with_a_review_that_is_a_fal
     assert (row["alarm"], row["since"], row["count"]) == ("same-place", second, 2)
     assert [image["board"]["serial"] for image in row["images"]] == ["A1", "A2"]
     assert gauges(line) == {"same-place": 1.0, "blind": 0.0}
-    command = [sys.executable, "-m", "tools"]
-    status = [*command, "status", "--config", str(line.config)]
-    assert f"alarm same-place: {TEXT}" in subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    assert f"alarm same-place: {TEXT}" in coserve("status", "--config", line.config, COLUMNS="200").stdout
     assert line.status()["state"] == "ready", "an alarm says something of the boards, not of the line"
 
     # Rules that leave this alarm as it is keep it; a new one counts the rows that are there.

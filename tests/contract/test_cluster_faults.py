@@ -4,7 +4,6 @@ import queue
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,7 +25,7 @@ from daemon.records import JournalKey, Pixels
 from experts.errors import ExpertError
 from experts.spec import Answer, ExpertId, ExpertSpec
 from tests import ROOT
-from tests.contract.cluster import RAY_S, RayCluster, a_token
+from tests.contract.cluster import RAY_S, RayCluster, a_token, short_folder
 from tests.contract.test_no_outbound import WITHOUT_A_NETWORK, must_have_namespaces
 from tests.experts.samples import an_expert_file
 from tests.lines import a_jpeg
@@ -100,19 +99,14 @@ class Remote:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="cf", dir="/tmp"))  # Ray's sockets need a short path
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with short_folder() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
 def cluster(folder: Path) -> Iterator[RayCluster]:
-    cluster = RayCluster(folder)
-    cluster.start()
-    try:
+    with RayCluster(folder) as cluster:
         yield cluster
-    finally:
-        cluster.end()
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +216,7 @@ def test_whoever_has_another_token_stays_outside(folder: Path, cluster: RayClust
 )
 def test_a_cable_that_is_cut_costs_no_image_and_is_used_again_when_it_is_mended(torch_experts_folder: Path):
     must_have_namespaces()
-    folder = Path(tempfile.mkdtemp(prefix="cc", dir="/tmp"))
-    module = [sys.executable, "-m", "tests.contract.cut_cable", str(folder), str(torch_experts_folder)]
-    try:
+    with short_folder() as folder:
+        module = [sys.executable, "-m", "tests.contract.cut_cable", str(folder), str(torch_experts_folder)]
         done = subprocess.run([*WITHOUT_A_NETWORK, *module], capture_output=True, text=True, check=False, cwd=ROOT)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     assert done.returncode == 0, done.stderr[-3000:]

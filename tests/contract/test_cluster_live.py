@@ -1,8 +1,6 @@
 """A line whose devices are on another PC: the same verdicts, and none lost, twice or unjudged whatever is killed."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,11 @@ from tests.contract.cluster import (
     each_was_judged_once,
     images_for_two,
     judged_there,
+    short_folder,
     times_lost,
     until_used,
 )
-from tests.contract.test_versions_live import RULES
-from tests.lines import COSERVE_RUN, a_jpeg
+from tests.lines import COSERVE_RUN, RULES_OF_VERSIONS, a_jpeg
 from tests.lines import a_line as a_line_on_disk
 from tests.ports import free_port
 from tests.tools.run_commands import coserve
@@ -39,14 +37,8 @@ IMAGES = 12
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    folder = Path(tempfile.mkdtemp(prefix="cl", dir="/tmp"))  # Ray's sockets need a short path
-    cluster = RayCluster(folder)
-    cluster.start()
-    try:
+    with short_folder() as folder, RayCluster(folder) as cluster:
         yield cluster
-    finally:
-        cluster.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def a_line(folder: Path, experts: Path, devices: dict[str, Any], **settings: Any) -> Line:
@@ -135,7 +127,7 @@ def test_whatever_is_killed_every_image_has_one_verdict_and_the_worker_is_used_a
 def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
     tmp_path: Path, version_folders: tuple[Path, Path], cluster: RayCluster
 ):
-    line = Line(tmp_path, version_folders[0], RULES, COSERVE_RUN, devices=THERE, cluster=cluster.settings)
+    line = Line(tmp_path, version_folders[0], RULES_OF_VERSIONS, COSERVE_RUN, devices=THERE, cluster=cluster.settings)
     sent = cluster.worker.cache / sha256((version_folders[1] / "P.safetensors").read_bytes())
     with line.service():
         until_used(line)

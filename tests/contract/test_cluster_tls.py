@@ -2,8 +2,6 @@
 
 import datetime as dt
 import ipaddress
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.contract.client import Line
-from tests.contract.cluster import THERE, RayCluster, judged_there, until_used
+from tests.contract.cluster import THERE, RayCluster, judged_there, short_folder, until_used
 from tests.lines import COSERVE_RUN, a_jpeg
 from tests.waiting import PATIENCE_S
 
@@ -74,9 +72,8 @@ def addresses() -> list[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="ct", dir="/tmp"))  # Ray's sockets need a short path
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with short_folder() as path:
+        yield path
 
 
 def test_a_line_judges_over_tls_and_a_pc_of_another_authority_stays_outside(

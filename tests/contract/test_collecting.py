@@ -26,7 +26,7 @@ IMAGES = {"R1": "R0402", "R2": "R0402", "R3": "R0402", "U1": "QFP/64"}
 def line(tmp_path: Path, experts_folder: Path) -> Line:
     """A line whose catalog is still empty."""
     line = Line(tmp_path / "line", experts_folder, RULES)
-    (line.folder / "experts" / "catalog.yaml").write_text("experts: {}\n", encoding="utf-8")
+    line.catalog.write_text("experts: {}\n", encoding="utf-8")
     return line
 
 
@@ -46,20 +46,8 @@ def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> No
             line.control("review", inspection_id=image, reviewer="eva", **fields)
     assert "no_experts" in line.log()
     out = line.folder / "training"
-    words = [
-        "dataset",
-        "export",
-        "--serial",
-        "S1",
-        "--format",
-        "folders",
-        "--out",
-        out,
-        "--config",
-        line.config,
-        "--json",
-    ]
-    assert [tuple(row.values()) for row in json.loads(coserve(*words).stdout)["pictures"]] == [
+    words = ["dataset", "export", "--serial", "S1", "--format", "folders", "--out", out, "--config", line.config]
+    assert [tuple(row.values()) for row in json.loads(coserve(*words, "--json").stdout)["pictures"]] == [
         ("QFP/64", "unsorted", 1),
         ("R0402", "ok", 1),
         ("R0402", "tombstone", 1),

@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,11 @@ import yaml
 from coserve_client import Results
 from experts.weights import file_sha256
 from tests.contract.client import RULES, Line
+from tests.lines import RULES_OF_VERSIONS
 from tests.simulated import a_classifier
 from tests.tools.run_commands import coserve
 
 IN_FORCE = ("start", "reload")
-RULES_OF_TWO = """\
-boards:
-  free: {extras: allow, components: {P: 100000, Q: 100000}}
-classifiers:
-  "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
-"""
 
 
 @pytest.fixture
@@ -36,7 +30,7 @@ def line(tmp_path: Path, experts_folder: Path) -> Line:
 @pytest.fixture
 def real(tmp_path: Path, version_folders: tuple[Path, Path]) -> Line:
     """Return a line whose weights are networks, which `coserve experts put` tries out."""
-    return Line(tmp_path / "line", version_folders[0], RULES_OF_TWO)
+    return Line(tmp_path / "line", version_folders[0], RULES_OF_VERSIONS)
 
 
 def done(*words: str, user: str = "anna", status: int = 0) -> str:
@@ -232,13 +226,6 @@ def test_versions_put_and_promoted_without_a_daemon_are_told_once(real: Line) ->
     assert assert_every_version_was_in_force(line) > 3
 
 
-def a_copy(line: Line, target: Path) -> Path:
-    """Copy the database as `coserve db backup` does."""
-    with closing(sqlite3.connect(line.folder / "inspection.db")) as source, closing(sqlite3.connect(target)) as copy:
-        source.backup(copy)
-    return target
-
-
 def put_back(copy: Path, line: Line) -> None:
     for file in line.folder.glob("inspection.db-*"):
         file.unlink()
@@ -265,11 +252,11 @@ def test_a_client_starts_over_after_a_restore_and_loses_nothing(line: Line, tmp_
     service = line.service()
     service.start()
     some_results(line, 3)
-    copy = a_copy(line, tmp_path / "older.db")
+    done("db", "backup", str(tmp_path / "older.db"), "--config", str(line.config))
     some_results(line, 4)
     assert [result["seq"] for result in read(7)] == list(range(1, 8))
     service.stop()
-    put_back(copy, line)
+    put_back(tmp_path / "older.db", line)
     with running(line):
         some_results(line, 6)  # the numbers grow past the position
         again = read(9)

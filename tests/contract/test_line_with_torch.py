@@ -1,21 +1,19 @@
 """Whole lines on real networks: what they compute, the memory that they share, and outputs that are not numbers."""
 
-import hashlib
 import struct
 from pathlib import Path
 
 import pytest
-import yaml
 
 from experts.weights import read_header
-from tests.contract.client import Line, everything_is_whole
+from tests.contract.client import Line, everything_is_whole, sha256
 from tests.contract.odd_daemons import ODD_DAEMON
 from tests.lines import COSERVE_RUN
 
 
-def _break_outputs(folder: Path, expert: str) -> None:
+def _break_outputs(line: Line, expert: str) -> None:
     """Weights that are numbers, whose outputs are not: an import would refuse them."""
-    file = folder / f"{expert}.safetensors"
+    file = line.catalog.with_name(f"{expert}.safetensors")
     header, data = read_header(file), bytearray(file.read_bytes())
     file.unlink()  # a link to the session's file
     for entry in header.entries:
@@ -23,15 +21,13 @@ def _break_outputs(folder: Path, expert: str) -> None:
             first, last = header.data_start + entry.begin, header.data_start + entry.end
             data[first:last] = struct.pack("<f", 1e30) * ((last - first) // 4)
     file.write_bytes(data)
-    catalog = yaml.safe_load((folder / "catalog.yaml").read_text(encoding="utf-8"))
-    catalog["experts"][expert]["sha256"] = hashlib.sha256(data).hexdigest()
-    (folder / "catalog.yaml").write_text(yaml.safe_dump(catalog), encoding="utf-8")
+    line.change_entry(expert, sha256=sha256(data))
 
 
 @pytest.mark.test_all
 def test_outputs_that_are_not_numbers_cost_their_own_images_only(tmp_path: Path, torch_experts_folder: Path) -> None:
     line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN, memory="140MB")
-    _break_outputs(tmp_path / "experts", "QFP64")
+    _break_outputs(line, "QFP64")
     with line.service():
         broken = line.result(line.send(component="F", board={"type": "named", "serial": "N1"}, designator="F1"))
         assert (broken["verdict"], broken["reason"]) == ("unknown", "expert_failed")

@@ -11,7 +11,7 @@ import pytest
 
 from coserve_client import Publisher
 from tests.contract.client import Line, everything_is_whole
-from tests.lines import COSERVE_RUN, a_jpeg
+from tests.lines import COSERVE_RUN, RULES_OF_VERSIONS, a_jpeg
 from tests.simulated import DAEMON
 from tests.tools.run_commands import coserve
 from tools.experts.change import mark_shadow, put, switch
@@ -20,12 +20,7 @@ from tools.experts.look import describe_shadow
 
 pytestmark = pytest.mark.test_all
 
-RULES = """\
-boards:
-  free: {extras: allow, components: {P: 100000, Q: 100000}}
-classifiers:
-  "*": {expert: "{component}", pass: [ok], review_below: 0.0}
-"""
+RULES = RULES_OF_VERSIONS.replace("[ok, bad]", "[ok]")
 ASKED = {"images": 8, "agreement": 0.5}
 
 
@@ -149,7 +144,6 @@ def test_a_stopped_shadow_holds_nothing_up_and_what_it_misses_is_counted(
     everything_is_whole(line)
 
 
-@pytest.mark.test_all
 @pytest.mark.parametrize("how", ["altered", "gone", "other network"])
 def test_a_shadow_that_cannot_be_used_says_so_once_and_costs_the_line_nothing(
     tmp_path: Path, version_folders: tuple[Path, Path], how: str

@@ -1,8 +1,7 @@
 """Two lines on one PC: what one of them writes, the other may not write, whether both run or not."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def test_what_a_power_cut_leaves_in_a_lock_file_claims_nothing(first: Path, left
         file = first.parent / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(left)
-    claim(first, load_config(first)).close()
+    claimed(first).close()
 
 
 def a_second_line(tmp_path: Path, experts_folder: Path, shared: str) -> Path:
@@ -43,15 +42,13 @@ def a_second_line(tmp_path: Path, experts_folder: Path, shared: str) -> Path:
     return a_line(tmp_path / "second", experts_folder, **{shared: SHARED[shared][0]})
 
 
-@contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    with claim(path, load_config(path)):
-        yield
+def claimed(path: Path) -> ExitStack:
+    return claim(path, load_config(path))
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(ConfigError) as error, claimed(path):
-        pass
+    with pytest.raises(ConfigError) as error:
+        claimed(path)
     return str(error.value)
 
 
@@ -63,8 +60,7 @@ def test_a_place_of_another_line_is_refused_whether_that_runs_or_rests(
     with claimed(first):
         assert SHARED[shared][1] in refused(second)
     assert str(first) in refused(second)
-    with claimed(first):
-        pass
+    claimed(first).close()
 
 
 @pytest.mark.promise(
@@ -103,41 +99,34 @@ def test_a_line_that_is_gone_for_good_locks_nobody_out(tmp_path: Path, experts_f
         first.write_text(yaml.safe_dump({**yaml.safe_load(first.read_text()), "images": "elsewhere"}))
 
     for way_on in (lock.unlink, changed, renamed):
-        with claimed(first):
-            pass
+        claimed(first).close()
         assert str(lock) in refused(second)
         way_on()
-        with claimed(second):
-            pass
+        claimed(second).close()
         lock.unlink()
         if way_on == changed:
             first.write_text(text)
 
 
 def test_a_renamed_a_moved_and_a_copied_line_start(tmp_path: Path, experts_folder: Path, first: Path) -> None:
-    with claimed(first):
-        pass
+    claimed(first).close()
     renamed = first.rename(first.with_name("line-1.yaml"))
-    with claimed(renamed):
-        pass
+    claimed(renamed).close()
     moved = renamed.parent.rename(tmp_path / "moved") / renamed.name
-    with claimed(moved):
-        pass
+    claimed(moved).close()
     shutil.copytree(moved.parent, tmp_path / "copy", symlinks=True)
     with claimed(moved), claimed(tmp_path / "copy" / moved.name):
         pass
     link = tmp_path / "link.yaml"
     link.symlink_to(moved)
-    with claim(link, load_config(moved)):
-        pass
+    claim(link, load_config(moved)).close()
 
 
 def test_a_claim_whose_configuration_cannot_be_read_stands_and_says_how_to_go_on(
     tmp_path: Path, experts_folder: Path, first: Path
 ) -> None:
     second = a_second_line(tmp_path, experts_folder, "images")
-    with claimed(first):
-        pass
+    claimed(first).close()
     first.write_text("rules: [")
     message = refused(second)
     assert f"rename its coserve.yaml or remove {first.parent}/images/.lock" in message
@@ -192,5 +181,4 @@ def test_a_folder_with_others_files_is_not_taken(first: Path, place: str) -> Non
     (file.parent / "lost+found").mkdir()
     with claimed(first):
         file.touch()  # a line that has the folder goes on: none of its parts touches such a file
-    with claimed(first):
-        pass
+    claimed(first).close()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from daemon.check import check_line
 from daemon.config.settings import load_config
@@ -52,15 +51,13 @@ def test_a_malicious_model_file_in_the_catalog_runs_nothing_and_costs_its_own_im
     line = Line(tmp_path, torch_experts_folder, command=COSERVE_RUN)
     experts = tmp_path / "experts"
     models = malicious_models(trace)
-    catalog = yaml.safe_load((experts / "catalog.yaml").read_text())
     (experts / "evil.pt").write_bytes(models["zip"])
-    catalog["experts"]["R0402"]["file"] = "evil.pt"
+    line.change_entry("R0402", file="evil.pt")
     line.weights("R0402").unlink()
     # The others keep their names: files that were swapped after the catalog was written.
     line.weights("QFP64").unlink()
     (experts / "QFP64.safetensors").unlink()
     (experts / "QFP64.safetensors").write_bytes(models["legacy"])
-    (experts / "catalog.yaml").write_text(yaml.safe_dump(catalog))
     problems, _ = check_line(line.config)
     assert any("evil.pt" in problem for problem in problems)
     assert any("QFP64.safetensors" in problem for problem in problems)

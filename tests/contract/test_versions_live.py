@@ -9,16 +9,10 @@ from typing import Any
 import pytest
 
 from tests.contract.client import Line
-from tests.lines import COSERVE_RUN, a_jpeg
+from tests.lines import COSERVE_RUN, RULES_OF_VERSIONS, a_jpeg
 from tools.experts.change import put, switch
 from tools.experts.line import open_line
 
-RULES = """\
-boards:
-  free: {extras: allow, components: {P: 100000, Q: 100000}}
-classifiers:
-  "*": {expert: "{component}", pass: [ok, bad], review_below: 0.0}
-"""
 IMAGES, SWITCHES = 200, 6
 
 
@@ -42,7 +36,7 @@ def answers_of(line: Line, version: str) -> int:
 def test_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_names(
     tmp_path: Path, version_folders: tuple[Path, Path]
 ):
-    line = Line(tmp_path / "line", version_folders[0], RULES, COSERVE_RUN, memory="100MB")
+    line = Line(tmp_path / "line", version_folders[0], RULES_OF_VERSIONS, COSERVE_RUN, memory="100MB")
     with line.service():
         experts = open_line(line.config)
         old = experts.experts()["P"].version or ""

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from tests.contract.client import Line
 from tests.faults.faults_cameras import RULES, Consumer, Sent, Shift
@@ -128,13 +127,7 @@ class FaultLine:
     """A line in `folder`, its cameras and its consumer (none outlives the block), and what happened to it."""
 
     def __init__(
-        self,
-        folder: Path,
-        experts: Path,
-        seed: int,
-        cameras: int = 2,
-        command: Sequence[str] = COSERVE_RUN,
-        **settings: Any,
+        self, folder: Path, experts: Path, seed: int, cameras: int = 2, command: Sequence[str] = COSERVE_RUN
     ) -> None:
         self.command = command
         self.folder = folder / "line"
@@ -142,7 +135,7 @@ class FaultLine:
         self.scratch.mkdir(parents=True)
         self.daemon_log = folder / "daemon.log"
         limits = {"credit": 16, "backlog_bytes": "3200KB", "source_share": 1}  # journal files of 100 KB
-        self.config = a_line(self.folder, experts, limits=limits, **settings)
+        self.config = a_line(self.folder, experts, limits=limits)
         (self.folder / "rules.yaml").write_text(RULES, encoding="utf-8")
         self.line = Line.at(self.config)
         self.rng = random.Random(f"{folder.name} {seed}")
@@ -156,9 +149,7 @@ class FaultLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._last_run is not None:
             self._last_run.kill()
         for shift in self.shifts:

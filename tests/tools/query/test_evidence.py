@@ -29,16 +29,6 @@ def checked(line: Path, since: str | None = None, **options: bool) -> Evidence:
         engine.dispose()
 
 
-def review(seq: int = 1, **fields: object) -> list[str]:
-    """A decision about the first image that failed, with its number in the stream as the daemon gives it."""
-    subject = "(SELECT min(inspection_id) FROM inspections WHERE verdict = 'pass')"
-    names = {"inspection_id": subject, "undo_of": "NULL", "board_verdict": "NULL", **fields}
-    position = f"(SELECT last_seq + {seq} FROM stream_position)"  # noqa: S608
-    values = ", ".join(map(str, names.values()))
-    insert = f"INSERT INTO reviews (at, reviewer, verdict, seq, {', '.join(names)})"
-    return [f"{insert} VALUES ('2026-11-25T00:00:00.000Z', 'Eva', 'pass', {position}, {values})"]
-
-
 def test_a_line_that_judged_in_every_way_has_no_mistake(judged: Line) -> None:
     done = json.loads(coserve("db", "check", "--images", "--json", "--config", judged.config).stdout)
     ((images, pictures, boards),) = judged.rows(
@@ -105,13 +95,13 @@ def test_a_changed_or_deleted_review_is_named(line: Path, harm: list[str], named
         "UPDATE reviews SET board_verdict = (SELECT verdict FROM final_boards WHERE board_id ="
         " (SELECT board_id FROM inspections WHERE inspection_id = reviews.inspection_id)) WHERE review_id = 3"
     )
-    image = (
-        "(SELECT inspection_id FROM inspections JOIN boards USING (board_id)"
-        " WHERE serial = 'S2' AND attempt = 1 AND designator = 'F1')"
+    review = (
+        "INSERT INTO reviews (at, reviewer, verdict, seq, inspection_id)"
+        " SELECT '2026-11-25T00:00:00.000Z', 'Eva', 'pass', last_seq + 1, inspection_id"
+        " FROM stream_position, inspections JOIN boards USING (board_id)"
+        " WHERE serial = 'S2' AND attempt = 1 AND designator = 'F1'"
     )
-    given = "UPDATE stream_position SET last_seq = last_seq + 3"
-    made = [review(seq, inspection_id=image)[0] for seq in (1, 2, 3)]
-    sql(line, *made, given, final)
+    sql(line, *[review, "UPDATE stream_position SET last_seq = last_seq + 1"] * 3, final)
     assert checked(line).problems == []
     assert check_database(f"sqlite:///{line}/inspection.db", line / "images", line / "journal") == []
     sql(line, *harm)

@@ -23,7 +23,7 @@ def as_json(folder: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
     return json.loads(explain(folder, *arguments, "--json", status=status))
 
 
-def record_of(line: Line, *name: str) -> InspectionRecord:
+def record_of(line: Line, *name: str | int | None) -> InspectionRecord:
     engine = open_for_reading(f"sqlite:///{line.folder}/inspection.db")
     try:
         return read_inspection(engine, (*name, *[None] * (4 - len(name))))
@@ -102,9 +102,7 @@ def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) ->
     second = record_of(judged, "S2", "P1")
     assert second.board["attempt"] == 2
     assert len(second.others) == 1
-    engine = open_for_reading(f"sqlite:///{judged.folder}/inspection.db")
-    first = read_inspection(engine, ("S2", "P1", None, 1))
-    engine.dispose()
+    first = record_of(judged, "S2", "P1", None, 1)
     assert (first.board["attempt"], first.inspection["inspection_id"]) == (1, second.others[0])
 
 

@@ -9,19 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from tests.contract.client import Line
-from tests.lines import COSERVE_RUN, a_jpeg
+from tests.lines import COSERVE_RUN, RULES_OF_VERSIONS, a_jpeg
 from tests.sql import sql
 from tests.tools.run_commands import coserve
 
-RULES = """\
-boards:
-  free: {extras: allow, components: {P: 1, Q: 1}}
-classifiers:
-  "*": {expert: "{component}", pass: [ok], review_below: 0.0}
-"""
+RULES = RULES_OF_VERSIONS.replace("[ok, bad]", "[ok]")
 PICTURES = 12
 
 
@@ -48,9 +42,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory, version_folders: tuple[Path
 def line(judged: Line, tmp_path: Path) -> Line:
     """A copy whose daemon does not run; the database must be as it was, to the byte."""
     shutil.copytree(judged.folder, tmp_path / "line", ignore=shutil.ignore_patterns("run"))
-    copy = Line.__new__(Line)
-    copy.folder, copy.config = tmp_path / "line", tmp_path / "line" / "coserve.yaml"
-    return copy
+    return Line.at(tmp_path / "line" / "coserve.yaml")
 
 
 def digest(line: Line) -> str:
@@ -173,10 +165,7 @@ def test_what_is_different_from_then_is_named_rules_version_and_settings(
     line: Line, version_folders: tuple[Path, Path], tmp_path: Path
 ):
     assert rejudge(line)["differences"] == []
-    catalog = line.folder / "experts" / "catalog.yaml"
-    document = yaml.safe_load(catalog.read_text(encoding="utf-8"))
-    document["experts"]["P"]["temperature"] = 5
-    catalog.write_text(yaml.safe_dump(document), encoding="utf-8")
+    line.change_entry("P", temperature=5)
     assert rejudge(line)["differences"] == [], "an edit is not in force before a reload"
     coserve("reload", "--config", line.config)
     images = dict(sql(line.folder, "SELECT expert, count(*) FROM stages GROUP BY expert"))

@@ -1,8 +1,6 @@
 """`coserve review`: through the daemon while one runs, in its place while none does, and never both."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +142,7 @@ def test_wrong_use_is_2_and_a_no_is_1_each_with_its_reason(
 def test_while_a_daemon_runs_it_is_the_one_that_writes(tmp_path: Path, experts_folder: Path) -> None:
     with running(tmp_path / "line", experts_folder) as line:
         line.result(line.send(component="V"))
-        command = [sys.executable, "-m", "tools", "review", "1", "fail", "--defect", "D301", "--reviewer", "Eva"]
-        subprocess.run([*command, "--config", str(line.config)], check=True, capture_output=True, timeout=120)
+        assert review(line.config, 1, "fail", "--defect", "D301", "--reviewer", "Eva").exit_code == 0
         assert "Eva decided fail D301" in review(line.config, 1, "pass").stderr
         assert "image 1 is review again" in review(line.config, "--undo", 1).stdout
         assert rows(line.folder)[0][1:4] == ("fail", "D301", "Eva")
