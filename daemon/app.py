@@ -183,12 +183,12 @@ class App:
         self._deliveries = Deliveries(config, self._path)
         self._files = WorkingFiles(config, self._serving)
         file = config.alarms if config.consumers else None
-        self._alarms = Alarms(self._serving, self._reader, file, self._look_seldom)
+        self._alarms = Alarms(self._serving, self._reader, file, self._poll_seldom)
         self._make_sockets(config)
         self._make_operations(config)
         self._metrics.registry.register(Gauges(self.operations.facts))
 
-    def _look_seldom(self) -> None:
+    def _poll_seldom(self) -> None:
         self._files.poll()
         self.operations.watch_clock()
 

@@ -88,7 +88,7 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
 
 
 def _unguarded(config: Config, catalog: Catalog) -> list[str]:
-    """Name the experts of a line whose guards cannot tell a picture on which nothing can be judged."""
+    """Name the experts that have no limits for the guard `picture_quality`."""
     if not config.guards.picture_quality:
         return []
     names = [spec.name for spec in catalog.values() if spec.classes and spec.pictures is None]

@@ -102,7 +102,7 @@ T = TypeVar("T")
 _RATE_WINDOW_S = 10.0
 #: An error of one image or one moment is reported for this long.
 _SHOWN_FOR_S = 600.0
-#: A clock is corrected by less than this all the time.
+#: Ordinary corrections of a clock are smaller.
 _SET_BACK_S = 5.0
 #: A scrape waits this long for the scheduler's newest numbers; then it reports the previous ones.
 _FRESH_WITHIN_S = 0.2
@@ -176,7 +176,7 @@ class Operations:
         return self.state != "starting" and not self.language.is_opening
 
     def watch_clock(self) -> str | None:
-        """Say that the clock was set back, as long as it is behind the newest result."""
+        """Return a warning while the clock is behind the newest result, else None; log the first."""
         newest, now_s = self._or_none(lambda: self.reader.at(self.reader.last_seq())), time.time()
         self._latest_s = max(self._latest_s, now_s, wall_seconds(newest) if newest else 0.0)
         was_set_back, self._is_set_back = self._is_set_back, self._latest_s > now_s + _SET_BACK_S

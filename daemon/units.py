@@ -113,7 +113,7 @@ def spreadsheet_cell(value: Any) -> Any:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Return `text` with escapes for characters that steer a terminal or turn its writing: names come from outside."""
+    """Return `text` with escapes for characters that control a terminal or reverse text: names come from outside."""
     if text.isprintable():
         return text
     shown = (sign if sign.isprintable() or sign in kept else ascii(sign)[1:-1] for sign in text)

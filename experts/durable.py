@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def read_only_mount(path: Path) -> str | None:
-    """Say that nothing can be written below `path`, whoever owns it, because its file system is mounted read-only."""
+    """Return the problem and remedy if the file system of `path` is mounted read-only, else None."""
     there = next(place for place in (path, *path.parents) if place.exists())
     if not os.statvfs(there).f_flag & os.ST_RDONLY:
         return None

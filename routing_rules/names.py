@@ -1,15 +1,15 @@
-"""One rule of what a serial or a name of a board, component or position may hold: wire, files, cameras' tools."""
+"""One rule for serials and names of boards, components and positions, on the wire, in files and in camera tools."""
 
 import unicodedata
 
 from routing_rules.document import hidden
 from routing_rules.schema import MAX_NAME
 
-NAME_EXPECTED = f"a string of 1 to {MAX_NAME} characters without control characters and others that nobody sees"
+NAME_EXPECTED = f"a string of 1 to {MAX_NAME} characters without control or invisible characters"
 
 
 def text_in_use(text: str) -> str | None:
-    """Return a text as it is used, published and stored, in NFC; None if it has characters that are not seen."""
+    """Return a text as it is used, published and stored, in NFC; None if it has control or invisible characters."""
     if text.isascii():
         return text if text.isprintable() else None
     return None if hidden(text) else unicodedata.normalize("NFC", text)

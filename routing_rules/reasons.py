@@ -10,11 +10,11 @@ from itertools import chain
 
 from routing_rules.routes import ClassifierStep, DetectorStep, Judgement, Requirement, Seen, Step, judge, threshold
 
-#: What a stored `reason` means, and what to do.
+#: The meaning of a stored `reason`, and the remedy.
 REASONS: dict[str | None, tuple[str, ...]] = {
     "deadline": (
-        "its time was over, or could not suffice, before its verdict was stored",
-        "Look at what made it wait (`coserve queues`, question 7 of docs/results.md), or let the camera give more time",
+        "its deadline passed, or could not be met, before its verdict was stored",
+        "See what made it wait (`coserve queues`, question 7 of docs/results.md), or let the camera give more time",
     ),
     "expert_failed": (
         "an expert could not be loaded, or ended with an error",
@@ -25,18 +25,18 @@ REASONS: dict[str | None, tuple[str, ...]] = {
         "Look at camera and cable; the daemon's log says what is wrong and where a copy lies (event image_quarantined)",
     ),
     "edition_gone": (
-        "its board began in an edition of rules and experts that does not serve any more",
+        "its board began in an edition of rules and experts that no longer serves",
         "Send the board again as a new attempt",
     ),
-    "no_expert": ("no expert judges it yet", "Train one of pictures like it"),
+    "no_expert": ("no expert judges it yet", "Train one on pictures like it"),
     "repeated_picture": (
         "its source had just sent the same picture for another place or board",
-        "Look if its camera is frozen",
+        "Check whether its camera is frozen",
     ),
-    "picture_quality": ("nothing can be judged on its picture", "Look at camera, light and lens"),
+    "picture_quality": ("its picture cannot be judged", "Check camera, light and lens"),
     "unlike_training": (
         "its picture is unlike all that the expert learned from",
-        "Look at it; learn it if it is right",
+        "Look at it; train on it if it is right",
     ),
 }
 

@@ -178,7 +178,7 @@ GUARDS: tuple[Guard, ...] = get_args(Guard)
 
 
 def guarded(verdict: VerdictName, found: Collection[str]) -> tuple[VerdictName, Guard | None]:
-    """Return verdict and reason with what guards found: they turn only a pass into review, and the first gives why."""
+    """Return verdict and reason after the guards `found`: they turn only a pass into review; the first gives why."""
     reason = next(filter(found.__contains__, GUARDS), None) if verdict == "pass" else None
     return ("review", reason) if reason else (verdict, None)
 

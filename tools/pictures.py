@@ -38,15 +38,15 @@ class FolderPictures(NamedTuple):
 
 
 def is_hidden(path: PurePath) -> bool:
-    """Return True if a part of `path`, which is relative to a person's folder, is no name that a person gave."""
+    """Return True if a program, not a person, named a part of `path`, which is relative to a person's folder."""
     return any(part.startswith(".") or part.casefold() in _SYSTEM_NAMES for part in path.parts)
 
 
 def find_pictures(folder: Path, depth: int | None = None) -> FolderPictures:
     """Return the pictures in `folder`: `depth` 1 directly, 2 in its subfolders, None anywhere below.
 
-    Files that another program deletes meanwhile are passed over, folders within that cannot be read (lost+found) are
-    left out. OSError if `folder` cannot be read.
+    Files that another program deletes meanwhile are skipped; subfolders that cannot be read (lost+found) are left
+    out. OSError if `folder` cannot be read.
     """
     files, left_out = list[Path](), Counter[str]()
     for path in _walk(folder, depth, left_out):

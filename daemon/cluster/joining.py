@@ -122,7 +122,7 @@ def ray_environment(token: Path | None) -> dict[str, str]:
 
 
 def _make_private(folder: Path) -> None:
-    """Make `folder` for this user alone: everybody may write in Ray's own below it. StartError if others have it."""
+    """Make `folder` private (0700), as everybody may write in Ray's own below it. StartError if it is not."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:

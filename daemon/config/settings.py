@@ -176,7 +176,7 @@ class Retention(_ConfigSection):
 
 
 def _switch(value: object) -> object:
-    """Read `on` and `off`, which YAML 1.2 leaves as text; `0`, `off` and `false` are one."""
+    """Read `on` and `off`, which YAML 1.2 leaves as text; `0`, `off` and `false` mean the same."""
     if isinstance(value, str):
         return {"on": True, "off": False}.get(value.lower(), value)
     return False if value == 0 else value
@@ -190,7 +190,7 @@ Switch = Annotated[Literal[True, False], BeforeValidator(_switch)]
 
 
 class Guards(_ConfigSection):
-    """What turns a `pass` into `review`, and when a picture of a closed board is another attempt (PROTOCOL.md, 1.2)."""
+    """Rules that turn a `pass` into `review`, or a picture of a closed board into a new attempt (PROTOCOL.md, 1.2)."""
 
     repeated_picture: Annotated[
         Literal[False] | Annotated[int, Field(strict=True, ge=1, le=100_000)], BeforeValidator(_switch)
@@ -359,7 +359,7 @@ def at_their_keys(path: Path, mistakes: Sequence[str]) -> list[str]:
 
 
 def at_their_paths(path: Path, config: Config, problems: Sequence[Problem | str]) -> list[str]:
-    """Return mistakes as texts; a file that cannot be read is one of the key in `path` that names it."""
+    """Return mistakes as texts; one about an unreadable file begins with the key in `path` that names it."""
     keys: dict[str, KeyPath] = {}
 
     def note(key: KeyPath, file: Path) -> Path:

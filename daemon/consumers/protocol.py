@@ -69,7 +69,7 @@ class LineAccess(Protocol):
         ...
 
     def defects(self) -> Mapping[str, str]:
-        """Return the names of defects by code, of the newest rules."""
+        """Return defect names by code, from the newest rules."""
         ...
 
     def picture(self, inspection_id: int) -> bytes | None:

@@ -42,7 +42,7 @@ class Chain:
     head: ExpertSpec | None = None
     stages: list[Stage] = field(default_factory=list[Stage])
     judgement: Judgement | None = None
-    #: Guards that would not let it pass, of the image itself and of each answer.
+    #: Guards that object to a pass, found with the image or with an answer.
     guards: list[str] = field(default_factory=list[str])
     #: How often a device failed with a batch of this step.
     failures: int = 0
@@ -69,7 +69,7 @@ class Chains:
         clock: Callable[[], float],
         guards: Collection[str] = GUARDS,
     ) -> None:
-        """`guards` are those that are on."""
+        """`guards` are those switched on."""
         self._scheduler, self._serving = scheduler, serving
         self._guards = frozenset(guards)
         #: What the drive reports once a turn, and empties.

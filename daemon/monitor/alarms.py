@@ -1,6 +1,6 @@
 """Alarms of the rules (docs/rules.md), counted from the results stream by a thread that no verdict waits for.
 
-Two more are the line's own: of a camera that repeats pictures, and of one that sends each board twice.
+Two more are built in: for a camera that repeats pictures, and for one that sends each board twice.
 """
 
 import threading
@@ -32,7 +32,7 @@ _WAITING, _HISTORY, _PAGE = 20_000, 10_000, 100
 #: Counts images that the guard `repeated_picture` sent to review.
 REPEATED = AlarmRule("repeated-picture", "review", 3, ("source",), None, (600.0, "seconds", "10m"))
 _FROZEN = "Is its camera frozen? Passes wait in Review; `guards.may_repeat` names sources that may."
-#: Boards in a row that came once more after they had closed.
+#: Consecutive boards that were sent again after they had closed.
 _TWICE = 3
 _TRIGGERS_TWICE = "That counts as late. Does a camera trigger twice? Retests name their attempt (docs/cameras.md)."
 
@@ -128,7 +128,7 @@ class AlarmWatch:
 
 
 class SentTwice:
-    """The alarm of boards in a row that were sent once more after they had closed: `active`."""
+    """Raises an alarm, in `active`, when consecutive boards are sent again after they have closed."""
 
     def __init__(self) -> None:
         self.active: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -174,7 +174,7 @@ class Alarms:
         self._watches = {REPEATED: AlarmWatch(REPEATED)}
         self._messages: deque[Message] = deque(maxlen=_WAITING)
         self._sent_twice = SentTwice()
-        #: The alarm of releases that late images took back; read again after each decision.
+        #: The alarm for releases that late images withdrew; read again after each decision.
         self._withdrawn: dict[tuple[Any, ...], dict[str, Any]] | None = None
         self._stopping = threading.Event()
         self._log: Any = structlog.get_logger("alarms")
@@ -253,7 +253,7 @@ class Alarms:
 
 
 def _withdrawn_alarm(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return one alarm for all late images that took a release back."""
+    """Return one alarm for all late images that withdrew a release."""
     if not rows:
         return {}
     first = rows[0]

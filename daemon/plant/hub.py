@@ -44,7 +44,7 @@ from experts.catalog import Digest
 _PAUSE_S = 600.0
 _PART_BYTES = 64 * 1024
 _INCOMING = "incoming-"
-#: Pictures that a line may send at once, and those whose rows may be missing.
+#: Pictures that a line may send at once, and the number and bytes of those that may lack a row.
 _SENT_AT_ONCE = 4
 _MAX_UNNAMED, _MAX_UNNAMED_BYTES = 1000, 2 << 30
 _NO_KEY = "`lines` of plant.yaml names each line's key; only http_token changes releases"

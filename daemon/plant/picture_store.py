@@ -49,7 +49,7 @@ class FolderPictures:
             file.unlink(missing_ok=True)
 
     def stored_before(self, before_s: float) -> Iterator[str]:
-        """Yield the digests of pictures that came before then."""
+        """Yield the digests of pictures stored before `before_s`, seconds since the epoch."""
         for file in self._folder.glob("??/*"):
             with self._file(file.name):
                 if _DIGEST.fullmatch(file.name) and file.is_file() and file.stat().st_mtime < before_s:
@@ -88,7 +88,7 @@ class S3Pictures:
         self._ask("delete_object", sha256)
 
     def stored_before(self, before_s: float) -> Iterator[str]:
-        """Yield the digests of pictures that came before then."""
+        """Yield the digests of pictures stored before `before_s`, seconds since the epoch."""
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}/".lstrip("/")):
             for each in page.get("Contents", ()):

@@ -179,7 +179,7 @@ DAY_MS = 86_400_000
 #: Texts of people: who decided, and notes. Names on the wire follow a stricter rule (routing_rules/names.py).
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 _MAX_ATTRIBUTE = 256
-_ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control characters and others that nobody sees"
+_ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control or invisible characters"
 #: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
 _WHITE_SPACE = "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TEXT = re.compile(r"[^\ud800-\udfff]*")

@@ -1,4 +1,4 @@
-"""Tells pictures on which nothing can be judged, by limits learned from the pictures that an expert was trained on.
+"""Detects pictures that cannot be judged, by limits learned from the pictures that an expert was trained on.
 
 Exposure, sharpness and stripes are measured on the pixels of its input, so that every expert can have such limits.
 """
@@ -23,7 +23,7 @@ _FACTOR, _FEW, _FURTHER_ROWS = 1.25, 2.0, 0.1
 def picture_figures(pictures: NDArray[np.uint8]) -> NDArray[np.float64]:
     """Return (B, 3), brightness, sharpness and the share of constant rows or columns, of (B, S, S, 3) uint8 RGB.
 
-    Green alone tells them. Sharpness is the mean step between neighbours.
+    The green channel suffices. Sharpness is the mean step between neighbours.
     """
     every = -(-pictures.shape[1] // _MOST_PIXELS)
     green = np.ascontiguousarray(pictures[:, ::every, ::every, 1])

@@ -115,7 +115,7 @@ class LinearHead:
         return functional.linear(features[:, : self.weight.shape[1]], self.weight, self.bias)
 
     def are_unlike(self, features: torch.Tensor, spec: ExpertSpec) -> list[bool]:
-        """Tell which pictures are farther from the good ones than any in training."""
+        """Return True for each picture that is farther from the good ones than any in training."""
         limit = None if spec.pictures is None else spec.pictures.distance
         if limit is None or self.usual is None:
             return [False] * len(features)
@@ -140,7 +140,7 @@ class BankHead:
         return bank_logits(bank_distances(features, self.bank, self.scale), self.centre, self.spread, self.bad)
 
     def are_unlike(self, features: torch.Tensor, _spec: ExpertSpec) -> list[bool]:
-        """Tell none: what is far from good pictures is not good, by its logits."""
+        """Return False for each: by its logits, a picture far from good ones is not good."""
         return [False] * len(features)
 
 

@@ -53,7 +53,7 @@ class Slot:
 class LayoutShelf:
     """Shared by the pools of one process: layouts by name, built once, hashes of weights, recorders of batches.
 
-    `hashes` has the keyed hash of each region whose file had its sha256: later loads check that, which takes less time.
+    `hashes` has the keyed hash of each region whose file had its sha256: later loads check that, which is faster.
     `packs`: the CPU's networks pack weights (packing.py), because no pool copies experts from the CPU's. A function may
     replace `transfer_for`.
     """
@@ -293,7 +293,7 @@ class SlotPool:
         try:
             begin, known = os.fstat(descriptor).st_size - form.region_bytes, self._shelf.hashes.get(known_as)
             if known is not None and begin >= 0 and fill(begin) == known:
-                return  # else the file says what is wrong with it
+                return  # else the checks below say what is wrong with the file
             head = _checked_head(spec, slot.layout)
             digest = hashlib.sha256(head)
             keyed = fill(len(head), digest.update)

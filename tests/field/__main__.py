@@ -77,7 +77,7 @@ def _output(case: Path, environ: Mapping[str, str]) -> str:
 
 
 def _missing(output: str, checks: Mapping[str, list[str]] | None) -> list[str]:
-    """Return what the output should have and has not, and the other way round."""
+    """Return the texts that the output lacks but should have, or has but should lack."""
     if checks is None:
         return ["it has no entry in checks.yaml"]
     lacks = [f"lacks {each!r}" for each in checks.get("has", ()) if not re.search(each, output, re.MULTILINE)]

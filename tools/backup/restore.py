@@ -144,7 +144,7 @@ class _Unpacking:
             found = AnyHead.model_validate_json(text)
             head = Head.model_validate_json(text) if found.coserve_backup == FORMAT else None
         except ValidationError:
-            raise ValueError("it does not say what a backup is") from None
+            raise ValueError("it does not describe a backup") from None
         number, schema, writer = found.coserve_backup, found.schema_name, found.coserve
         if head is None or schema not in (None, *known_schemas()):
             here = version("coserve")

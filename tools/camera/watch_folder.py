@@ -239,7 +239,7 @@ class FolderPublisher:
         curve: CurveClient | None = None,
         tell_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Connect; raises what `Publisher` raises. `tell_trouble` hears again and again why images wait, or ``."""
+        """Connect; raises what `Publisher` raises. `tell_trouble` is told repeatedly why images wait, or ""."""
         self.files = Counter[Literal["accepted", "refused"]]()
         self._folder = folder
         self._stop = stop

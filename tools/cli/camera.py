@@ -516,7 +516,7 @@ def _ended_early() -> Iterator[list[str]]:
 
 
 class _TroubleNotice:
-    """Tells a person when images begin to wait, why, and when they go on. Other figures alone are no news."""
+    """Tells a person when images begin to wait, why, and when they go on; not when only a figure changes."""
 
     def __init__(self, waiting: str = "") -> None:
         self._waiting = waiting

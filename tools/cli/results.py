@@ -103,7 +103,7 @@ def results(
         bool, typer.Option("--excel", help="CSV that this locale's Excel opens by a double click; text stays text.")
     ] = False,
     delimiter: Annotated[
-        str | None, typer.Option(metavar="SIGN", help="With --csv: what separates cells, such as ; or tab.")
+        str | None, typer.Option(metavar="CHAR", help="With --csv: what separates cells, such as ; or tab.")
     ] = None,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="JSON lines, exactly as stored.")] = False,
     parquet: Annotated[
@@ -151,7 +151,7 @@ def results(
     row_format, target = _format(as_json, as_csv or excel, as_jsonl, parquet, out)
     sign = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
     if sign is not None and (row_format != "csv" or len(sign) != 1 or sign.isalnum() or sign in "\"'\r\n.-"):
-        fail(f"--delimiter goes with --csv, and is one sign such as ; or tab, not {delimiter!r}", status=2)
+        fail(f"--delimiter goes with --csv, and is one character such as ; or tab, not {delimiter!r}", status=2)
     names = tuple(name.strip() for name in columns.split(",") if name.strip()) if columns else ()
     default_names = rows.terminal_columns if row_format == "table" else tuple(rows.columns)
     if limit is None and row_format == "table":

@@ -147,4 +147,4 @@ def _corners(annotation: Mapping[str, Any], where: str) -> tuple[float, float, f
 
 def _refuse_twice(what: str, values: Iterable[Hashable]) -> None:
     if twice := [value for value, count in Counter(values).items() if count > 1]:
-        raise ValueError(f"the {what} {twice[0]} is there twice: which of them counts cannot be known")
+        raise ValueError(f"the {what} {twice[0]} is there twice: it is not clear which one counts")

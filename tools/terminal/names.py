@@ -14,7 +14,7 @@ _FILE_NAME_BYTES = 120
 
 
 def read_text(file: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a file. Its byte-order mark says more than `encoding`. Raises CommandError with the line."""
+    """Return the text of a file. A byte-order mark overrides `encoding`. Raises CommandError with the line."""
     try:
         content = file.read_bytes()
     except OSError as error:

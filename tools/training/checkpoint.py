@@ -24,7 +24,7 @@ from tools.training import TrainingError
 
 _SAVE = 'where it was trained, save its weights with torch.save(model.state_dict(), "weights.pth") and import that file'
 _RUN = "run python -c 'import torch; torch.save({0}.state_dict(), \"weights.pth\")' and import weights.pth"
-#: Files without weights of torch's by their first bytes.
+#: Files that hold no torch weights, by their first bytes.
 _FOREIGN = {
     rb"\x08[\x01-\x1f][\x12\x1a\x22\x28\x32\x3a\x42]": "an ONNX graph",
     rb"\x89HDF": "a file of Keras or HDF5",

@@ -47,7 +47,7 @@ class PlantConsumer:
         self._settings, self._identifier, self._line, self._name = settings, identifier, line, line.name
         self._connection: AsyncConnection[dict[str, Any]] | None = None
         self._epoch, self._position = "", 0
-        #: Rules whose names of defects the hub has.
+        #: Versions of rules whose defect names the hub has.
         self._named: set[str] = set()
         self._next_seen_s = self._next_reviews_s = 0.0
         self._pictures: PictureSender | None = None

@@ -64,7 +64,7 @@ _MAX_FINDINGS = 30
 _PAUSE_BOARDS = 60
 _BREAK_S, _OFF_S = 3600.0, 8 * 3600.0
 _MIN_SILENCE_S, _SILENCE_FACTOR = 300.0, 5.0
-#: Boards whose intervals say when the last verdict is an old one, and how many intervals that is.
+#: Boards whose median interval is taken; a last verdict older than this many intervals, and seconds, is old.
 _AGE_BOARDS, _AGE_FACTOR, _MIN_AGE_S = 21, 10.0, 10.0
 
 _LAST = "SELECT max(seq) FROM {table}"
@@ -331,7 +331,7 @@ def last_board(database: Database) -> dict[str, Any] | None:
 
 
 def verdict_age(closed_s: Sequence[float], now_s: float, *, is_ready: bool) -> float | None:
-    """Return the seconds since the newest board if that is ten usual intervals, or the line is not ready; else None."""
+    """Return the seconds since the newest board if over ten usual intervals, or the line is not ready; else None."""
     if not closed_s:
         return None
     age_s = max(0.0, now_s - closed_s[0])
@@ -396,7 +396,7 @@ def _state_alarms(status: Status) -> Iterable[LineAlarm]:
     state, last_error = status.get("state"), status.get("last_error")
     if state == "degraded":
         ready = str(status.get("ready") or "").removeprefix("degraded").lstrip(": ")
-        for problem in (unusable := status.get("unusable", ())):  # of these there are alarms
+        for problem in (unusable := status.get("unusable", ())):  # these have alarms of their own
             ready = ready.replace(f"expert {problem}", "")
         ready = "; ".join(filter(None, ready.split("; ")))
         if ready or not unusable:

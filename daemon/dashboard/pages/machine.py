@@ -130,7 +130,7 @@ def _charts(site: Site) -> dict[str, Any]:
 
 
 def _machine(site: Site) -> Callable[[], dict[str, Any]]:
-    """Return a question for the line's state and contents now. Costly answers are cached."""
+    """Return a function that gathers the line's state and contents. Costly answers are cached."""
     thermometer, no_answer = Thermometer(), "No answer from the daemon"
     holdings = CachedAnswer(30.0, lambda: _holdings(site.database, site.day_began()))
     file_sizes = CachedAnswer(5.0, lambda: _file_sizes(site.config))

@@ -55,7 +55,7 @@ class TokenGuesses:
         self._waiting = 0
 
     async def delay(self, state: dict[str, Any], *, is_right: bool) -> None:
-        """`state` is the request's: where connections run out, guesses are cut first (server.py)."""
+        """`state` is the request's: when connections run out, guesses are closed first (server.py)."""
         if not is_right or self._waiting >= _MANY_WRONG_TOKENS:
             state["is_guess"] = not is_right
             self._waiting += not is_right

@@ -141,7 +141,7 @@ class Site(PageShell):
 
 
 def _visible(value: object) -> object:
-    """Show as escapes the characters of older names that nobody sees, but not the spaces and line ends of our texts."""
+    """Show invisible characters in older names as escapes, but keep the spaces and line ends of our texts."""
     return printable(value, "\n\r\t\xa0\u2009\u202f") if type(value) is str else value
 
 

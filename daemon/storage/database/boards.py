@@ -24,7 +24,7 @@ from routing_rules.routes import Position, Recipe, VerdictName, worst
 
 BoardKey = tuple[str, str]
 ClosingReason = Literal["complete", "time_limit"]
-#: What becomes of an image at its attempt. `late`: the attempt had closed without its position. `repeats`: with it.
+#: The fate of an image at its attempt. `late`: the attempt had closed without its position. `repeats`: with it.
 #: `refused`: its publisher named an attempt that had closed, and that takes it no more.
 Fate = Literal["in time", "late", "repeats", "refused"]
 
@@ -52,12 +52,12 @@ _THAT_MATTER = Prepared(
     .where(inspections.c.board_id == bindparam("board_id"), inspections.c.surplus.is_(None))
     .order_by(inspections.c.inspection_id)
 )
-#: No guard of acceptance, as in a program that takes no pictures.
+#: All guards of acceptance off, for programs that accept no pictures.
 OFF = Guards(repeated_picture=0, retest_after=0, may_repeat=["*"])
-#: Pictures of all sources; beyond it the source goes that was silent for longest.
+#: Pictures of all sources; beyond it, the source that was silent longest is forgotten.
 _MAX_PICTURES = 200_000
 #: A picture of a position or of a component, with a payload or any. It looks at 10,000 images of an attempt at most:
-#: more are of a scanner that reads nothing, and each image would wait for the search.
+#: more come from a scanner that reads nothing, and the search would delay each image.
 _PICTURES = select(inspections.c.component, inspections.c.designator, inspections.c.image_sha256)
 _PICTURES = _PICTURES.where(inspections.c.board_id == bindparam("board_id")).limit(10_000).subquery()
 _HAS_PICTURE = Prepared(
@@ -284,7 +284,7 @@ class BoardAttempts:
 def _repeats(sql: sqlite3.Connection, attempt: Attempt, image: Image, guards: Guards, now_wall_s: float) -> bool:
     """Return True if a closed attempt takes a picture of a position that it has: too soon for a retest, or sent twice.
 
-    A clock that was set back far makes nothing too soon.
+    After a clock was set far back, nothing is too soon.
     """
     settled_s = wall_seconds(attempt.settled_at) if attempt.settled_at else 0.0
     is_too_soon = abs(now_wall_s - settled_s) < guards.retest_after
@@ -327,9 +327,9 @@ class BoardCache:
 
 
 class RepeatedPictures:
-    """Knows the pictures of each source since the daemon's start, for the writer's thread.
+    """Remembers each source's pictures since the daemon's start. Used by the writer's thread only.
 
-    An image whose transaction fails stays known. It comes again for the same place, and so is no repetition.
+    An image whose transaction fails is remembered. It comes again for the same place, so it is no repetition.
     """
 
     def __init__(self, guards: Guards) -> None:

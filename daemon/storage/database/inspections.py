@@ -132,7 +132,7 @@ def _assign(
     attempt, row = tx.attempt(image.board.type, image.board.serial, number)
     limit_s = None if attempt.closed or not tx.has_overdue else attempt.recipe.time_limit_s
     if limit_s is not None and wall_seconds(row["first_seen_at"]) + limit_s <= tx.now_wall_s:
-        return WriteFailed("the time of its board is over, and the board closes in a moment")
+        return WriteFailed("the time limit of its board has passed, and the board closes in a moment")
     attempt.count_image(image.component, image.designator)
     if fate == "repeats":
         attempt.settled_at = tx.at
@@ -418,8 +418,8 @@ def pending_images(task: str) -> Select[Any]:
             *(boards.c.board_type, boards.c.serial, boards.c.attempt),
             *(column for column in pending.c if column.name != "inspection_id"),
         )
-        # Outer joins hold the planner to this order: of an empty table its statistics know nothing, and it would read
-        # every image that was ever stored instead.
+        # Outer joins hold the planner to this order: it has no statistics of an empty table, and would read every
+        # image that was ever stored.
         .outerjoin_from(pending, inspections, pending.c.inspection_id == inspections.c.inspection_id)
         .outerjoin(boards, boards.c.board_id == inspections.c.board_id)
         .where(pending.c.task == task)

@@ -97,7 +97,7 @@ class Review:
 
     @property
     def is_withdrawal(self) -> bool:
-        """True if the line itself took a release back: what was decided before counts no more."""
+        """True if the line itself withdrew a release: earlier decisions no longer count."""
         return self.undo_of is not None and self.reviewer == DAEMON and not (self.note or "").startswith(UNDECIDED)
 
     def __str__(self) -> str:
@@ -255,7 +255,7 @@ def counting_boxes(ids: Sequence[int]) -> Select[*tuple[Any, ...]]:
 
 
 def withdrawn_releases(limit: int) -> Select[*tuple[Any, ...]]:
-    """Select the late images that took a release back and that no person has decided on since, oldest first."""
+    """Select the late images that withdrew a release and that no person has decided on since, oldest first."""
     image, later = inspections.c, reviews.alias("later")
     late = (image.late == 1, image.verdict != "pass", image.seq < reviews.c.seq)
     newest = select(func.max(image.inspection_id)).where(image.board_id == reviews.c.board_id, *late)

@@ -122,7 +122,7 @@ class SlotFileStore(ExpertStore):
         self._layout = _SlotLayout(arch, storage, stamp_of(checkpoint.folder))
         self.stored_bytes = self._layout.stored_bytes
         self._data_start, self._digests = _read_header(self._layout, self.file)
-        #: By expert: of its bytes, once they had their sha256.
+        #: Keyed hashes by expert, of bytes that had their sha256.
         self._hashes: dict[int, bytes] = {}
         self._key = os.urandom(16)
 

@@ -24,7 +24,7 @@ from tools.demo.line import make_line
 
 #: No training, threshold, demo or measured board has these seeds.
 FIRST_SEED = 800_000
-#: What stays itself: bodies and leads that mirror onto themselves (of five of them only the lettering or a dot tells),
+#: Unchanged parts: bodies and leads that mirror onto themselves (of five of them only the lettering or a dot tells),
 #: and chips without polarity, whose resistors are placed either way round.
 _CHIPS = ("C0402", "C0603", "C0805", "R0402", "R0603", "R0805")
 SYMMETRIC = {"mirrored": (*_CHIPS, "HDR10", "SOT23", "SOT23-5"), "turned": _CHIPS}
