@@ -471,7 +471,7 @@ class BoardSelection:
         at = func.coalesce(boards.c.completed_at, boards.c.first_seen_at)
         parts += [at >= self.since] if self.since else []
         parts += [at < self.until] if self.until else []
-        return and_(*parts)
+        return and_(true(), *parts)
 
     def queries(self, is_chosen: ColumnElement[bool] | None = None) -> "dict[str, Select[Any]]":
         """Return a query for each table of a package, rows in the order of their keys, and for `pending` tasks.

@@ -10,6 +10,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,8 @@ from safetensors import safe_open
 
 from experts.vision.architectures import ARCHITECTURES, Architecture
 from experts.vision.networks import weight_shapes
-from tools.training import TrainingError
+from tools.terminal.console import CommandError
+from tools.training import TrainingError, class_names
 
 _SAVE = 'where it was trained, save its weights with torch.save(model.state_dict(), "weights.pth") and import that file'
 _RUN = "run python -c 'import torch; torch.save({0}.state_dict(), \"weights.pth\")' and import weights.pth"
@@ -36,7 +38,9 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 _AVERAGED = re.compile(r"(?<![a-z])(ema|swa|averaged?)(?![a-z])", re.IGNORECASE)
 #: Where checkpoints keep the weights to take, if there are several; and the names of the classes.
 _STATE_KEYS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights", "params")
-_NAME_KEYS = ("class_to_idx", "idx_to_class", "classes", "class_names", "names")
+_NAME_KEYS = ("class_to_idx", "label2id", "idx_to_class", "id2label", "classes", "class_names", "names")
+#: Keys that may also name something else.
+_PERHAPS_NAME_KEYS = ("categories", "labels")
 _DEEPEST = 3
 
 
@@ -113,11 +117,7 @@ def _unpickled(file: Path, head: bytes) -> Any:
 
 def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
     beside = content if isinstance(content, Mapping) else {}
-    inside = [value.attributes if isinstance(value, _StandIn) else value for value in beside.values()]
-    places = [beside, *(value for value in inside if isinstance(value, Mapping))]
-    kinds = dict | list | tuple | _StandIn  # an array of numpy's, say
-    held = ((key, place[key]) for key in _NAME_KEYS for place in places if isinstance(place.get(key), kinds))
-    names_from, names = next(held, ("", None))
+    names_from, names = _class_names_in(content)
     if found := dict(_state_dicts(content)):
         most = max(map(len, found.values()))
         found = {path: tensors for path, tensors in found.items() if 2 * len(tensors) >= most}
@@ -147,6 +147,26 @@ def _checkpoint_of(file: Path, content: Any) -> Checkpoint:
     end_to_end = next((bool(part["_end2end"]) for part in parts.values() if "_end2end" in part), None)
     pickled = type(networks[place]).__name__
     return Checkpoint(_unwrapped(tensors), pickled, place, names, names_from, end_to_end=end_to_end)
+
+
+def _class_names_in(content: Any) -> tuple[str, Any]:
+    """Return the key of the classes' names wherever a checkpoint keeps them, and its value; "" and None without."""
+    held: dict[str, Any] = {}
+    places: list[tuple[Any, int]] = [(content, 0)]
+    for place, depth in places:
+        values = place.attributes if isinstance(place, _StandIn) else place
+        if isinstance(values, Mapping) and depth <= _DEEPEST + 1:
+            named = {str(key).lower(): value for key, value in values.items()}
+            held = {key: value for key, value in named.items() if not isinstance(value, int | float | None)} | held
+            places += [(value, depth + 1) for value in values.values()]
+    for key in _NAME_KEYS:
+        if key in held:
+            return key, held[key]
+    for key in _PERHAPS_NAME_KEYS:
+        with suppress(CommandError):
+            class_names(held.get(key))
+            return key, held[key]
+    return "", None
 
 
 def _state_dicts(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:

@@ -78,7 +78,7 @@ def import_file(  # noqa: PLR0913 - most by keyword
         pictures = squares([image for _, image in files], kind.task, input_size)
     checkpoint = read_checkpoint(file)
     state = weights_for(kind, checkpoint, file)
-    named, notes = _classes_of(file, checkpoint, job.classes)
+    named, notes = _classes_of(file, checkpoint, job.classes, has_pictures=has_pictures)
     job = replace(job, classes=named)
     original = _load_original(kind, state, file, named, notes)
     if checkpoint.end_to_end is not None:
@@ -170,7 +170,8 @@ def _better_way(
     fitting = max(ways, key=lambda name: _fit(ways[name][1]))
     (order, best), taken = ways[fitting], answers[chosen]
     labels = len(np.unique(taken.targets))
-    if not beats(best, taken) and (labels == 1 or _fit(taken)[0] > 1 / labels):
+    is_order_wrong = order != job.classes and best.right.sum() > taken.right.sum()
+    if not is_order_wrong and not beats(best, taken) and (labels == 1 or _fit(taken)[0] > 1 / labels):
         return None
     if best.right.sum() <= taken.right.sum():
         return _NOTHING_FITS
@@ -215,7 +216,9 @@ def _reordered(answers: HeldOutAnswers, classes: tuple[str, ...]) -> tuple[tuple
     return order, replace(answers, shares=answers.shares[:, outputs])
 
 
-def _classes_of(file: Path, checkpoint: Checkpoint, given: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def _classes_of(
+    file: Path, checkpoint: Checkpoint, given: Sequence[str], *, has_pictures: bool
+) -> tuple[tuple[str, ...], list[str]]:
     """Return the names to take, of the file or of --classes, and what to say. Raises TrainingError."""
     notes, named_by = [checkpoint.note] if checkpoint.note is not None else [], checkpoint.names_from
     named, held, mistake = _named(given, "--classes"), (), "holds no class names"
@@ -223,6 +226,9 @@ def _classes_of(file: Path, checkpoint: Checkpoint, given: Sequence[str]) -> tup
         held = _named(checkpoint.names, f"its {named_by}")
     except TrainingError as error:
         mistake = str(error)
+        if named and not has_pictures:
+            remedy = "name --images in a folder for each class, or save the weights without those names"
+            raise TrainingError(f"{file}: {mistake}: whether --classes is right cannot be told; {remedy}") from error
         notes.append(f"{file.name}: {mistake}: --classes is taken")
     if not named and not held:
         raise TrainingError(f"{file}: {mistake}; give them in order with --classes")

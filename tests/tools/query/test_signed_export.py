@@ -126,6 +126,11 @@ def test_the_readme_of_the_package_shows_how_to_check_it_without_coserve(
 
 
 ADDED = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, seq) "
+ATTEMPT = (
+    "INSERT INTO boards (board_type, serial, attempt, lot, first_seen_at, completed_at, expected, verdict,"
+    " rules_version, edition) SELECT board_type, serial, 99, lot, '{at}', '{at}', 1, 'pass', rules_version, edition"
+    " FROM boards WHERE lot = 'L2' LIMIT 1"
+)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +149,8 @@ ADDED = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, seq) "
         (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', NULL)", "reviews 1: added to the database since, without a seq"),
         ("INSERT INTO detections VALUES (9999, {id}, 0, 'void', 0.9, 1, 1, 2, 2)", "detections 9999: added to the"),
         ("UPDATE boards SET attributes = '9'", "attributes is 9 in the database, None in the package"),
+        (ATTEMPT.format(at="2026-01-01"), "added to the database since, with the time 2026-01-01, before the package"),
+        (ATTEMPT.format(at="2999"), None),
     ],
 )  # fmt: skip
 def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(

@@ -133,9 +133,17 @@ def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives
     assert f"its class_to_idx says {', '.join(CLASSES[::-1])}, --classes says {', '.join(CLASSES)}" in contradiction
     torch.save({"state_dict": a_model().state_dict(), "names": {0: False, **dict(enumerate("abcd", 1))}}, bad)
     assert "its names: class 0 is False, not text" in refusal(bad, a_target(tmp_path, classes=()))
-    assert import_file(bad, **a_target(tmp_path, input_size=32)).spec.classes == CLASSES
-    torch.save({"state_dict": a_model().state_dict(), "classes": np.array(CLASSES)}, bad)
-    assert "its classes: expected a list" in import_file(bad, **a_target(tmp_path, input_size=32)).notes[0]
+    for beside in ({"classes": np.array(CLASSES)}, {"class_to_idx": {c: np.int64(n) for n, c in enumerate(CLASSES)}}):
+        torch.save({"state_dict": a_model().state_dict(), **beside}, bad)
+        assert "whether --classes is right cannot be told; name --images" in refusal(bad, a_target(tmp_path))
+    for beside in (
+        {"config": {"id2label": dict(enumerate(CLASSES[::-1]))}},
+        {"meta": {"CLASSES": CLASSES[::-1]}},
+        {"labels": list(CLASSES[::-1])},
+        {"hyper_parameters": {"cfg": {"data": {"class_to_idx": order}}}},
+    ):
+        torch.save({"state_dict": a_model().state_dict(), "num_classes": 5, "classes": 5} | beside, bad)
+        assert f"says {', '.join(CLASSES[::-1])}, --classes says" in refusal(bad, a_target(tmp_path)), beside
     report = import_file(file, **a_target(tmp_path, input_size=32, classes=()))
     assert report.spec.classes == CLASSES[::-1]
     assert report.notes == (f"classes {', '.join(CLASSES[::-1])}, from class_to_idx of named.pth",)
@@ -190,6 +198,13 @@ def test_the_normalisation_that_fits_labelled_images_is_taken_and_another_is_ref
         assert f"; on 24 with --normalize {fits}" in refusal(file, target | {"normalize": normalize})
     swapped = refusal(file, target | {"normalize": None, "classes": ("b", "a")})
     assert re.search(r"right on \d+ of 24 .*; on 24 with .*--classes a,b$", swapped)
+    few = tmp_path / "few"
+    for label in "ab":
+        for picture in sorted((images / label).iterdir())[:3]:
+            (few / label).mkdir(parents=True, exist_ok=True)
+            (few / label / picture.name).write_bytes(picture.read_bytes())
+    swapped = refusal(file, target | {"normalize": None, "classes": ("b", "a"), "images": few, "samples": None})
+    assert re.search(r"right on \d of 6 .*; on 6 with .*--classes a,b$", swapped)
     for normalize in (fits, None):
         report = import_file(file, **target | {"normalize": normalize})
         assert f"normalisation {fits}: right on 24 of 24 labelled images" in report.notes[0]

@@ -36,7 +36,13 @@ _TEXTS = frozenset({"rules_versions", "expert_versions", "expert_settings"})
 #: Tables whose rows are written with another row, which this column names.
 _PARTS = {"stages": "inspection_id", "detections": "inspection_id", "drawn_boxes": "review_id"}
 #: Columns that say when a row was written; rows of other tables may come after their time, or belong elsewhere too.
-_TIMES = {"reviews": "at", "inspections": "accepted_at", "generations": "accepted_at", "runs": "started_at"}
+_TIMES = {
+    "boards": "completed_at",
+    "reviews": "at",
+    "inspections": "accepted_at",
+    "generations": "accepted_at",
+    "runs": "started_at",
+}
 _SECOND = len("2026-11-28T23:59:59")
 
 
@@ -163,6 +169,7 @@ def _database_problems(connection: Connection, rows: Path, manifest: Mapping[str
     """Yield differences between package and database, by table and key: each row of one is looked for in the other."""
     ids = json.dumps([row["board_id"] for row in json_lines(rows / "boards.jsonl")])
     chosen = boards.c.board_id.in_(select(func.json_each(ids).table_valued("value").c.value))
+    chosen |= BoardSelection(**manifest["selection"]).condition()
     complete = {
         "inspection_id": {row["inspection_id"] for row in json_lines(rows / "inspections.jsonl") if row["seq"]},
         "review_id": {row["review_id"] for row in json_lines(rows / "reviews.jsonl")},
@@ -185,7 +192,7 @@ def _database_problems(connection: Connection, rows: Path, manifest: Mapping[str
             elif name in _PARTS:
                 if now[_PARTS[name]] in complete[_PARTS[name]]:
                     yield f"{what}: added to the database since, to a row that was complete"
-            elif name in _TIMES and (why := _too_old(now, now[_TIMES[name]], str(manifest["made"]), last_seq)):
+            elif (at := now.get(_TIMES.get(name, ""))) and (why := _too_old(now, at, str(manifest["made"]), last_seq)):
                 yield f"{what}: added to the database since, {why}"
 
 
