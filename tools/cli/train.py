@@ -131,11 +131,12 @@ def import_expert(
     for reason in report.unfit:
         console.print(f"not tried: {reason}", markup=False)
     proof = f"images of {images}" if images is not None else "generated patterns (no photos: name some with --images)"
+    pixels = f" and {agreement.box_pixels:.1e} pixels" if report.spec.task == "detect" else ""
     console.print(
         f"{report.expert}: {size_text(report.spec.read_bytes)}, {report.file}, {report.dtype}"
         f"{f' stored as {report.spec.stored_as}' if report.spec.stored_as else ''}; on"
         f" {agreement.images} {proof} it names the same on {agreement.same_labels} and differs from the original by at"
-        f" most {agreement.confidence:.1e} in confidence and {agreement.box_pixels:.1e} pixels",
+        f" most {agreement.confidence:.1e} in confidence{pixels}",
         markup=False,
     )
     _say_candidate(report.expert, version)

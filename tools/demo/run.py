@@ -65,6 +65,17 @@ def part_verdicts(config: Path, serial: str) -> dict[str, PartVerdict]:
         engine.dispose()
 
 
+def board_verdict(config: Path, serial: str) -> str:
+    """Return the line's verdict of the board `serial`, `unknown` while it has none."""
+    engine = open_for_reading(load_config(config).database)
+    try:
+        with engine.connect() as connection:
+            verdict = connection.scalar(text("SELECT verdict FROM boards WHERE serial = :serial"), {"serial": serial})
+    finally:
+        engine.dispose()
+    return verdict or "unknown"
+
+
 def draw_board(board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict], path: Path) -> None:
     """Write `path` (PNG): each part framed in its verdict's colour, with its defect's name and the detector's boxes."""
     canvas = cv2.cvtColor(board.image, cv2.COLOR_RGB2BGR)
@@ -110,16 +121,11 @@ class JudgedBoard:
     serial: str
     board: RenderedBoard
     verdicts: dict[str, PartVerdict]
+    verdict: str
 
     @property
     def is_good(self) -> bool:
         return all(part.truth == "ok" for part in self.board.placements)
-
-    @property
-    def verdict(self) -> str:
-        """The worst verdict of its parts, which is how the line judges a board."""
-        found = {part.verdict for part in self.verdicts.values()}
-        return next((verdict for verdict in ("fail", "unknown", "review") if verdict in found), "pass")
 
 
 def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int:
@@ -143,7 +149,10 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
         log = folder / "daemon.log"
         raise CommandError(f"the daemon was killed, or hangs ({log} may say why): run the same command again") from None
     took_s = time.monotonic() - began_s
-    judged = [JudgedBoard(serial, board, part_verdicts(config, serial)) for serial, board in rendered.items()]
+    judged = [
+        JudgedBoard(serial, board, part_verdicts(config, serial), board_verdict(config, serial))
+        for serial, board in rendered.items()
+    ]
     _show_against_truth(judged)
     images = sum(len(board.board.placements) for board in judged)
     verdicts = Counter(part.verdict for board in judged for part in board.verdicts.values())

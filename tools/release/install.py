@@ -58,7 +58,8 @@ def install(venv: Path, extras: str) -> None:
         check_room(venv.resolve().parent, _ROOM_CUDA_GB)
         print(
             "This PC has no NVIDIA GPU, and pip takes PyTorch with CUDA: 5 GB more, and some minutes. To avoid that,"
-            " press Ctrl-C and name PyTorch's index of CPU wheels (pytorch.org, Get started): make demo TORCH_INDEX=URL"
+            " press Ctrl-C and name PyTorch's index of CPU wheels (pytorch.org, Get started):"
+            " make install TORCH_INDEX=URL"
         )
     run_pip(python, [*index, "--editable", f".[{extras}]" if extras else "."])
 

@@ -23,7 +23,7 @@ from daemon.dashboard.site.site import Site
 from daemon.host.temperature import Thermometer
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import DiskSpace, places
-from daemon.units import size_text
+from daemon.units import count_text, size_text
 
 #: Seconds that the timeline may show: names can be read in the shortest, shifts of work seen in the longest.
 WINDOWS = (5, 10, 30, 60, 300)
@@ -268,4 +268,4 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * length_s:
             number = seconds / length_s
             return f"more than 10 {unit}" if unit == "years" and number > 10 else f"{number:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return count_text(round(seconds), "second")

@@ -12,4 +12,5 @@ torch.jit.trace(net, torch.zeros(1, 3, 8, 8)).save(out / "script.pt")
 (out / "keras.pth").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64))
 torch.save({"state_dict": {f"resnet.{k}": v for k, v in net.state_dict().items()}}, out / "other.pth")
 P
-for f in script.pt lfs.pth page.pth keras.pth other.pth; do echo "== $f"; $COSERVE import $OUT/$f --architecture resnet18 --classes ok,bad --input-size 64 --normalize none --out $OUT/e 2>&1 | sed "s#$OUT#OUT#g"; echo "exit ${PIPESTATUS[0]}"; done
+NORM=$($COSERVE import --help 2>&1 | grep -q -- --normalize && echo '--normalize none')
+for f in script.pt lfs.pth page.pth keras.pth other.pth; do echo "== $f"; $COSERVE import $OUT/$f --architecture resnet18 --classes ok,bad --input-size 64 $NORM --out $OUT/e 2>&1 | sed "s#$OUT#OUT#g"; echo "exit ${PIPESTATUS[0]}"; done
