@@ -30,6 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     checks: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "checks.yaml").read_text(encoding="utf-8"))
     cases = sorted((*options.cases.glob("[0-9]*"), *OWN.glob("[0-9]*")), key=lambda folder: folder.name)
+    cases = [case for case in cases if case.name.startswith(options.only)]
     line = OUTPUTS / "line"
     environ = os.environ | {"COSERVE": str(Path(sys.executable).parent / "coserve"), "PYTHON": sys.executable}
     environ |= {"PRODUCT": str(ROOT), "LINE": str(line / "coserve.yaml"), "COLUMNS": "200"}
@@ -42,7 +43,7 @@ def main() -> None:
         try:
             until(lambda: _run(environ, "status", line / "coserve.yaml").returncode == 0, patience_s=_START_S)
             _run(environ, "reload", line / "coserve.yaml").check_returncode()
-            for case in (case for case in cases if case.name.startswith(options.only)):
+            for case in cases:
                 found = _missing(_output(case, environ), checks.get(case.name))
                 wrong += bool(found)
                 old = case / "got.txt"
