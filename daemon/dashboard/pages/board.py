@@ -150,7 +150,7 @@ def final_verdicts(database: Database, board_ids: Sequence[int]) -> dict[int, Ro
 def listed(
     database: Database, boards: Sequence[Row[Any]]
 ) -> list[tuple[Row[Any], list[dict[str, Any]], Row[Any] | None]]:
-    final = final_verdicts(database, [board.board_id for board in boards])
+    final = final_verdicts(database, [board.board_id for board in boards if board.verdict])  # others may close now
     return [(board, findings_of(board), final.get(board.board_id)) for board in boards]
 
 

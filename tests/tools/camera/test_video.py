@@ -119,7 +119,7 @@ def test_each_line_of_a_barcode_reader_takes_the_next_picture_of_a_recording(tmp
     lines = ScannedLines(io.StringIO("A1\r\nB\x1d2\nA3\n"), print)
     station = run(tmp_path, VideoFile(video), lines, lines.serials())
     assert station.boards == [("A1", 10), ("A3", 30)]
-    assert "control characters" in station.messages[0]
+    assert "invisible characters" in station.messages[0]
     entered = run(tmp_path, VideoFile(video), ScannedLines(io.StringIO("\n\n"), print), repeat("S1"))
     assert entered.boards == [("S1", 10), ("S1", 20)]
 

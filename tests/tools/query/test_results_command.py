@@ -196,7 +196,7 @@ def test_a_table_for_excel_keeps_umlauts_leading_zeros_and_what_looks_like_a_dat
     assert plain.startswith("serial\tlatency_ms\t")
     assert "\n0012\t" in plain
     for wrong in (["--csv", "--delimiter", ";;"], ["--delimiter", ";"]):
-        assert "--delimiter goes with --csv, and is one sign" in results(*wrong, status=2).stderr
+        assert "--delimiter goes with --csv, and is one character" in results(*wrong, status=2).stderr
 
 
 def test_json_has_all_rows_and_a_table_says_of_how_many_it_shows_fifty(
