@@ -164,7 +164,7 @@ def load_catalog(path: Path, folders: Sequence[Path] = ()) -> tuple[Catalog | No
 
 
 def warn_of_weights(catalog: Catalog) -> dict[ExpertId, str]:
-    """Return why experts have no usable weights, and log the first of them, or that there are no experts at all."""
+    """Return why experts have no usable weights. Log the first reason, or that the line has no experts."""
     log = structlog.get_logger("line")
     if not catalog:
         log.warning("no_experts", advice=NO_EXPERTS)

@@ -110,7 +110,7 @@ def _refuse(hub: Hub, status: int, _request: Request, error: Exception) -> JSONR
 
 def _note_broken_upload(request: Request, _error: Exception) -> Response:
     structlog.get_logger("hub").warning("upload_broken", line=request.state.line, path=request.url.path)
-    return Response(status_code=400)  # nobody reads it
+    return Response(status_code=400)  # the client has gone
 
 
 def picture_router(hub: Hub) -> APIRouter:

@@ -141,7 +141,7 @@ def _delete_rows(engine: Engine, table: Table, line: str, before: datetime) -> i
 
 
 def _sweep_pictures(engine: Engine, store: PictureStore, before_s: float) -> int:
-    """Remove pictures that no row names: a line stopped between the two, or sent what nobody asked for."""
+    """Remove pictures without a row: their line stopped before it sent the row."""
     swept, found = 0, store.stored_before(before_s)
     while digests := list(islice(found, _PICTURES_AT_ONCE)):
         with engine.connect() as connection:

@@ -329,7 +329,7 @@ class BoardCache:
 class RepeatedPictures:
     """Remembers each source's pictures since the daemon's start. Used by the writer's thread only.
 
-    An image whose transaction fails is remembered. It comes again for the same place, so it is no repetition.
+    An image whose transaction failed is remembered too; resent for the same place, it does not repeat.
     """
 
     def __init__(self, guards: Guards) -> None:
