@@ -111,7 +111,7 @@ sbom: $(INSTALLED)
 	@mkdir -p build
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --gather-license-texts \
 		--output-reproducible --of JSON -o build/sbom.json
-	$(BIN)/python -m tools.release.licences build/sbom.json build/licences.txt
+	$(BIN)/python -m tools.release.licences build/licences.txt
 
 # Everything that a PC without a network needs, in one archive under build/; its test installs it and serves images.
 bundle: $(INSTALLED)
