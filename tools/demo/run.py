@@ -1,36 +1,34 @@
 """Runs the demo: makes the line, starts its daemon, publishes boards, and shows verdicts beside the truth."""
 
+import itertools
 import shlex
 import time
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
 import numpy as np
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from coserve_client import CoserveError, Publisher, publish_images
 from daemon.config.settings import load_config
-from daemon.storage.database.connections import StoreError, open_for_reading
+from daemon.storage.database.connections import open_for_reading
 from daemon.units import count_text
 from daemon.wire.control import ControlError, ask, must_listen
 from tools.camera.render import PartPlacement, RenderedBoard, board_types, render_board
 from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.line import describe_line, make_line
-from tools.setup.service import Service, ServiceError
+from tools.setup.service import Service
 from tools.terminal.console import CommandError, as_typed, console, print_table
 from tools.terminal.progress import Bars
 
 SOURCE = "demo-camera"
-_PARTS = """
-SELECT i.inspection_id, i.designator, i.verdict, i.defect FROM inspections AS i
-JOIN boards AS b ON b.board_id = i.board_id WHERE b.serial = :serial AND i.status = 'done'
-"""
-_BOXES = """
-SELECT d.inspection_id, d.label, d.confidence, d.x1, d.y1, d.x2, d.y2 FROM detections AS d
-JOIN inspections AS i ON i.inspection_id = d.inspection_id
-JOIN boards AS b ON b.board_id = i.board_id WHERE b.serial = :serial
+_BOARD = """
+SELECT b.verdict, i.designator, i.verdict, i.defect, d.x1, d.y1, d.x2, d.y2 FROM boards AS b
+LEFT JOIN inspections AS i ON i.board_id = b.board_id AND i.status = 'done'
+LEFT JOIN detections AS d ON d.inspection_id = i.inspection_id WHERE b.serial = :serial
 """
 #: BGR, as OpenCV draws.
 COLOURS = {"pass": (96, 200, 96), "fail": (48, 48, 235), "review": (40, 180, 245), "unknown": (200, 80, 200)}
@@ -39,56 +37,46 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 @dataclass(frozen=True, slots=True)
 class PartVerdict:
-    """A part's verdict; boxes are (label, confidence, (x1, y1, x2, y2)) in pixels of the part's image."""
+    """A part's verdict; boxes are x1 y1 x2 y2 in pixels of the part's image."""
 
     verdict: str
     defect: str | None
-    boxes: tuple[tuple[str, float, tuple[float, float, float, float]], ...]
+    boxes: list[tuple[float, float, float, float]] = field(default_factory=list[tuple[float, float, float, float]])
 
 
-def part_verdicts(config: Path, serial: str) -> dict[str, PartVerdict]:
-    """Return the verdicts of the board `serial` by designator; empty if the line has not seen the board."""
-    try:
-        engine = open_for_reading(load_config(config).database)
-    except StoreError:
-        return {}
-    try:
-        with engine.connect() as connection:
-            boxes = defaultdict(list)
-            for inspection_id, label, confidence, *box in connection.execute(text(_BOXES), {"serial": serial}):
-                boxes[inspection_id].append((label, confidence, tuple(box)))
-            return {
-                designator: PartVerdict(verdict, defect, tuple(boxes[inspection_id]))
-                for inspection_id, designator, verdict, defect in connection.execute(text(_PARTS), {"serial": serial})
-            }
-    finally:
-        engine.dispose()
+@dataclass(slots=True)
+class JudgedBoard:
+    """A published board with the line's verdict, `unknown` while it has none, and those of its parts by designator."""
+
+    serial: str
+    board: RenderedBoard
+    verdict: str = "unknown"
+    parts: dict[str, PartVerdict] = field(default_factory=dict[str, PartVerdict])
+
+    def read(self, database: Connection) -> None:
+        for verdict, designator, of_part, defect, *box in database.execute(text(_BOARD), {"serial": self.serial}):
+            self.verdict = verdict or "unknown"
+            if designator is not None:
+                part = self.parts.setdefault(designator, PartVerdict(of_part, defect))
+                part.boxes.extend([] if box[0] is None else [tuple(box)])
+
+    def part(self, designator: str) -> PartVerdict:
+        return self.parts.get(designator) or PartVerdict("unknown", None)
 
 
-def board_verdict(config: Path, serial: str) -> str:
-    """Return the line's verdict of the board `serial`, `unknown` while it has none."""
-    engine = open_for_reading(load_config(config).database)
-    try:
-        with engine.connect() as connection:
-            verdict = connection.scalar(text("SELECT verdict FROM boards WHERE serial = :serial"), {"serial": serial})
-    finally:
-        engine.dispose()
-    return verdict or "unknown"
-
-
-def draw_board(board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict], path: Path) -> None:
+def draw_board(judged: JudgedBoard, path: Path) -> None:
     """Write `path` (PNG): each part framed in its verdict's colour, with its defect's name and the detector's boxes."""
-    canvas = cv2.cvtColor(board.image, cv2.COLOR_RGB2BGR)
-    for placement in board.placements:
-        _draw_part(canvas, placement, verdicts.get(placement.designator) or PartVerdict("unknown", None, ()))
-    cv2.imwrite(str(path), np.vstack([_header(canvas.shape[1], board, serial, verdicts), canvas]))
+    canvas = cv2.cvtColor(judged.board.image, cv2.COLOR_RGB2BGR)
+    for placement in judged.board.placements:
+        _draw_part(canvas, placement, judged.part(placement.designator))
+    cv2.imwrite(str(path), np.vstack([_header(canvas.shape[1], judged), canvas]))
 
 
 def _draw_part(canvas: np.ndarray, placement: PartPlacement, part: PartVerdict) -> None:
     colour = COLOURS[part.verdict]
     x1, y1, x2, y2 = placement.box
     cv2.rectangle(canvas, (x1, y1), (x2, y2), colour, 1 if part.verdict == "pass" else 2, cv2.LINE_AA)
-    for _, _, box in part.boxes:
+    for box in part.boxes:
         left, top, right, bottom = (round(value) for value in placement.on_board(box))
         cv2.rectangle(canvas, (left, top), (right, bottom), COLOURS["review"], 1, cv2.LINE_AA)
     if part.verdict == "pass":
@@ -101,10 +89,12 @@ def _draw_part(canvas: np.ndarray, placement: PartPlacement, part: PartVerdict) 
     cv2.putText(canvas, title, (left + 2, bottom), _FONT, 0.42, (255, 255, 255), 1, cv2.LINE_AA)
 
 
-def _header(width: int, board: RenderedBoard, serial: str, verdicts: dict[str, PartVerdict]) -> np.ndarray:
+def _header(width: int, judged: JudgedBoard) -> np.ndarray:
     header = np.full((34, width, 3), 32, np.uint8)
-    counts = {name: sum(part.verdict == name for part in verdicts.values()) for name in COLOURS}
-    cv2.putText(header, f"{board.board_type}  {serial}", (10, 23), _FONT, 0.6, (240, 240, 240), 1, cv2.LINE_AA)
+    counts = {name: sum(part.verdict == name for part in judged.parts.values()) for name in COLOURS}
+    cv2.putText(
+        header, f"{judged.board.board_type}  {judged.serial}", (10, 23), _FONT, 0.6, (240, 240, 240), 1, cv2.LINE_AA
+    )
     x = width - 10
     for name, count in reversed(counts.items()):
         title = f"{name} {count}"
@@ -112,20 +102,6 @@ def _header(width: int, board: RenderedBoard, serial: str, verdicts: dict[str, P
         cv2.putText(header, title, (x, 23), _FONT, 0.55, COLOURS[name], 1, cv2.LINE_AA)
         x -= 18
     return header
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedBoard:
-    """A published board with the line's verdicts of its parts by designator."""
-
-    serial: str
-    board: RenderedBoard
-    verdicts: dict[str, PartVerdict]
-    verdict: str
-
-    @property
-    def is_good(self) -> bool:
-        return all(part.truth == "ok" for part in self.board.placements)
 
 
 def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int:
@@ -142,21 +118,19 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
     began_s = time.monotonic()
     try:
         with Service(config, folder / "daemon.log"):
-            rendered = _publish_boards(config, boards, seed)
-    except (ServiceError, ControlError) as error:
+            judged = _publish_boards(config, boards, seed)
+    except ControlError as error:
         raise CommandError(str(error)) from None
     except CoserveError:
         log = folder / "daemon.log"
         raise CommandError(f"the daemon was killed, or hangs ({log} may say why): run the same command again") from None
     took_s = time.monotonic() - began_s
-    judged = [
-        JudgedBoard(serial, board, part_verdicts(config, serial), board_verdict(config, serial))
-        for serial, board in rendered.items()
-    ]
+    with closing(open_for_reading(load_config(config).database).connect()) as database:
+        for board in judged:
+            board.read(database)
     _show_against_truth(judged)
     images = sum(len(board.board.placements) for board in judged)
-    verdicts = Counter(part.verdict for board in judged for part in board.verdicts.values())
-    done = verdicts.total() - verdicts["unknown"]
+    done = sum(part.verdict != "unknown" for board in judged for part in board.parts.values())
     console.print(f"{done} of {count_text(images, 'image')} judged in {took_s:.0f} s, the daemon's start included.")
     _draw(folder / "boards", judged)
     _show_next(config)
@@ -172,40 +146,39 @@ def _must_not_run(config: Path) -> None:
     raise CommandError(f"the line in {config.parent} runs already: send it boards with `{more}`, or stop it first")
 
 
-def _publish_boards(config: Path, boards: int, seed: int) -> dict[str, RenderedBoard]:
+def _publish_boards(config: Path, boards: int, seed: int) -> list[JudgedBoard]:
     endpoints, prefix = load_config(config).endpoints, _free_prefix(config)
     plan = board_plan(boards, seed, prefix)
-    rendered: dict[str, RenderedBoard] = {}
+    sent: list[JudgedBoard] = []
     with Bars(console=console) as bar, Publisher(endpoints.intake[0], SOURCE) as camera:
         total = sum(len(board_types()[kind].places) for _, kind, _ in plan)
         task = bar.add_task(f"{count_text(boards, 'board')} through the line", total=total)
         for serial, kind, board_seed in plan:
-            rendered[serial] = render_board(kind, board_seed, DEFECT_RATE)
-            publish_images(camera, images_of(rendered[serial], serial, prefix))
+            sent.append(JudgedBoard(serial, render_board(kind, board_seed, DEFECT_RATE)))
+            publish_images(camera, images_of(sent[-1].board, serial, prefix))
             bar.update(task, completed=ask(endpoints.control, "status")["completed"])
         while (status := ask(endpoints.control, "status"))["backlog"]:
             bar.update(task, completed=status["completed"])
             time.sleep(0.1)
         bar.update(task, completed=total)
-    return rendered
+    return sent
 
 
 def _free_prefix(config: Path) -> str:
     """Return a lot name that no earlier run used: a repeated image id would be a duplicate."""
-    number = 1
-    while part_verdicts(config, f"D{number}-001"):
-        number += 1
-    return f"D{number}"
+    with closing(open_for_reading(load_config(config).database).connect()) as database:
+        used = set(database.scalars(text("SELECT DISTINCT lot FROM boards")))
+    return next(name for name in map("D{}".format, itertools.count(1)) if name not in used)
 
 
 def _show_against_truth(boards: list[JudgedBoard]) -> None:
     counts: Counter[tuple[str, str]] = Counter()
     for board in boards:
-        counts["good boards" if board.is_good else "boards with a defect", board.verdict] += 1
+        is_good = all(part.truth == "ok" for part in board.board.placements)
+        counts["good boards" if is_good else "boards with a defect", board.verdict] += 1
         for placement in board.board.placements:
-            part = board.verdicts.get(placement.designator)
             truth = "good parts" if placement.truth == "ok" else f"parts: {placement.truth.replace('_', ' ')}"
-            counts[truth, part.verdict if part else "unknown"] += 1
+            counts[truth, board.part(placement.designator).verdict] += 1
     names = ("good boards", "boards with a defect", "good parts")
     truths = [*names, *sorted({truth for truth, _ in counts} - set(names))]
     shown = [verdict for verdict in COLOURS if any(counts[truth, verdict] for truth in truths)]
@@ -216,7 +189,7 @@ def _show_against_truth(boards: list[JudgedBoard]) -> None:
 def _draw(folder: Path, boards: list[JudgedBoard]) -> None:
     folder.mkdir(exist_ok=True)
     for board in boards:
-        draw_board(board.board, board.serial, board.verdicts, folder / f"{board.serial}.png")
+        draw_board(board, folder / f"{board.serial}.png")
     failed = next((board for board in boards if board.verdict == "fail"), boards[0])
     console.print(f"Pictures of the boards with their findings: {folder}/{failed.serial}.png, …", markup=False)
 

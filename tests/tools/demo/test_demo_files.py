@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tools.camera.render import render_board
-from tools.demo.run import COLOURS, PartVerdict, draw_board
+from tools.demo.run import COLOURS, JudgedBoard, PartVerdict, draw_board
 
 torch.set_num_threads(1)
 
@@ -14,10 +14,10 @@ def test_a_drawn_board_is_a_png_of_the_board_with_a_header_and_frames(tmp_path: 
     board = render_board("sensor-node", 1, 0.0)
     first, second, *_ = board.placements
     side = first.pixels.shape[0]
-    verdicts = {p.designator: PartVerdict("pass", None, ()) for p in board.placements[2:]}
+    verdicts = {p.designator: PartVerdict("pass", None) for p in board.placements[2:]}
     inner = (side * 0.3, side * 0.3, side * 0.6, side * 0.6)
-    verdicts[first.designator] = PartVerdict("fail", "bridge", (("joint", 0.9, inner), ("bridge", 0.8, inner)))
-    draw_board(board, "S1", verdicts, tmp_path / "S1.png")
+    verdicts[first.designator] = PartVerdict("fail", "bridge", [inner])
+    draw_board(JudgedBoard("S1", board, "fail", verdicts), tmp_path / "S1.png")
     drawn = cv2.imread(str(tmp_path / "S1.png"))
     assert drawn is not None
     height, width = board.image.shape[:2]
