@@ -1,4 +1,4 @@
-"""Record the scheduler's calls and decisions, and replay them without clock or devices.
+"""Record the scheduler's calls and decisions, and read them again.
 
 A trace is JSON lines. The first describes the scheduler; each other line is one call with its arguments and result.
 """
@@ -133,16 +133,6 @@ for _call in _ARGUMENTS:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A call whose replayed result differs from the recorded one; both as JSON."""
-
-    line: int
-    call: str
-    recorded: str
-    replayed: str
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
     """One recorded call: its line in the file, its arguments, and its `result` or `refused` as JSON."""
 
@@ -174,19 +164,3 @@ def read_calls(path: Path) -> Iterator[Call]:
                 line = json.loads(text)
                 call, arguments = line["call"], adapters[line["call"]].validate_python(line["args"])
             yield Call(number, call, arguments, {key: line[key] for key in ("result", "refused") if key in line})
-
-
-def replay(path: Path) -> Iterator[Difference]:
-    scheduler = read_makeup(path).scheduler()
-    for call in read_calls(path):
-        with trace_line(path, call.line, CONTRADICTS):
-            replayed = _repeat(getattr(scheduler, call.name), call.arguments)
-        if replayed != call.recorded:
-            yield Difference(call.line, call.name, json.dumps(call.recorded), json.dumps(replayed))
-
-
-def _repeat(method: Callable[..., Any], arguments: tuple[Any, ...]) -> dict[str, Any]:
-    try:
-        return json.loads(to_json({"result": method(*arguments)}))
-    except OperationRefusedError as error:
-        return {"refused": error.code}

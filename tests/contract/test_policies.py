@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from daemon.dispatch.trace import replay
 from daemon.policy.presets import PRESETS
 from tests.contract.client import Line
+from tests.daemon.dispatch.replaying import replay
 from tests.lines import RULES, a_jpeg
 
 IMAGES = 36
@@ -63,4 +63,4 @@ def test_verdicts_are_the_same_whatever_the_policy(
         assert [label for label, _ in stages] == [label for label, _ in as_stages], image
         confidences = [confidence or 0.0 for _, confidence in stages]
         assert confidences == pytest.approx([confidence or 0.0 for _, confidence in as_stages], abs=TOLERANCE), image
-    assert list(replay(tmp_path / "line" / "trace.jsonl")) == []
+    assert replay(tmp_path / "line" / "trace.jsonl") == []

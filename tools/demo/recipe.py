@@ -7,14 +7,14 @@ import json
 import multiprocessing
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.progress import TaskID
+import cv2
 
 from daemon.line.line import load_line
 from experts.catalog import read_catalog, write_catalog
@@ -36,8 +36,6 @@ from tools.training.held_out import Rate
 RATES = (DEFECT_RATE, 0.2)
 BOARDS, FIRST_SEED = 200, 600_000
 _AT_ONCE = 20
-
-OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,11 @@ class Figures:
 
 
 def measure(
-    config: Path, *, boards: int = BOARDS, on_share: OnShare = lambda _: None, on_answer: OnAnswer = lambda *_: None
+    config: Path,
+    *,
+    boards: int = BOARDS,
+    on_share: Callable[[float], None] = lambda _: None,
+    on_answer: OnAnswer = lambda *_: None,
 ) -> list[Figures]:
     """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
     line = load_line(config)
@@ -163,8 +165,8 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
     """Make the experts in `folder/experts`, or go on making them, and print their figures; return that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "experts"
+    _run_jobs(folder, recipe)
     with Bars(console=console) as bars:
-        _run_jobs(bars, folder, recipe)
         task = bars.add_task("heads on the stored backbone", total=None)
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
         learn = read_files(folder / "pictures", range(max(0, recipe.files - recipe.head_files), recipe.files))
@@ -203,46 +205,28 @@ def measure_line(folder: Path) -> None:
     measured_table(figures)
 
 
-def _run_jobs(bars: Bars, folder: Path, recipe: Recipe) -> None:
+def _run_jobs(folder: Path, recipe: Recipe) -> None:
     """Run two at a time, each on its own core: first the pictures, for which the first training waits."""
-    networks = (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
-    with multiprocessing.get_context("spawn").Manager() as manager, two_processes() as pool:
-        shares: MutableMapping[str, float] = manager.dict()
-        running = [pool.submit(_render, folder, recipe.files + recipe.held_out_files, shares, "rendering pictures")]
-        running += [pool.submit(_train, name, folder, recipe, shares, f"training {name}") for name in networks]
-        tasks: dict[str, TaskID] = {}  # a job that waits for a core has no bar yet
-        is_over = False
-        while not is_over:
-            is_over = not wait(running, 0.5, FIRST_EXCEPTION).not_done
-            for job in running:
-                if job.done():
-                    job.result()
-            for title, share in shares.items():
-                if title not in tasks:
-                    tasks[title] = bars.add_task(title, total=1.0)
-                bars.update(tasks[title], completed=share)
+    with two_processes() as pool:
+        jobs = [pool.submit(_render, folder, recipe.files + recipe.held_out_files)]
+        networks = (BACKBONE, *(detector.expert for detector in reversed(DETECTORS)))
+        jobs += [pool.submit(train_network, name, folder, recipe.files, recipe.steps_share) for name in networks]
+        for job in as_completed(jobs):
+            job.result()
 
 
-def _render(folder: Path, files: int, shares: MutableMapping[str, float], title: str) -> None:
-    import cv2
-
-    cv2.setNumThreads(1)
+def _render(folder: Path, files: int) -> None:
     for number in render_missing(folder / "pictures", files):
-        shares[title] = (number + 1) / files
-
-
-def _train(expert: str, folder: Path, recipe: Recipe, shares: MutableMapping[str, float], title: str) -> None:
-    import cv2
-
-    cv2.setNumThreads(1)
-    train_network(expert, folder, recipe.files, recipe.steps_share, lambda share: shares.update({title: share}))
+        if number % 8 == 7:
+            print(f"{number + 1} of {files} files of pictures rendered", flush=True)
 
 
 @contextmanager
 def two_processes() -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh interpreters: torch's threads do not survive a fork."""
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn, initializer=cv2.setNumThreads, initargs=(1,)) as pool:
         try:
             yield pool
         except BaseException:  # Ctrl-C and SIGTERM, too: a training would go on for hours

@@ -34,8 +34,6 @@ _WARM_UP_STEPS, _CLOSING_SHARE = 200, 0.35
 _EMA_DECAY = 0.998
 _CHECKPOINT_EVERY_S = 150.0
 
-OnShare = Callable[[float], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -185,23 +183,25 @@ class SolderLoss:
         return boxes
 
 
-def train_network(
-    expert: str, folder: Path, files: int, steps_share: float = 1.0, on_share: OnShare = lambda _: None
-) -> None:
-    """Train the network `expert` on `folder/pictures`, or go on with it, up to its last checkpoint."""
+def train_network(expert: str, folder: Path, files: int, steps_share: float = 1.0) -> None:
+    """Train the network `expert` on `folder/pictures`, or go on with it from its last checkpoint."""
     torch.set_num_threads(1)
     lesson = _LESSONS[expert].shortened(steps_share)
-    train_on(network_loss(expert, folder, files, lesson), lesson, folder / f"{expert}.checkpoint", on_share)
+    loss, checkpoint = network_loss(expert, folder, files, lesson), folder / f"{expert}.checkpoint"
+    train_on(loss, lesson, checkpoint, lambda share: print(f"{expert}: {share:.0%} of its training", flush=True))
 
 
 def train_on(
     loss: "PartLoss | SolderLoss",
     lesson: Lesson,
     checkpoint: Path,
-    on_share: OnShare = lambda _: None,
+    on_saved: Callable[[float], None] = lambda _: None,
     every_s: float = _CHECKPOINT_EVERY_S,
 ) -> None:
-    """Train a network by its loss, or go on with it, and write a checkpoint at regular times and at the end."""
+    """Train a network by its loss, or go on with it; write checkpoints at regular times and at the end.
+
+    `on_saved` gets the share of the training that each of them has behind it.
+    """
     torch.manual_seed(0)
     descent, begin, spent_s = Descent(loss.new_model(), _EMA_DECAY), 0, 0.0
     parts = {"model": descent.model, "average": descent.average, "optimiser": descent.optimiser}
@@ -220,7 +220,7 @@ def train_on(
             torch.save({name: p.state_dict() for name, p in parts.items()} | {"step": done, "spent_s": spent_s}, file)
             file.replace(checkpoint)
             saved_s = time.monotonic()
-        on_share(done / lesson.steps)
+            on_saved(done / lesson.steps)
 
 
 def spent_s(expert: str, folder: Path) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.pool import device_pools
-from daemon.dispatch.trace import Makeup, replay
+from daemon.dispatch.trace import Makeup
 from daemon.policy.paper.assign import partition
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import Tuning, preset
@@ -19,6 +19,7 @@ from experts.vision.infer import infer_each
 from experts.vision.preprocess import MAX_PIXELS
 from experts.vision.slot import SlotPool
 from routing_rules.compile import compile_rules
+from tests.daemon.dispatch.replaying import replay
 from tests.daemon.dispatch.simulated_line import reports_to
 from tests.editions import a_serving
 from tests.experts.pictures import a_picture, encoded
@@ -86,4 +87,4 @@ def test_chains_run_with_memory_for_one_expert_and_the_run_replays(
     journal.close()
     for memory in slots.values():
         memory.check()
-    assert list(replay(tmp_path / "trace.jsonl")) == []
+    assert replay(tmp_path / "trace.jsonl") == []

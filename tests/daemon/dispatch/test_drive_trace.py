@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.dispatch.trace import TraceError, replay
+from daemon.dispatch.trace import TraceError, read_makeup
 from daemon.policy.matrix import Performance
 from daemon.policy.presets import PRESETS
 from daemon.wire.control import ControlError
 from experts.spec import ArchitectureId, ExpertId
+from tests.daemon.dispatch.replaying import replay
 from tests.daemon.dispatch.simulated_line import a_catalog, a_line, a_mix, says
 
 
@@ -44,7 +45,7 @@ def test_a_recorded_run_replays_to_the_same_actions(tmp_path: Path, policy: str)
     record(trace, policy)
     calls = [json.loads(line).get("call") for line in trace.read_text().splitlines()]
     assert {"arrive", "next_action", "next_load", "batch_done", "load_done", "replace_facts"} <= set(calls)
-    assert list(replay(trace)) == []
+    assert replay(trace) == []
 
 
 @pytest.mark.parametrize(
@@ -59,4 +60,4 @@ def test_a_recorded_run_replays_to_the_same_actions(tmp_path: Path, policy: str)
 def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / "trace").write_text(text)
     with pytest.raises(TraceError, match=message):
-        list(replay(tmp_path / "trace"))
+        read_makeup(tmp_path / "trace")

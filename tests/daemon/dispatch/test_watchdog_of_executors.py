@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from daemon.dispatch.drive import Drive
 from daemon.dispatch.pool import Batch, DevicePool, Fault, StoredImage
-from daemon.dispatch.trace import Makeup, replay
+from daemon.dispatch.trace import Makeup
 from daemon.dispatch.watch import Watch
 from daemon.policy.predict import expert_facts
 from daemon.policy.presets import PRESETS, Tuning
@@ -25,6 +25,7 @@ from daemon.records import JournalKey, Verdict
 from experts.spec import Answer, ExpertId, ExpertSpec
 from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
+from tests.daemon.dispatch.replaying import replay
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image, reports_to, routes
 from tests.editions import a_serving
 from tests.experts.pictures import a_picture, encoded
@@ -219,7 +220,7 @@ def test_every_image_ends_once_and_the_run_replays_although_batches_and_loads_ha
         _let_everything_hang(line, data)
     finally:
         line.drive.stop(1.0)
-    assert list(replay(trace)) == []
+    assert replay(trace) == []
 
 
 def _let_everything_hang(line: Line, data: st.DataObject) -> None:
