@@ -4,53 +4,30 @@ A trace is JSON lines. The first describes the scheduler; each other line is one
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
-from typing import Annotated, Any
+from types import FunctionType
+from typing import Any
 
 import structlog
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from daemon.policy.actions import Load
 from daemon.policy.matrix import Performance
 from daemon.policy.operate import OperationRefusedError
 from daemon.policy.presets import Tuning, preset
-from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request
+from daemon.policy.request import ExecutorFacts, ExpertFacts, PoolFacts
 from daemon.policy.scheduler import Scheduler
 from experts.ledger import LedgerError
-from experts.spec import ExpertId
 
 #: Version of the format; a reader refuses others. 3: other weights or settings are another expert.
 FORMAT = 3
 
-_Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_ARGUMENTS: dict[str, Any] = {
-    "arrive": tuple[Request, float],
-    "expire": tuple[float],
-    "next_action": tuple[ExecutorId, float],
-    "next_load": tuple[PoolId, float],
-    "load_done": tuple[Load, _Took],
-    "load_failed": tuple[Load, str, float] | tuple[Load, str, float, bool],
-    "batch_done": tuple[ExecutorId, _Took],
-    "batch_failed": tuple[ExecutorId],
-    "batch_hung": tuple[ExecutorId],
-    "hung_batch_ended": tuple[PoolId, ExpertId],
-    "load_hung": tuple[Load],
-    "hung_load_ended": tuple[Load],
-    "fail": tuple[ExpertId, str],
-    "limit_batch": tuple[ExecutorId, ExpertId, int],
-    "replace_facts": tuple[tuple[ExpertFacts, ...]],
-    "pin": tuple[ExpertId, PoolId | None],
-    "unpin": tuple[ExpertId, PoolId | None],
-    "unload": tuple[ExpertId, PoolId | None],
-    "set_budget": tuple[PoolId, int],
-    "pool_lost": tuple[PoolId],
-    "pool_back": tuple[PoolId],
-}
-
+#: Calls that change nothing; all others are recorded.
+_QUERIES = {"pools_to_ask", "is_stuck", "misfits", "predicted_s", "pools", "budgets", "snapshot", "check"}
 
 #: The fault of a line that cannot have been recorded after the lines before it.
 CONTRADICTS = "contradicts the lines before it; was the file edited?"
@@ -101,7 +78,9 @@ class RecordingScheduler(Scheduler):
             except OSError as error:
                 structlog.get_logger("trace").error("trace_incomplete", file=str(self._path), error=str(error))
 
-    def _note(self, call: str, arguments: tuple[Any, ...]) -> Any:
+    def record_call(self, call: str, *given: Any) -> Any:
+        # An iterator would be used up before it is written.
+        arguments = [list(each) if isinstance(each, Iterator) else each for each in given]
         try:
             result = getattr(super(), call)(*arguments)
         except OperationRefusedError as error:
@@ -120,25 +99,18 @@ class RecordingScheduler(Scheduler):
             self._file = None
 
 
-def _recorded(call: str) -> Callable[..., Any]:
-    def method(scheduler: RecordingScheduler, *arguments: Any) -> Any:
-        # An iterator would be used up before it is written.
-        return scheduler._note(call, tuple(list(each) if isinstance(each, Iterator) else each for each in arguments))  # pyright: ignore[reportPrivateUsage]
-
-    return method
-
-
-for _call in _ARGUMENTS:
-    setattr(RecordingScheduler, _call, _recorded(_call))
+for _call in [name for name, each in vars(Scheduler).items() if isinstance(each, FunctionType)]:
+    if _call not in _QUERIES and not _call.startswith("_"):
+        setattr(RecordingScheduler, _call, partialmethod(RecordingScheduler.record_call, _call))
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One recorded call: its line in the file, its arguments, and its `result` or `refused` as JSON."""
+    """One recorded call: its line in the file, and as JSON its arguments, and its `result` or `refused`."""
 
     line: int
     name: str
-    arguments: tuple[Any, ...]
+    arguments: list[Any]
     recorded: dict[str, Any]
 
 
@@ -156,11 +128,11 @@ def read_makeup(path: Path) -> Makeup:
 
 
 def read_calls(path: Path) -> Iterator[Call]:
-    adapters = {call: TypeAdapter[tuple[Any, ...]](arguments) for call, arguments in _ARGUMENTS.items()}
     with path.open("rb") as file:
         file.readline()
         for number, text in enumerate(file, start=2):
             with trace_line(path, number, "not a recorded call; was the daemon killed here?"):
                 line = json.loads(text)
-                call, arguments = line["call"], adapters[line["call"]].validate_python(line["args"])
-            yield Call(number, call, arguments, {key: line[key] for key in ("result", "refused") if key in line})
+                recorded = {key: line[key] for key in ("result", "refused") if key in line}
+                call = Call(number, line["call"], line["args"], recorded)
+            yield call

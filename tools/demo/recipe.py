@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+from rich.progress import track
 
 from daemon.line.line import load_line
 from experts.catalog import read_catalog, write_catalog
@@ -29,7 +30,6 @@ from tools.demo.line import write_configuration, write_rules
 from tools.demo.pictures import Sample, read_files, render_missing, samples_of
 from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train_network
 from tools.terminal.console import console, print_table
-from tools.terminal.progress import Bars
 from tools.training.held_out import Rate
 
 #: Defect rates, boards of each, and the first seed, which no training and no camera uses.
@@ -62,8 +62,7 @@ class Figures:
     rate: float
     parts: tuple[JudgedPart, ...]
 
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """Return, by name, how many and out of how many."""
+    def rates(self) -> dict[str, Rate]:
         bad = [part for part in self.parts if not part.is_good]
         good = [part for part in self.parts if part.is_good]
         with_defects = {part.board for part in bad}
@@ -71,13 +70,13 @@ class Figures:
         boards = {part.board for part in self.parts}
         without = boards - with_defects
         return {
-            "defects caught": (sum(part.is_called for part in bad), len(bad)),
-            "good parts called": (sum(part.is_called for part in good), len(good)),
-            "good parts called by a guard": (sum(part.guard is not None for part in good), len(good)),
-            "of these: failed, a false call": (sum(part.verdict == "fail" for part in good), len(good)),
-            "of these: to a person's review": (sum(part.verdict == "review" for part in good), len(good)),
-            "boards with defects stopped": (len(with_defects & stopped), len(with_defects)),
-            "good boards that pass": (len(without - stopped), len(without)),
+            "defects caught": Rate(sum(part.is_called for part in bad), len(bad)),
+            "good parts called": Rate(sum(part.is_called for part in good), len(good)),
+            "good parts called by a guard": Rate(sum(part.guard is not None for part in good), len(good)),
+            "of these: failed, a false call": Rate(sum(part.verdict == "fail" for part in good), len(good)),
+            "of these: to a person's review": Rate(sum(part.verdict == "review" for part in good), len(good)),
+            "boards with defects stopped": Rate(len(with_defects & stopped), len(with_defects)),
+            "good boards that pass": Rate(len(without - stopped), len(without)),
         }
 
     def mistakes(self) -> dict[str, int]:
@@ -86,54 +85,45 @@ class Figures:
         return dict(wrong.most_common())
 
     def as_json(self) -> dict[str, Any]:
-        counts = {
-            name: {"count": count, "of": of, "share": round(count / max(of, 1), 5), "interval": Rate(count, of).wilson}
-            for name, (count, of) in self.counts().items()
+        rates = {
+            name: {"count": rate.count, "of": rate.of, "share": round(rate.share, 5), "interval": rate.wilson}
+            for name, rate in self.rates().items()
         }
-        return {"rate": self.rate, **counts, "mistakes": self.mistakes()}
+        return {"rate": self.rate, **rates, "mistakes": self.mistakes()}
 
 
-def measure(
-    config: Path,
-    *,
-    boards: int = BOARDS,
-    on_share: Callable[[float], None] = lambda _: None,
-    on_answer: OnAnswer = lambda *_: None,
-) -> list[Figures]:
+def measure(config: Path, boards: int = BOARDS, on_answer: OnAnswer = lambda *_: None) -> list[Figures]:
     """Judge boards of each rate as the daemon of `config` would; `on_answer` gets the answers of the first rate."""
     line = load_line(config)
     pool, kinds, figures = loaded_pool(line.catalog), list(board_types()), list[Figures]()
     for place, rate in enumerate(RATES):
         judged: list[JudgedPart] = []
-        for start in range(0, boards, _AT_ONCE):
-            numbers = range(start, min(start + _AT_ONCE, boards))
+        title = f"judging {boards} boards with {rate:.0%} of defects"
+        for start in track(range(0, boards, _AT_ONCE), title, console=console):
             rendered = [
-                (number, part)
-                for number in numbers
-                for part in render_board(kinds[number % len(kinds)], _seed(place, number), rate).placements
+                (number, kinds[number % len(kinds)], part)
+                for number in range(start, min(start + _AT_ONCE, boards))
+                for part in render_board(
+                    kinds[number % len(kinds)], FIRST_SEED + place * 10_000 + number, rate
+                ).placements
             ]
-            parts = [PartToJudge(kinds[number % len(kinds)], part.component, part.pixels) for number, part in rendered]
+            parts = [PartToJudge(kind, part.component, part.pixels) for _, kind, part in rendered]
             verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else lambda *_: None)
             judged += [
                 JudgedPart(number, part.component, part.truth, *verdict)
-                for (number, part), verdict in zip(rendered, verdicts, strict=True)
+                for (number, _, part), verdict in zip(rendered, verdicts, strict=True)
             ]
-            on_share((place + numbers.stop / boards) / len(RATES))
         figures.append(Figures(rate, tuple(judged)))
     return figures
-
-
-def _seed(place: int, number: int) -> int:
-    return FIRST_SEED + place * 10_000 + number
 
 
 def measured_table(figures: Sequence[Figures]) -> None:
     rows: list[tuple[str, ...]] = []
     for each in figures:
-        for name, (count, of) in each.counts().items():
-            low, high = Rate(count, of).wilson
-            share = f"{count / max(of, 1):.4f}"
-            rows.append((f"{each.rate:.0%}", name, f"{count} of {of}", share, f"{low:.4f} to {high:.4f}"))
+        for name, rate in each.rates().items():
+            low, high = rate.wilson
+            counts = f"{rate.count} of {rate.of}"
+            rows.append((f"{each.rate:.0%}", name, counts, f"{rate.share:.4f}", f"{low:.4f} to {high:.4f}"))
     print_table("Boards that no training saw", ("defects", "", "", "share", "95 %"), rows)
     for each in figures:
         mistakes = ", ".join(f"{count} {what}" for what, count in each.mistakes().items()) or "none"
@@ -166,27 +156,18 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "experts"
     _run_jobs(folder, recipe)
-    with Bars(console=console) as bars:
-        task = bars.add_task("heads on the stored backbone", total=None)
+    with console.status("heads on the stored backbone, and thresholds, on boards not trained on"):
         held_out = read_files(folder / "pictures", range(recipe.files, recipe.files + recipe.held_out_files))
         learn = read_files(folder / "pictures", range(max(0, recipe.files - recipe.head_files), recipe.files))
         calibration = list(_calibration_samples(recipe.calibration_boards))
         catalog = export_experts(folder, out, learn, held_out, calibration)
         del learn
-        bars.update(task, description="thresholds on boards not trained on")
-        observed = observe(catalog, [*held_out, *calibration])
-        thresholds = choose_thresholds(observed)
+        thresholds = choose_thresholds(observe(catalog, [*held_out, *calibration]))
         write_thresholds(out, thresholds)
         write_rules(folder, thresholds)
-        bars.update(task, total=1.0, completed=1.0)
-        task = bars.add_task("measuring on boards not trained on", total=1.0)
-        answers: dict[str, list[Answer]] = defaultdict(list)
-        figures = measure(
-            write_configuration(folder),
-            boards=recipe.measured_boards,
-            on_share=lambda share: bars.update(task, completed=share),
-            on_answer=lambda expert, answer: answers[expert].append(answer),
-        )
+    answers: dict[str, list[Answer]] = defaultdict(list)
+    config = write_configuration(folder)
+    figures = measure(config, recipe.measured_boards, lambda expert, answer: answers[expert].append(answer))
     entries = read_catalog(out / "catalog.yaml")
     for expert, own in answers.items():
         counts = histograms((answer.label, answer.confidence) for answer in own)
@@ -199,10 +180,7 @@ def train(folder: Path, recipe: Recipe = Recipe()) -> Path:
 
 
 def measure_line(folder: Path) -> None:
-    with Bars(console=console) as bars:
-        task = bars.add_task("judging 400 boards", total=1.0)
-        figures = measure(folder / "coserve.yaml", on_share=lambda share: bars.update(task, completed=share))
-    measured_table(figures)
+    measured_table(measure(folder / "coserve.yaml"))
 
 
 def _run_jobs(folder: Path, recipe: Recipe) -> None:

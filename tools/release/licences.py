@@ -12,8 +12,8 @@ def licence_of(package: Distribution) -> str:
     """Return its licence expression, else what its classifiers say, else the first line of its licence; or nothing."""
     told = package.metadata
     spoken = [name.rpartition(" :: ")[2] for name in told.get_all("Classifier", []) if name.startswith("License :: ")]
-    first_line, *_ = (told.get("License") or "").strip().splitlines() or [""]
-    return told.get("License-Expression") or "; ".join(spoken) or first_line[:80]
+    ways = [*told.get_all("License-Expression", []), "; ".join(spoken), *told.get_all("License", [])]
+    return next(filter(None, map(str.strip, ways)), "").partition("\n")[0][:80]
 
 
 def main(out: Path) -> int:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, validate_call
 
-from daemon.dispatch.trace import CONTRADICTS, Call, Makeup, TraceError, read_calls, read_makeup, trace_line
+from daemon.dispatch.trace import CONTRADICTS, Makeup, TraceError, read_calls, read_makeup, trace_line
 from daemon.policy.actions import Load, Run
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.paper.assign import partition
@@ -22,6 +22,7 @@ from tools.simulate.world import SimulatedMachine, Task, TaskImage, TransferChan
 _AS_MEASURED = 1e15
 
 Key = tuple[str, ArchitectureId]
+_Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,41 +97,17 @@ class _Reading:
     def read(self, path: Path) -> None:
         for call in read_calls(path):
             with trace_line(path, call.line, CONTRADICTS):
-                self._take(call)
+                if call.name != "arrive":
+                    self._end_batch()
+                if report := getattr(self, f"on_{call.name}", None):
+                    report(call.recorded.get("result"), *call.arguments)
         self._end_batch()
 
-    def _take(self, call: Call) -> None:
-        result = call.recorded.get("result")
-        if call.name != "arrive":
-            self._end_batch()
-        match call.name, call.arguments:
-            case "arrive", (request, now):
-                if result is None:
-                    self._arrived(request, now)
-            case "next_action", (executor, now):
-                self._at(now)
-                if isinstance(result, dict) and "batch" in result:
-                    self._runs[executor] = self._run_of(result)
-            case "expire" | "next_load", (*_, now):
-                self._at(now)
-            case "batch_done", (executor, infer_s):
-                run = self._runs.pop(executor)
-                key = (self._device_of[self._pool_of[executor]], self._architectures[run.expert])
-                self._batches.setdefault(key, []).append((len(run.batch), infer_s))
-                self._going_on = [self._by_request[request.request_id] for request in run.batch]
-                self._ended = True
-            case "load_done", (load, load_s):
-                self._loaded(load, load_s)
-            case _:
-                pass
-
-    def _end_batch(self) -> None:
-        """Count the images that did not continue right after their batch: they have their answer."""
-        self.answered += len(self._going_on)
-        self._going_on = []
-
-    def _arrived(self, request: Request, now: float) -> None:
+    @validate_call
+    def on_arrive(self, result: str | None, request: Request, now: float) -> None:
         """Take a new image, or the next step of any image of the batch that has just ended."""
+        if result is not None:
+            return
         if self.first_s is None:
             self.first_s = now
         if request.step > 0 and self._going_on:
@@ -141,18 +118,46 @@ class _Reading:
             self.images.append([request.arrived_s, request.deadline_s, [request.expert]])
         self._by_request[request.request_id] = number
 
-    def _at(self, now: float) -> None:
-        """Give a report, which carries no time, the time of the next decision."""
-        if self._ended:
-            self.last_s, self._ended = now, False
+    @validate_call
+    def on_next_action(self, result: dict[str, Any], executor: ExecutorId, now: float) -> None:
+        self._at(now)
+        if "batch" in result:
+            self._runs[executor] = self._run_of(result)
 
-    def _loaded(self, load: Load, load_s: float) -> None:
+    @validate_call
+    def on_expire(self, _result: Any, now: float) -> None:
+        self._at(now)
+
+    @validate_call
+    def on_next_load(self, _result: Any, _pool: Any, now: float) -> None:
+        self._at(now)
+
+    @validate_call
+    def on_batch_done(self, _result: Any, executor: ExecutorId, infer_s: _Took) -> None:
+        run = self._runs.pop(executor)
+        key = (self._device_of[self._pool_of[executor]], self._architectures[run.expert])
+        self._batches.setdefault(key, []).append((len(run.batch), infer_s))
+        self._going_on = [self._by_request[request.request_id] for request in run.batch]
+        self._ended = True
+
+    @validate_call
+    def on_load_done(self, _result: Any, load: Load, load_s: _Took) -> None:
         self.loads += load.cause != "startup"
         if load.cause == "startup":
             self.prefilled = self.first_s is None
         if load.expert in self._architectures:
             times = self._reads if load.source is None else self._copies
             times.setdefault((self._device_of[load.pool], self._architectures[load.expert]), []).append(load_s)
+
+    def _end_batch(self) -> None:
+        """Count the images that did not continue right after their batch: they have their answer."""
+        self.answered += len(self._going_on)
+        self._going_on = []
+
+    def _at(self, now: float) -> None:
+        """Give a report, which carries no time, the time of the next decision."""
+        if self._ended:
+            self.last_s, self._ended = now, False
 
     def measured_rows(self) -> Iterator[Performance]:
         rows = Matrix(self._matrix)

@@ -43,9 +43,7 @@ class SlotCache:
         self._computing_waits = False
         #: Awaited experts of the running layer that the loader may load before they are requested.
         self._ahead: dict[ExpertKey, None] = {}
-        #: Prefetches; `_deferred` ones follow a layer.
         self._prefetches: dict[ExpertKey, None] = {}
-        self._deferred: dict[int, dict[ExpertKey, None]] = {}
         #: The call of `serve` whose layer runs: an error keeps broken-off ones alive.
         self._serving: object | None = None
 
@@ -65,11 +63,10 @@ class SlotCache:
             return tuple(sorted(self._ledger.ready[layer]))
 
     def begin_step(self) -> None:
-        """Begin a step, and discard what a failed one left: a layer half served, guards, deferred prefetches."""
+        """Begin a step, and discard what a failed one left: a layer half served, guards."""
         with self._changed:
             self._end_serving()
             self._ledger.guarded.clear()
-            self._deferred.clear()
             self._wake()
         self._at_begin = self.counts.copy()
 
@@ -107,36 +104,30 @@ class SlotCache:
                 if self._serving is serving:
                     self._end_serving()
                     self._ledger.guarded.pop(layer, None)
-                    self._start_deferred(layer)
                     self._wake()
 
-    def prefetch(self, keys: Sequence[ExpertKey], *, after: int | None = None) -> None:
+    def prefetch(self, keys: Sequence[ExpertKey]) -> None:
         """Queue experts to be loaded when nothing more urgent is to do.
 
-        `after`: not before this layer, about to be served, has all that it waits for. An expert that runs, or is about
-        to, is never evicted: the prefetch waits until it is idle. A prefetch is dropped if no expert can be evicted for
-        it, and replaced by a demand for the same expert.
+        An expert that runs, or is about to, is never evicted: the prefetch waits until it is idle. A prefetch is
+        dropped if no expert can be evicted for it, and replaced by a demand for the same expert.
         """
         with self._changed:
-            queue = self._prefetches if after is None else self._deferred.setdefault(after, {})
             for key in keys:
                 if self._ledger.get(key) is not None:
                     self._ledger.note_predicted(key)
-                elif key not in self._ledger.loading and key not in self._prefetches:
-                    queue[key] = None
+                elif key not in self._ledger.loading:
+                    self._prefetches[key] = None
             self._wake()
 
     def cancel(self, layer: int) -> None:
         with self._changed:
-            for queue in (self._prefetches, *self._deferred.values()):
-                for key in [key for key in queue if key.layer == layer]:
-                    del queue[key]
-                    self._changed.notify_all()
+            for key in [key for key in self._prefetches if key.layer == layer]:
+                self._drop_prefetch(key)
 
     def pending(self) -> tuple[ExpertKey, ...]:
         with self._changed:
-            queues = (self._ledger.loading, self._prefetches, *self._deferred.values())
-            return tuple(dict.fromkeys(key for queue in queues for key in queue))
+            return (*self._ledger.loading, *self._prefetches)
 
     def quiesce(self) -> None:
         """Wait until no load runs or is queued; the calling thread must have no expert in use."""
@@ -186,7 +177,6 @@ class SlotCache:
             self._loader.join()
         with self._changed:
             self._prefetches.clear()
-            self._deferred.clear()
             self._ledger.close()
 
     # Computing
@@ -222,9 +212,7 @@ class SlotCache:
             self._ledger.use(cached, late=began_s is not None)
             del self._ledger.awaited[key]
             missing = [other for other in self._ledger.awaited if self._ledger.get(other) is None]
-            if not missing:
-                self._start_deferred(key.layer)
-            elif ahead:
+            if missing and ahead:
                 self._ahead.update(dict.fromkeys(other for other in missing if other not in self._ledger.loading))
                 self._wake()
             return cached
@@ -257,13 +245,6 @@ class SlotCache:
         self._ledger.awaited.clear()
         self._ahead.clear()
         self._serving = None
-
-    def _start_deferred(self, layer: int) -> None:
-        """Queue the prefetches that wait for this layer, whose experts are there now."""
-        keys = self._deferred.pop(layer, None)
-        if keys:
-            self._prefetches.update({key: None for key in keys if self._ledger.get(key) is None})
-            self._wake()
 
     # Loading
 

@@ -8,7 +8,7 @@ import torch
 
 from experts.moe.arch import MoeArch
 from experts.moe.cache.slots import SlotCache
-from experts.moe.gating import ExpertKey, Routing
+from experts.moe.gating import ExpertIterator, ExpertKey, Routing
 from experts.moe.model.mode import KeepingMode, Mode
 from experts.moe.policy.eviction import split_evenly
 from experts.moe.trace import load_popularity
@@ -34,12 +34,23 @@ class Lookahead(Mode):
     """Prefetches what the next layer's gate would choose for this layer's input, as hidden states change little."""
 
     def route(self, routing: Routing) -> Routing:
-        layer, following = routing.layer, routing.layer + 1
-        self.cache.cancel(layer)  # the gate has chosen: missing experts are loaded as demands
+        following, self._wanted = routing.layer + 1, list[ExpertKey]()
+        self.cache.cancel(routing.layer)  # the gate has chosen: missing experts are loaded as demands
         if following < self.arch.layers:
             guess = torch.topk(self.gates[following](routing.hidden), self.arch.top_k, dim=-1).indices
-            self.cache.prefetch(self._most_wanted(following, guess, routing.index), after=layer)
+            self._wanted = self._most_wanted(following, guess, routing.index)
         return routing
+
+    def experts(self, routing: Routing) -> ExpertIterator:
+        """Serve the layer, and prefetch for the next one as soon as this one waits for nothing more."""
+        experts = routing.distinct_experts()
+        missing = set(experts).difference(self.cache.resident(routing.layer))
+        for expert, weights in self.cache.serve(routing.layer, experts, ahead=self.load_ahead):
+            missing.discard(expert)
+            if not missing and self._wanted:
+                self.cache.prefetch(self._wanted)
+                self._wanted = []
+            yield expert, weights
 
     def _most_wanted(self, layer: int, guess: torch.Tensor, index: torch.Tensor) -> list[ExpertKey]:
         """Return the experts guessed for most tokens, as many as the layer has slots; padding does not count."""

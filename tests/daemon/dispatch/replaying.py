@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import validate_call
 from pydantic_core import to_json
 
 from daemon.dispatch.trace import Call, read_calls, read_makeup
@@ -15,7 +16,7 @@ def replay(path: Path) -> list[tuple[Call, Any]]:
     scheduler, repeated = read_makeup(path).scheduler(), list[tuple[Call, Any]]()
     for call in read_calls(path):
         try:
-            result = {"result": getattr(scheduler, call.name)(*call.arguments)}
+            result = {"result": validate_call(getattr(scheduler, call.name))(*call.arguments)}
         except OperationRefusedError as error:
             result = {"refused": error.code}
         repeated.append((call, json.loads(to_json(result))))

@@ -144,7 +144,7 @@ def disturb(cache: SlotCache, seed: int, stop: threading.Event) -> None:
     draw = random.Random(seed)
     while not stop.is_set():
         layer = draw.randrange(3)
-        cache.prefetch(keys(layer, *draw.sample(range(8), 3)), after=draw.choice([None, 0, 1]))
+        cache.prefetch(keys(layer, *draw.sample(range(8), 3)))
         if draw.random() < 0.2:
             cache.cancel(layer)
         cache.check()

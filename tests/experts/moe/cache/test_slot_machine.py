@@ -75,10 +75,9 @@ class SlotMachine(RuleBasedStateMachine):
         self.serving.close()
         self.serving = self.yielded = None
 
-    @rule(layer=LAYERS, experts=EXPERTS, after=st.none() | LAYERS)
-    def prefetch(self, layer: int, experts: list[int], after: int | None) -> None:
-        keys = [ExpertKey(layer, expert) for expert in experts]
-        self.cache.prefetch(keys, after=after)
+    @rule(layer=LAYERS, experts=EXPERTS)
+    def prefetch(self, layer: int, experts: list[int]) -> None:
+        self.cache.prefetch([ExpertKey(layer, expert) for expert in experts])
 
     @rule(layer=LAYERS)
     def cancel(self, layer: int) -> None:
