@@ -4,8 +4,8 @@ Lengths are pixels of the board image (one pixel is about 40 µm here). A part l
 origin, x to the right and y down; polarity marks are on the left, pin 1 is at the bottom left.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 Family = Literal["chip", "led", "sot23", "soic", "qfp", "electrolytic", "connector"]
 
@@ -43,10 +43,10 @@ class PartType:
     pads: tuple[Pad, ...]
     lead_px: float
     thickness: float
-    marking: str
     defects: tuple[str, ...]
     shift_px: tuple[float, float]
-    skew_deg: tuple[float, float]
+    skew_deg: tuple[float, float] = (13, 45)
+    marking: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -54,45 +54,36 @@ class PartType:
         return ("ok", *(kind for kind in PLACEMENT_DEFECTS if kind in self.defects))
 
 
-def _chip(name: str, crop_px: int, length: float, width: float, *, marking: str) -> PartType:
-    pad_w = 4 + length * 0.28
-    pads = tuple(Pad(side * length / 2, 0, pad_w, width + 3, (side, 0)) for side in (-1, 1))
-    defects = ["missing", "shifted", "rotated", "tombstone", "wrong_part", "insufficient"]
-    if length < 40:
-        defects.append("bridge")  # two pads this close can be joined by one run of solder
+def _two_ended(
+    name: str,
+    family: Family,
+    crop_px: int,
+    body: tuple[float, float],
+    pad: Pad,
+    defects: tuple[str, ...],
+    **looks: Any,
+) -> PartType:
+    """Return a part with `pad` at its right end and the same at its left."""
+    prefix = {"chip": name[0], "led": "LED"}.get(family, "C")
+    pads = (replace(pad, x=-pad.x, out=(-1, 0)), pad)
     return PartType(
-        name=name,
-        family="chip",
-        prefix=name[0],
-        crop_px=crop_px,
-        length=length,
-        width=width,
-        pads=pads,
-        lead_px=length * 0.2,
-        thickness=width * 0.55,
-        marking=marking,
-        defects=tuple(defects),
-        shift_px=(0.16 * length + 1, 0.3 * length + 1),
-        skew_deg=(13, 45),
+        name, family, prefix, crop_px, *body, pads, defects=("missing", "shifted", "rotated", *defects), **looks
     )
+
+
+def _chip(name: str, crop_px: int, length: float, width: float, marking: str = "") -> PartType:
+    pad = Pad(length / 2, 0, 4 + length * 0.28, width + 3, (1, 0))
+    defects = ("tombstone", "wrong_part", "insufficient")
+    if length < 40:
+        defects = (*defects, "bridge")  # two pads this close can be joined by one run of solder
+    looks = {"lead_px": length * 0.2, "thickness": width * 0.55, "shift_px": (0.16 * length + 1, 0.3 * length + 1)}
+    return _two_ended(name, "chip", crop_px, (length, width), pad, defects, marking=marking, **looks)
 
 
 def _led(name: str, crop_px: int, length: float, width: float) -> PartType:
-    return PartType(
-        name=name,
-        family="led",
-        prefix="LED",
-        crop_px=crop_px,
-        length=length,
-        width=width,
-        pads=tuple(Pad(side * length / 2, 0, 16, width + 2, (side, 0)) for side in (-1, 1)),
-        lead_px=8,
-        thickness=12,
-        marking="",
-        defects=("missing", "shifted", "rotated", "reversed", "tombstone", "wrong_part", "insufficient"),
-        shift_px=(7, 13),
-        skew_deg=(13, 45),
-    )
+    pad, looks = Pad(length / 2, 0, 16, width + 2, (1, 0)), {"lead_px": 8, "thickness": 12, "shift_px": (7, 13)}
+    defects = ("reversed", "tombstone", "wrong_part", "insufficient")
+    return _two_ended(name, "led", crop_px, (length, width), pad, defects, **looks)
 
 
 def _row(count: int, pitch: float, y: float, w: float, h: float) -> list[Pad]:
@@ -131,22 +122,10 @@ def _qfp(name: str, crop_px: int, per_side: int, pitch: float, body: float, *, m
     return _leaded(name, "qfp", crop_px, (body, body), pads, lead_px=pitch * 0.42, marking=marking)
 
 
-def _electrolytic(name: str, crop_px: int, base: float, *, marking: str) -> PartType:
-    return PartType(
-        name=name,
-        family="electrolytic",
-        prefix="C",
-        crop_px=crop_px,
-        length=base,
-        width=base,
-        pads=tuple(Pad(side * (base / 2 + 1), 0, 24, base * 0.24, (side, 0)) for side in (-1, 1)),
-        lead_px=base * 0.11,
-        thickness=26,
-        marking=marking,
-        defects=("missing", "shifted", "rotated", "reversed", "wrong_part", "insufficient"),
-        shift_px=(7, 12),
-        skew_deg=(14, 40),
-    )
+def _electrolytic(name: str, crop_px: int, base: float, marking: str) -> PartType:
+    pad, defects = Pad(base / 2 + 1, 0, 24, base * 0.24, (1, 0)), ("reversed", "wrong_part", "insufficient")
+    looks = {"lead_px": base * 0.11, "thickness": 26, "shift_px": (7, 12), "skew_deg": (14, 40)}
+    return _two_ended(name, "electrolytic", crop_px, (base, base), pad, defects, marking=marking, **looks)
 
 
 def _library() -> tuple[PartType, ...]:
@@ -155,20 +134,20 @@ def _library() -> tuple[PartType, ...]:
     soic = {count: [*_row(count, 12.5, 28, 7.5, 17), *_row(count, 12.5, -28, 7.5, 17)] for count in (4, 8)}
     header = [*_row(5, 15, 35, 8.5, 16), *_row(5, 15, -35, 8.5, 16)]
     return (
-        _chip("R0402", 64, 24, 12, marking=""),
-        _chip("R0603", 72, 33, 18, marking="103"),
-        _chip("R0805", 80, 43, 26, marking="472"),
-        _chip("C0402", 64, 24, 12, marking=""),
-        _chip("C0603", 72, 33, 18, marking=""),
-        _chip("C0805", 80, 43, 26, marking=""),
+        _chip("R0402", 64, 24, 12),
+        _chip("R0603", 72, 33, 18, "103"),
+        _chip("R0805", 80, 43, 26, "472"),
+        _chip("C0402", 64, 24, 12),
+        _chip("C0603", 72, 33, 18),
+        _chip("C0805", 80, 43, 26),
         _leaded("SOT23", "sot23", 72, (32, 18), sot23, lead_px=6.5, marking="A6"),
         _leaded("SOT23-5", "sot23", 80, (34, 19), sot23_5, lead_px=4.6, marking="LB7"),
         _leaded("SOIC8", "soic", 96, (52, 40), soic[4], lead_px=5, marking="LM358|D024"),
         _leaded("SOIC16", "soic", 128, (104, 40), soic[8], lead_px=5, marking="74HC595|TX 2406"),
         _qfp("QFP32", 128, 8, 9.5, 80, marking="CS32F0|K6T6|2417"),
         _qfp("QFP44", 144, 11, 8, 92, marking="MCU-440|AU 16|2409"),
-        _electrolytic("CE6", 96, 56, marking="100|16V"),
-        _electrolytic("CE8", 112, 70, marking="220|35V"),
+        _electrolytic("CE6", 96, 56, "100|16V"),
+        _electrolytic("CE8", 112, 70, "220|35V"),
         _leaded("HDR10", "connector", 112, (88, 52), header, lead_px=5.5, marking=""),
         _led("LED0805", 80, 43, 25),
     )
