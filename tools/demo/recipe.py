@@ -5,11 +5,10 @@ Ctrl-C and the same command go on. The product is `DIR/experts`: weights, catalo
 
 import json
 import multiprocessing
-import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import cv2
 from rich.progress import track
 
 from daemon.line.line import load_line
+from daemon.line.profile import this_machine
 from experts.catalog import read_catalog, write_catalog
 from experts.drift import histograms
 from experts.spec import Answer
@@ -232,15 +232,8 @@ def write_provenance(folder: Path, out: Path, recipe: Recipe, figures: list[Figu
         "seed": 0,
         "parameters": asdict(recipe) | {"lessons": lengths},
         "hours": {lesson.expert: round(spent_s(lesson.expert, folder) / 3600, 2) for lesson in lessons},
-        "processor": _processor(),
+        "processor": this_machine().cpu,
         "figures": [each.as_json() for each in figures],
         "files": {path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in files},
     }
     (out / "provenance.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def _processor() -> str:
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.machine()

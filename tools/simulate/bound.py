@@ -47,20 +47,13 @@ def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
     rows: list[Performance] = []
     together: dict[str, float] = {}
     remote: set[str] = set()
-    alike: dict[object, str] = {}
     for device, concurrency in machine.concurrency.items():
-        pools = [facts for facts in machine.pools if facts.device == device]
-        if pools:
+        if pools := [facts for facts in machine.pools if facts.device == device]:
             executors = sum(facts.pool in {pool.pool for pool in pools} for facts in machine.executors)
             most = max(facts.max_batch for facts in pools)
-            own = [replace(row, max_batch=min(row.max_batch, most)) for row in machine.matrix if row.device == device]
-            # Equal devices of several PCs count as one that runs more batches at once.
-            kind = (device if not pools[0].host else None, tuple(replace(row, device="") for row in own))
-            if kind not in alike:
-                rows += own
-                remote |= {device} if pools[0].host else set()
-            first = alike.setdefault(kind, device)
-            together[first] = together.get(first, 0.0) + max(1.0, min(concurrency, executors))
+            rows += [replace(row, max_batch=min(row.max_batch, most)) for row in machine.matrix if row.device == device]
+            together[device] = max(1.0, min(concurrency, executors))
+            remote |= {device} if pools[0].host else set()
     disks = list(dict.fromkeys(way[0] for way in machine.from_disk.values()))
     # Otherwise every expert that is not in memory comes from the line's disk, whichever PC needs it.
     reading = disks if machine.network and machine.network.prefetched else disks[:1]

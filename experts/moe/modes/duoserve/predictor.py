@@ -10,13 +10,14 @@ the rows of the experts chosen last, since the whole matrix is the same for ever
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.utils import fuse_linear_bn_eval
 
 from experts.moe.model.mode import FitProgress, TrainingWindows
 from experts.moe.trace import Trace, affinity, load_trace, popularity
@@ -115,22 +116,13 @@ class ExpertMLP(nn.Sequential):
             layers += [nn.Linear(before, behind), nn.BatchNorm1d(behind), nn.ReLU(), nn.Dropout(_DROPOUT)]
         super().__init__(*layers, nn.Linear(widths[-1], outputs))
 
-    @torch.no_grad()
     def folded(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return weight and bias of the trained layers, with batch norms folded in and without dropout."""
         folded: list[tuple[torch.Tensor, torch.Tensor]] = []
-        modules = list(self)
-        for position, linear in enumerate(modules):
-            if not isinstance(linear, nn.Linear):
-                continue
-            weight, bias = linear.weight.clone(), linear.bias.clone()
-            norm = modules[position + 1] if position + 1 < len(modules) else None
-            if isinstance(norm, nn.BatchNorm1d):
-                assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018
-                scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-                weight *= scale[:, None]
-                bias = (bias - norm.running_mean) * scale + norm.bias
-            folded.append((weight, bias))
+        for linear, behind in zip_longest(self, list(self)[1:]):
+            if isinstance(linear, nn.Linear):
+                layer = fuse_linear_bn_eval(linear, behind) if isinstance(behind, nn.BatchNorm1d) else linear
+                folded.append((layer.weight.detach(), layer.bias.detach()))
         return folded
 
 
