@@ -54,10 +54,8 @@ def task_bound(machine: SimulatedMachine, task: Task) -> Bound:
             rows += [replace(row, max_batch=min(row.max_batch, most)) for row in machine.matrix if row.device == device]
             together[device] = max(1.0, min(concurrency, executors))
             remote |= {device} if pools[0].host else set()
-    disks = list(dict.fromkeys(way[0] for way in machine.from_disk.values()))
-    # Otherwise every expert that is not in memory comes from the line's disk, whichever PC needs it.
-    reading = disks if machine.network and machine.network.prefetched else disks[:1]
-    bytes_per_s = sum(disk.bytes_per_s for disk in reading)
+    # Every expert that is not in memory comes from the line's disk, the first, whichever PC needs it.
+    bytes_per_s = next(iter(machine.from_disk.values()))[0].bytes_per_s
     arrivals_s = max(image.arrived_s for image in task.images)
     bound = bound_of(uses, rows, together, machine.memory_bytes, bytes_per_s, arrivals_s)
     if machine.network is None:

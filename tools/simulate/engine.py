@@ -1,6 +1,6 @@
 """Simulated time: the daemon's own drive and scheduler on simulated channels and processors. Exact, repeatable."""
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,25 +74,6 @@ class StuckError(RuntimeError):
     """Images wait and nothing will ever happen: a defect of the policy."""
 
 
-class _LocalDisk:
-    """The experts that another PC's disk keeps; the least recently loaded is deleted first."""
-
-    def __init__(self, most_bytes: int | None) -> None:
-        self._most_bytes = most_bytes
-        self._bytes: OrderedDict[ExpertId, int] = OrderedDict()
-        self._used_bytes = 0
-
-    def loads(self, expert: ExpertId, size_bytes: int) -> bool:
-        """Keep `expert`, which is being loaded; return True if it was there before."""
-        was_there = expert in self._bytes
-        self._used_bytes += 0 if was_there else size_bytes
-        self._bytes[expert] = size_bytes
-        self._bytes.move_to_end(expert)
-        while self._most_bytes is not None and self._used_bytes > self._most_bytes:
-            self._used_bytes -= self._bytes.popitem(last=False)[1]
-        return was_there
-
-
 class Simulation:
     """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes."""
 
@@ -121,14 +102,8 @@ class Simulation:
         self._costs = {(row.device, row.architecture): (row.k_s, row.b_s) for row in machine.matrix}
         self._channels: dict[TransferChannel, SimulatedChannel] = {}
         self._at_once = SimulatedChannel(clock)
-        self._disks = {
-            host: _LocalDisk(machine.network and machine.network.cache_bytes)
-            for host in {facts.host: None for facts in machine.pools}
-        }
-        if machine.network and machine.network.prefetched:
-            for disk in self._disks.values():
-                for facts in reversed(task.experts):
-                    disk.loads(facts.expert, facts.weights_bytes)
+        #: Experts that have crossed the network, each with the PC whose own disk keeps it from then on.
+        self._crossed: set[tuple[str, ExpertId]] = set()
         self._network = network = machine.network and SimulatedNetwork(
             clock, machine.network.bytes_per_s, machine.network.latency_ms / 1000.0, self._note_transfer
         )
@@ -265,7 +240,9 @@ class Simulation:
     def _route(self, load: Load, spec: ExpertSpec) -> Route:
         """Return the channels that a load passes, in order; none for a fill that is over."""
         machine, device, host = self._machine, self._facts[load.pool].device, self._facts[load.pool].host
-        was_there = not host or load.source is not None or self._disks[host].loads(load.expert, spec.weights_bytes)
+        was_there = not host or load.source is not None or (host, load.expert) in self._crossed
+        if load.source is None:
+            self._crossed.add((host, load.expert))
         if self._prefilled and load.cause == "startup":
             return [(self._at_once, 0.0)]
         way = machine.from_disk[device] if load.source is None else machine.from_ram[device]

@@ -64,18 +64,13 @@ class HostSection(_Part):
 
 
 class NetworkSection(_Part):
-    """The line's only uplink to the other PCs: `latency_ms` each way; `cache_bytes` of each PC's disk keep experts.
-
-    `prefetched`: every PC's disk has as many experts as it keeps before the first image comes.
-    """
+    """The line's only uplink to the other PCs: `latency_ms` each way."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     gbit_per_s: Positive
     latency_ms: NotNegative = 0.0
     image_bytes: Annotated[int, Field(ge=0)]
-    cache_bytes: Count | None = None
-    prefetched: bool = False
 
     @property
     def bytes_per_s(self) -> float:
