@@ -405,11 +405,11 @@ def _of_files(
 def _of_trace(path: Path) -> _Simulated:
     from daemon.dispatch.trace import TraceError
     from tools.simulate.bound import task_bound
-    from tools.simulate.recorded import read_recorded
+    from tools.simulate.recorded import Recorded
 
     need_file(path, "name what `coserve run --trace` or `record:` wrote")
     with exit_on(TraceError, status=2):
-        recorded = read_recorded(path)
+        recorded = Recorded(path)
     live = {
         "policy": recorded.policy,
         "images": len(recorded.task.images),

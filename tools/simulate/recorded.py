@@ -1,7 +1,7 @@
 """A recorded live run as a machine and a task: its arrivals and chains, and its measured costs."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -12,9 +12,9 @@ from daemon.dispatch.trace import CONTRADICTS, Makeup, TraceError, read_calls, r
 from daemon.policy.actions import Load, Run
 from daemon.policy.matrix import Matrix, Performance
 from daemon.policy.paper.assign import partition
-from daemon.policy.presets import Tuning, preset
+from daemon.policy.presets import preset
 from daemon.policy.request import RAM, ExecutorFacts, ExecutorId, PoolFacts, PoolId, Request, RequestId
-from experts.spec import ArchitectureId
+from experts.spec import ArchitectureId, ExpertId
 from tools.simulate.fit import fit_line
 from tools.simulate.world import SimulatedMachine, Task, TaskImage, TransferChannel
 
@@ -25,24 +25,51 @@ Key = tuple[str, ArchitectureId]
 _Took = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True)
 class Recorded:
-    """A trace's contents. `answered` and `makespan_s` are the live run's own, from first arrival to last answer."""
+    """A trace's contents, put together from its calls in order.
 
-    policy: str
-    tuning: Tuning
-    task: Task
-    answered: int
-    makespan_s: float
-    loads: int
-    #: Whether the initial fill was over when the first image came.
-    prefilled: bool
-    _makeup: Makeup
-    _matrix: tuple[Performance, ...]
+    `answered` and `makespan_s` are the live run's own, from first arrival to last answer; `prefilled`: the initial fill
+    was over when the first image came.
+    """
 
-    @property
-    def images_per_s(self) -> float:
-        return self.answered / self.makespan_s
+    def __init__(self, path: Path) -> None:
+        """Read a recorded trace. Raises OSError, and TraceError if the file is not a trace or holds no image."""
+        self._makeup = makeup = read_makeup(path)
+        self.policy, self.tuning = makeup.policy, makeup.tuning
+        self.answered, self.loads, self.prefilled = 0, 0, False
+        self._architectures = {facts.expert: facts.architecture for facts in makeup.experts}
+        self._device_of = {facts.pool: facts.device for facts in makeup.pools}
+        self._pool_of = {facts.executor: facts.pool for facts in makeup.executors}
+        self._run_of = TypeAdapter(Run).validate_python
+        #: When each image arrived, its deadline, and its experts so far.
+        self._images: list[tuple[float, float | None, list[ExpertId]]] = []
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._ended = False
+        self._by_request: dict[RequestId, int] = {}
+        self._going_on: list[int] = []
+        self._runs: dict[ExecutorId, Run] = {}
+        self._batches: dict[Key, list[tuple[int, float]]] = {}
+        self._reads: dict[Key, list[float]] = {}
+        self._copies: dict[Key, list[float]] = {}
+        for call in read_calls(path):
+            with trace_line(path, call.line, CONTRADICTS):
+                if call.name != "arrive":
+                    self._end_batch()
+                if report := getattr(self, f"on_{call.name}", None):
+                    report(call.recorded.get("result"), *call.arguments)
+        self._end_batch()
+        first_s = self._first_s
+        if first_s is None or self._last_s <= first_s:
+            raise TraceError(f"{path}: no image was answered in this run: there is nothing to predict from")
+        self.makespan_s = self._last_s - first_s
+        self.images_per_s = self.answered / self.makespan_s
+        images = tuple(
+            TaskImage(arrived_s - first_s, tuple(chain), None if deadline_s is None else deadline_s - first_s)
+            for arrived_s, deadline_s, chain in self._images
+        )
+        self.task = Task(path.name, makeup.experts, images)
+        self._matrix = tuple(self._measured_rows())
 
     def machine(self, policy: str) -> SimulatedMachine:
         """Return the recorded machine as `policy` divides it, with the measured costs."""
@@ -70,52 +97,19 @@ class Recorded:
             load_s={(row.device, row.architecture): (row.disk_s, row.ram_s or 0.0) for row in self._matrix},
         )
 
-
-class _Reading:
-    """The images and costs of a run, put together from its calls in order."""
-
-    def __init__(self, makeup: Makeup) -> None:
-        self._matrix = makeup.matrix
-        self._architectures = {facts.expert: facts.architecture for facts in makeup.experts}
-        self._device_of = {facts.pool: facts.device for facts in makeup.pools}
-        self._pool_of = {facts.executor: facts.pool for facts in makeup.executors}
-        self._run_of = TypeAdapter(Run).validate_python
-        self.images: list[list[Any]] = []
-        self.loads = 0
-        self.answered = 0
-        self.prefilled = False
-        self.first_s: float | None = None
-        self.last_s = 0.0
-        self._ended = False
-        self._by_request: dict[RequestId, int] = {}
-        self._going_on: list[int] = []
-        self._runs: dict[ExecutorId, Run] = {}
-        self._batches: dict[Key, list[tuple[int, float]]] = {}
-        self._reads: dict[Key, list[float]] = {}
-        self._copies: dict[Key, list[float]] = {}
-
-    def read(self, path: Path) -> None:
-        for call in read_calls(path):
-            with trace_line(path, call.line, CONTRADICTS):
-                if call.name != "arrive":
-                    self._end_batch()
-                if report := getattr(self, f"on_{call.name}", None):
-                    report(call.recorded.get("result"), *call.arguments)
-        self._end_batch()
-
     @validate_call
     def on_arrive(self, result: str | None, request: Request, now: float) -> None:
         """Take a new image, or the next step of any image of the batch that has just ended."""
         if result is not None:
             return
-        if self.first_s is None:
-            self.first_s = now
+        if self._first_s is None:
+            self._first_s = now
         if request.step > 0 and self._going_on:
             number = self._going_on.pop(0)
-            self.images[number][2].append(request.expert)
+            self._images[number][2].append(request.expert)
         else:
-            number = len(self.images)
-            self.images.append([request.arrived_s, request.deadline_s, [request.expert]])
+            number = len(self._images)
+            self._images.append((request.arrived_s, request.deadline_s, [request.expert]))
         self._by_request[request.request_id] = number
 
     @validate_call
@@ -144,7 +138,7 @@ class _Reading:
     def on_load_done(self, _result: Any, load: Load, load_s: _Took) -> None:
         self.loads += load.cause != "startup"
         if load.cause == "startup":
-            self.prefilled = self.first_s is None
+            self.prefilled = self._first_s is None
         if load.expert in self._architectures:
             times = self._reads if load.source is None else self._copies
             times.setdefault((self._device_of[load.pool], self._architectures[load.expert]), []).append(load_s)
@@ -157,10 +151,10 @@ class _Reading:
     def _at(self, now: float) -> None:
         """Give a report, which carries no time, the time of the next decision."""
         if self._ended:
-            self.last_s, self._ended = now, False
+            self._last_s, self._ended = now, False
 
-    def measured_rows(self) -> Iterator[Performance]:
-        rows = Matrix(self._matrix)
+    def _measured_rows(self) -> Iterator[Performance]:
+        rows = Matrix(self._makeup.matrix)
         for device in dict.fromkeys(device for pool, device in self._device_of.items() if pool != RAM):
             for architecture in dict.fromkeys(self._architectures.values()):
                 key = (device, architecture)
@@ -170,31 +164,6 @@ class _Reading:
                 disk_s = median(self._reads[key]) if self._reads.get(key) else row.disk_s
                 ram_s = median(self._copies[key]) if self._copies.get(key) else row.ram_s
                 yield replace(row, k_s=line.k_s, b_s=line.b_s, disk_s=disk_s, ram_s=ram_s)
-
-
-def read_recorded(path: Path) -> Recorded:
-    """Read a recorded trace. Raises OSError, and TraceError if the file is not a trace or holds no image."""
-    makeup = read_makeup(path)
-    reading = _Reading(makeup)
-    reading.read(path)
-    if reading.first_s is None or reading.last_s <= reading.first_s:
-        raise TraceError(f"{path}: no image was answered in this run: there is nothing to predict from")
-    first_s = reading.first_s
-    images = tuple(
-        TaskImage(arrived_s - first_s, tuple(chain), None if deadline_s is None else deadline_s - first_s)
-        for arrived_s, deadline_s, chain in reading.images
-    )
-    return Recorded(
-        policy=makeup.policy,
-        tuning=makeup.tuning,
-        task=Task(path.name, makeup.experts, images),
-        answered=reading.answered,
-        makespan_s=reading.last_s - first_s,
-        loads=reading.loads,
-        prefilled=reading.prefilled,
-        _makeup=makeup,
-        _matrix=tuple(reading.measured_rows()),
-    )
 
 
 def _whole_devices(

@@ -141,14 +141,11 @@ def measure(data: Path, line: Path) -> None:
     spec = loaded.catalog[ExpertId(DETECTOR)]
     threshold = _match(spec, data / "detector" / "data.yaml").best_threshold()
     matched = _match(spec, data / "detector" / "test.yaml")
-    precisions = matched.average_precisions()
-    figures = {label: matched.of_class(number) for number, label in enumerate(LABELS)}
+    figures = [(label, matched.of_class(number)) for number, label in enumerate(LABELS)]
     rows = [
-        (label, len(of.object_classes), *_figures(of.counts(threshold)), f"{precisions.get(number, 0):.3f}")
-        for number, (label, of) in enumerate(figures.items())
+        (label, len(of.object_classes), *_figures(of.counts(threshold)), f"{of.mean_average_precision():.3f}")
+        for label, of in (*figures, ("all", matched))
     ]
-    total = (*_figures(matched.counts(threshold)), f"{matched.mean_average_precision():.3f}")
-    rows.append(("all", len(matched.object_classes), *total))
     title = f"{DETECTOR} alone, IoU above {IOU}, confidence {threshold:.2f}, chosen on held-out pairs of train.txt"
     print_table(title, ("defect", "number", "F", "precision", "recall", "AP"), rows)
 

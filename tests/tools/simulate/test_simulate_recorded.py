@@ -13,7 +13,7 @@ from tests.daemon.dispatch.simulated_line import a_line, an_image
 from tools.cli.main import app
 from tools.simulate.bound import task_bound
 from tools.simulate.engine import Simulation
-from tools.simulate.recorded import read_recorded
+from tools.simulate.recorded import Recorded
 
 
 def record(path: Path, policy: str, images: int = 80) -> float:
@@ -29,7 +29,7 @@ def record(path: Path, policy: str, images: int = 80) -> float:
 @pytest.mark.parametrize("policy", PRESETS)
 def test_a_recorded_run_is_predicted_within_a_tenth(tmp_path: Path, policy: str):
     took_s = record(tmp_path / "trace", policy)
-    recorded = read_recorded(tmp_path / "trace")
+    recorded = Recorded(tmp_path / "trace")
     assert len(recorded.task.images) == recorded.answered == 80
     assert recorded.makespan_s == pytest.approx(took_s)
     machine = recorded.machine(policy)
@@ -65,4 +65,4 @@ def test_a_trace_of_a_policy_that_is_gone_without_times_or_edited_by_hand_is_ref
     assert count == 1
     (tmp_path / "trace").write_text(text)
     with pytest.raises(TraceError, match=reason):
-        read_recorded(tmp_path / "trace")
+        Recorded(tmp_path / "trace")
