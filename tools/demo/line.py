@@ -72,19 +72,18 @@ def make_line(folder: Path, shipped: Path = SHIPPED) -> Path:
     """
     _check_shipped(shipped)
     _check_room(folder)
-    shipped_entries = _entries(shipped / "catalog.yaml")
     try:
         experts = folder / "experts"
         experts.mkdir(parents=True, exist_ok=True)
         catalog = experts / "catalog.yaml"
-        entries = _entries(catalog) if catalog.exists() else shipped_entries
-        for name, entry in shipped_entries.items():
+        if not catalog.exists():
+            _copy(shipped / "catalog.yaml", catalog)
+        entries = _entries(catalog)
+        for name, entry in _entries(shipped / "catalog.yaml").items():
             target = experts / entry.file
             is_shipped = name in entries and entries[name].sha256 == entry.sha256  # else trained or promoted here
             if is_shipped and not (target.is_file() and file_sha256(target) == entry.sha256):
                 _copy(shipped / entry.file, target)
-        if not catalog.exists():
-            _copy(shipped / "catalog.yaml", catalog)
         if not (folder / "rules.yaml").exists():
             write_rules(folder, read_thresholds(shipped))
         return write_configuration(folder)

@@ -163,11 +163,7 @@ def _slots(arch: MoeArch, budget: str, checkpoint: Path) -> int:
             slots = parse_bytes(budget) // arch.expert_bytes
     except ValueError as error:
         raise ModelError(checkpoint, f"{budget!r} is not a budget: give a size, 600MiB, or a part, 50%") from error
-    min_slots = SwapMoe().min_slots(arch)
-    if slots < min_slots:
-        message = f"a budget of {budget} holds {slots} experts of {arch.expert_bytes} bytes"
-        message += f"; mode swapmoe needs {min_slots}: give it more"
-        raise ModelError(checkpoint, message)
+    SwapMoe().require_budget(slots * arch.expert_bytes, arch, checkpoint)
     return min(slots, experts)
 
 

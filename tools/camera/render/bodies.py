@@ -76,16 +76,16 @@ def _leads(layer: Layer, part: PartType, condition: Condition, scene: BoardScene
             shadows.append([(x + 1.6 + abs(oy) * 0.8, y + 1.6 + abs(ox) * 0.8) for x, y in outline])
         else:
             (dull if state == "insufficient" else flat).append(outline)
-    if flat:
-        patch = layer.fill(flat)
-        layer.paint(patch, metal(patch, (0.74, 0.75, 0.78), scene.light, 1.3 * layer.scale, gloss=0.8))
-    if dull:
-        patch = layer.fill(dull)
-        layer.paint(patch, metal(patch, (0.46, 0.38, 0.31), scene.light, 1.3 * layer.scale, gloss=0.2))
-    if raised:
-        layer.paint(layer.fill(shadows, soften_px=0.6), (0.02, 0.02, 0.02), opacity=0.85)
-        patch = layer.fill(raised)
-        layer.paint(patch, metal(patch, (0.98, 0.98, 1.0), scene.light, 1.6 * layer.scale, gloss=1.4))
+    for outlines, colour, edge, gloss in (
+        (flat, (0.74, 0.75, 0.78), 1.3, 0.8),
+        (dull, (0.46, 0.38, 0.31), 1.3, 0.2),
+        (raised, (0.98, 0.98, 1.0), 1.6, 1.4),
+    ):
+        if outlines is raised and raised:
+            layer.paint(layer.fill(shadows, soften_px=0.6), (0.02, 0.02, 0.02), opacity=0.85)
+        if outlines:
+            patch = layer.fill(outlines)
+            layer.paint(patch, metal(patch, colour, scene.light, edge * layer.scale, gloss=gloss))
 
 
 def _ic(layer: Layer, part: PartType, condition: Condition, scene: BoardScene) -> None:

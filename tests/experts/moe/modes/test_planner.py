@@ -59,7 +59,7 @@ def test_a_plan_is_made_from_measurements_that_are_kept_and_not_taken_twice(tmp_
 
 
 @pytest.mark.parametrize(
-    ("budget", "says"), [("10%", "give it more"), ("much", "is not a budget"), ("1kB", "give it more")]
+    ("budget", "says"), [("10%", "give at least"), ("much", "is not a budget"), ("1kB", "give at least")]
 )
 def test_a_budget_that_is_none_is_refused(tmp_path: Path, budget: str, says: str):
     with pytest.raises(ModelError, match=says):
