@@ -19,9 +19,9 @@ class Trace:
 
     index: torch.Tensor  # (N, L, k) int16, best first
     weight: torch.Tensor  # (N, L, k) float16
-    token: torch.Tensor  # (N,) int32, ids of the text
+    token: torch.Tensor  # (N,) integers, ids of the text
     start: torch.Tensor  # (P + 1,) int64, first token of each prompt, and N
-    task: torch.Tensor  # (P,) int16, into `tasks`
+    task: torch.Tensor  # (P,) int64, into `tasks`
     tasks: tuple[str, ...]  # domains of the text
     experts: int  # of a layer
 
@@ -37,26 +37,19 @@ class Trace:
         return slice(int(self.start[prompt]), int(self.start[prompt + 1]))
 
 
-#: Types of a trace's columns in a file.
-_STORED = {
-    "index": torch.int16,
-    "weight": torch.float16,
-    "token": torch.int32,
-    "start": torch.int64,
-    "task": torch.int16,
-}
+_COLUMNS = ("index", "weight", "token", "start", "task")
 
 
 def save_trace(prepared: PreparedFiles, name: str, trace: Trace) -> None:
     """Write a trace beside its checkpoint; `name`: TRAIN of experts.moe.weights.prepared."""
-    tensors = {name: getattr(trace, name).to(stored) for name, stored in _STORED.items()}
+    tensors = {column: getattr(trace, column) for column in _COLUMNS}
     prepared.save(name, tensors, {"tasks": list(trace.tasks), "experts": trace.experts})
 
 
 def load_trace(prepared: PreparedFiles, name: str) -> Trace:
     """Read a trace. Raises ModelError if it is missing, broken or of other weights."""
     with prepared.reading(name) as (tensors, notes):
-        columns = {column: tensors[column] for column in _STORED}
+        columns = {column: tensors[column] for column in _COLUMNS}
         return Trace(**columns, tasks=tuple(notes["tasks"]), experts=int(notes["experts"]))
 
 

@@ -12,7 +12,7 @@ from experts.moe.cache.slot_ledger import FetchCounts
 from experts.moe.gating import StepRow
 from experts.moe.weights.prepared import PreparedFiles
 from tests.moe.corpus import DOMAINS, MAX_CHARACTERS, CorpusDocument, collect
-from tools.moe.text import TRAIN, encode, load_text, read_tokenizer, save_text
+from tools.moe.trace import TRAIN, encode, load_text, read_tokenizer, save_text
 
 if TYPE_CHECKING:
     from experts.moe.model.runtime import MoeRuntime

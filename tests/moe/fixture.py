@@ -14,7 +14,7 @@ from experts.moe.weights.prepared import PreparedFiles
 from tests.moe.corpus import MAX_CHARACTERS, CorpusDocument, collect
 from tests.moe.evaluate import make_texts, texts_of
 from tools.moe.checkpoint import progress_bars
-from tools.moe.text import encode
+from tools.moe.trace import encode
 from tools.terminal.console import console
 
 

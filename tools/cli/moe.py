@@ -79,7 +79,7 @@ def fit(
     must_be_one_of("--mode", mode, (*FITS, "all"))
     from experts.moe.weights.prepared import PreparedFiles
     from tools.moe.checkpoint import progress_bars
-    from tools.moe.text import training_windows
+    from tools.moe.trace import training_windows
 
     prepared = PreparedFiles(model)
     for name in FITS if mode == "all" else [mode]:

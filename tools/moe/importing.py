@@ -11,7 +11,7 @@ from experts.moe.arch import MoeArch
 from experts.moe.gating import ExpertKey
 from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.modes import open_mode
-from experts.moe.weights.expert_store import CheckpointStore
+from experts.moe.weights.checkpoint import CheckpointStore
 from experts.moe.weights.slot_file import SlotFileStore, Source, Storage, write_slot_file
 from tools.moe.checkpoint import progress_bars
 from tools.terminal.console import errors

@@ -30,7 +30,7 @@ from experts.moe.modes.swapmoe.planner import (
 from experts.moe.policy.eviction import split_evenly
 from experts.moe.weights.prepared import PreparedFiles
 from tools.moe.checkpoint import arch_of, progress_bars
-from tools.moe.text import TRAIN, load_text
+from tools.moe.trace import TRAIN, load_text
 from tools.terminal.console import console
 
 #: Update cycles that are tried, from the highest frequency to the lowest (§3.5.1).

@@ -8,7 +8,7 @@ from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey, ExpertWeights
 from experts.moe.policy.eviction import EvictionPolicy, Key
-from experts.moe.weights.expert_store import ExpertStore
+from experts.moe.weights.checkpoint import ExpertStore
 from experts.transfer import SlotMemory
 
 #: Before anything runs, because an expert is to run, or because it is predicted.

@@ -13,7 +13,7 @@ from experts.moe.cache.slot_ledger import CachedExpert, ExpertSlot, FetchCounts,
 from experts.moe.cache.weight_transfer import WeightTransfer
 from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep
 from experts.moe.policy.eviction import EvictionPolicy
-from experts.moe.weights.expert_store import ExpertStore
+from experts.moe.weights.checkpoint import ExpertStore
 
 
 class SlotCache:

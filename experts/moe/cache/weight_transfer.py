@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from experts.moe.gating import ExpertKey
-from experts.moe.weights.expert_store import ExpertStore
+from experts.moe.weights.checkpoint import ExpertStore
 from experts.transfer import DeviceTransfer, HostTransfer, SlotMemory, transfer_for
 
 

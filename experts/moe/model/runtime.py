@@ -21,8 +21,15 @@ from experts.moe.gating import ExpertIterator, ForwardStep, Routing, StepRow
 from experts.moe.library import transformers
 from experts.moe.model.dispatch import replace_experts
 from experts.moe.model.mode import Mode
-from experts.moe.weights.checkpoint import Checkpoint, check_tensors, expert_shapes, load_tensors, read_checkpoint
-from experts.moe.weights.expert_store import CheckpointStore, ExpertStore
+from experts.moe.weights.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    ExpertStore,
+    check_tensors,
+    expert_shapes,
+    load_tensors,
+    read_checkpoint,
+)
 from experts.moe.weights.slot_file import SlotFileStore, Source, slot_file
 
 #: Called for each layer with the step, the gate's routing and the routing that is carried out.

@@ -22,8 +22,7 @@ from experts.moe.arch import MoeArch
 from experts.moe.errors import ModelError
 from experts.moe.folder import open_part
 from experts.moe.gating import ExpertKey
-from experts.moe.weights.checkpoint import Checkpoint
-from experts.moe.weights.expert_store import CheckpointStore, ExpertStore
+from experts.moe.weights.checkpoint import Checkpoint, CheckpointStore, ExpertStore
 from experts.moe.weights.prepared import FOLDER, stamp_of
 from experts.moe.weights.quantise import Packing
 from experts.reading import RegionHash

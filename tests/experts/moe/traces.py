@@ -9,8 +9,7 @@ from experts.moe.model.runtime import MoeRuntime, read_model
 from experts.moe.trace import Trace, load_trace
 from experts.moe.weights.prepared import TRAIN as TRACE
 from experts.moe.weights.prepared import PreparedFiles
-from tools.moe.text import TRAIN, TaskText, save_text
-from tools.moe.trace import take_trace
+from tools.moe.trace import TRAIN, TaskText, save_text, take_trace
 
 
 def make_trace(index: torch.Tensor, experts: int = 8, **changes: Any) -> Trace:

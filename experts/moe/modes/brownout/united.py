@@ -13,7 +13,7 @@ import torch
 
 from experts.moe.gating import ExpertKey, ExpertWeights, ForwardStep, Routing
 from experts.moe.policy.brownout import groups_in_order
-from experts.moe.weights.expert_store import ExpertStore
+from experts.moe.weights.checkpoint import ExpertStore
 from experts.moe.weights.prepared import PreparedFiles
 
 WAYS = (2, 4, 8)

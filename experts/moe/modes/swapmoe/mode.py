@@ -18,7 +18,7 @@ from experts.moe.gating import ExpertKey, ForwardStep, Routing
 from experts.moe.model.mode import KeepingMode, ModeOptions
 from experts.moe.modes.swapmoe.planner import MemoryPlan, Preparation, load_preparation, plan_for
 from experts.moe.policy.eviction import allot
-from experts.moe.weights.expert_store import ExpertStore
+from experts.moe.weights.checkpoint import ExpertStore
 
 
 def importance(routing: Routing, norms: torch.Tensor) -> torch.Tensor:

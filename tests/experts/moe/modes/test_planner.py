@@ -19,7 +19,7 @@ pytest.importorskip("transformers", reason="language models need the extra `moe`
 from experts.moe.weights.prepared import PreparedFiles
 from tests.experts.moe.tiny import prompts, write_tiny
 from tools.moe.plan import Planner, PlanProfile
-from tools.moe.text import TRAIN, TaskText, save_text
+from tools.moe.trace import TRAIN, TaskText, save_text
 
 LAYERS, EXPERTS, FLOOR, SLOTS = 4, 16, 2, 32
 NEED = (6.0, 1.0, 0.5, 2.0)

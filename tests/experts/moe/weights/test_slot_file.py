@@ -9,8 +9,7 @@ from experts.moe.errors import ModelError
 from experts.moe.gating import ExpertKey
 from experts.moe.model.runtime import read_model
 from experts.moe.modes import open_mode
-from experts.moe.weights.checkpoint import WeightFiles
-from experts.moe.weights.expert_store import CheckpointStore
+from experts.moe.weights.checkpoint import CheckpointStore, WeightFiles
 from experts.moe.weights.slot_file import SlotFileStore, write_slot_file
 from tests.experts.moe.tiny import EACH_FAMILY, prompts, write_tiny
 from tests.experts.moe.traces import open_with_slots
