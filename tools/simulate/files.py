@@ -1,10 +1,9 @@
 """Devices and tasks as files (docs/architecture.md): read, checked, and refused with a sentence."""
 
 import gzip
-import json
 import zlib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -156,14 +155,12 @@ def read_task(path: Path) -> TaskFile:
 def _read(path: Path, model: type[M]) -> M:
     try:
         data = path.read_bytes()
-        document: Any = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        return model.model_validate(document)
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}") from error
-    except (zlib.error, gzip.BadGzipFile, EOFError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FileError(f"{path}: expected JSON, or JSON in gzip: {error}") from error
+        return model.model_validate_json(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (OSError, zlib.error, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"{path}: cannot be read ({reason}); name a file of JSON, or of JSON in gzip") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"]) or "expected JSON, or JSON in gzip"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise FileError(f"{path}: {place}: {first['msg']}{more}") from error
