@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -21,7 +20,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 #: The sources of our wheel. A copy of them is built: setuptools leaves folders behind, and packs them again next time.
 _SOURCES = ("daemon", "experts", "routing_rules", "tools", "systemd", "docs", "pyproject.toml", "README.md", "LICENSE")
 _CLIENT_SOURCES = ("coserve_client", "pyproject.toml", "LICENSE")
-_SCRIPT_MODE = 0o755
 #: The extras that are always in the bundle: a PC without a network cannot fetch them later.
 EXTRAS = ("export", "mqtt", "postgresql")
 
@@ -59,23 +57,19 @@ def write_bundle(wheels: Iterable[Path], client: Path, folder: Path) -> Path:
     """Make the archive of these wheels and of the client's in `folder`, and return it."""
     name = f"coserve-{version('coserve')}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    archive = folder / f"{name}-py{python}-{platform.machine()}.tar"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         tree = Path(scratch) / name
         for wheel, place in (*((wheel, "wheels") for wheel in wheels), (client, "client")):
             (tree / place).mkdir(parents=True, exist_ok=True)
             (tree / place / wheel.name).hardlink_to(wheel)
-        shutil.copy(_ROOT / "systemd" / "install.sh", tree)
-        shutil.copy(_ROOT / "docs" / "service.md", tree)
-        shutil.copy(_ROOT / "LICENSE", tree)
-        (tree / "install.sh").chmod(_SCRIPT_MODE)
+        for file in ("systemd/install.sh", "docs/service.md", "LICENSE"):
+            shutil.copy(_ROOT / file, tree)
         (tree / "made-for").write_text(f"{version('coserve')} {python} {platform.machine()}\n", encoding="ascii")
         files = sorted(path for path in tree.rglob("*") if path.is_file())
         sums = "".join(f"{file_sha256(path)}  {path.relative_to(tree)}\n" for path in files)
         (tree / "SHA256SUMS").write_text(sums, encoding="utf-8")
-        with tarfile.open(archive, "w") as tar:  # wheels are compressed already
-            tar.add(tree, arcname=name)
-    return archive
+        made = shutil.make_archive(str(folder / f"{name}-py{python}-{platform.machine()}"), "tar", scratch, name)
+    return Path(made)  # not compressed: wheels are already
 
 
 def _pip(*arguments: str) -> None:

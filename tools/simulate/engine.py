@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from daemon.dispatch.chains import Judged
-from daemon.dispatch.drive import Drive, DriveReports
+from daemon.dispatch.drive import Drive
 from daemon.dispatch.pool import Batch
 from daemon.dispatch.simulated import (
     Route,
@@ -24,7 +24,7 @@ from daemon.line.serving import Serving
 from daemon.policy.actions import Load
 from daemon.policy.presets import Tuning
 from daemon.policy.request import RAM, ExpertFacts
-from daemon.records import BatchDone, BoardRef, Image, JournalKey, Verdict
+from daemon.records import BatchDone, BoardRef, ExpertSwitch, Image, JournalKey, QueueSample, Verdict
 from experts.catalog import Catalog
 from experts.editions.edition import Edition
 from experts.spec import Answer, ExpertId, ExpertSpec, LayoutId
@@ -74,7 +74,7 @@ class StuckError(RuntimeError):
     """Images wait and nothing will ever happen: a defect of the policy."""
 
 
-class Simulation(DriveReports):
+class Simulation:
     """One task on one machine under one policy. `prefilled`: the initial fill is over before the first image comes."""
 
     def __init__(
@@ -210,6 +210,14 @@ class Simulation(DriveReports):
         if self._keep_spans:
             lane, begun_s, ended_s = str(batch.executor), batch.started_wall_s, batch.ended_wall_s
             self.outcome.spans.append(Span(lane, "batch", ExpertId(batch.expert), batch.images, begun_s, ended_s))
+
+    def switched(self, switch: ExpertSwitch) -> None: ...
+
+    def sampled(self, sample: QueueSample) -> None: ...
+
+    def editions_ended(self, numbers: list[int]) -> None: ...
+
+    def bad_image(self, image: Image, reason: str) -> None: ...
 
     # The devices'
 

@@ -98,26 +98,19 @@ class PinnedTier:
         self._transfer = transfer
         self._most_pages = max(2, budget_bytes // store.expert_bytes)
         self._pages: dict[ExpertKey, _Page] = {}
-        self._spare: list[_Page] = []
 
     def page(self, key: ExpertKey) -> _Page:
         """Return an expert's page, read from the file if needed. Raises ModelError, MemoryError."""
         page = self._pages.pop(key, None)
         if page is None:
             page = self._empty()
-            try:
-                if page.copied is not None:
-                    page.copied.synchronize()  # the GPU may still be reading the page
-                self._store.read(key, page.place.host.view)
-            except BaseException:
-                self._spare.append(page)
-                raise
+            if page.copied is not None:
+                page.copied.synchronize()  # the GPU may still be reading the page
+            self._store.read(key, page.place.host.view)
         self._pages[key] = page
         return page
 
     def _empty(self) -> _Page:
-        if self._spare:
-            return self._spare.pop()
         if len(self._pages) < self._most_pages:
             return _Page(self._transfer.allocate(self._store.expert_bytes))
         return self._pages.pop(next(iter(self._pages)))
