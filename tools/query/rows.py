@@ -179,11 +179,11 @@ class RowFilters:
     seq_to: int | None = None
 
     def __post_init__(self) -> None:
-        in_nfc = {
-            name: [normalize("NFC", value) if isinstance(value, str) else value for value in values]
+        equal = {
+            name: [*values, *(normalize("NFC", value) for value in values if isinstance(value, str))]
             for name, values in self.equal.items()
         }
-        object.__setattr__(self, "equal", in_nfc)
+        object.__setattr__(self, "equal", equal)
 
     def conditions(self, rows: RowKind) -> list[ColumnElement[bool]]:
         """Return the conditions on `rows`; UnknownColumnError names filters that these rows lack."""

@@ -376,6 +376,6 @@ def serial_range(prefix: str) -> tuple[str, str]:
 def has_serial(*serials: str) -> ColumnElement[bool]:
     same = boards.alias("same")
     # A query of its own: SQLite would substitute the wanted serial into lower(serial), and then use no index.
-    wanted = [normalize("NFC", serial) for serial in serials]
+    wanted = {*serials, *(normalize("NFC", serial) for serial in serials)}  # older rows may have another form
     ids = select(same.c.board_id).where(func.lower(same.c.serial).in_([folded(serial) for serial in wanted]))
     return boards.c.board_id.in_(ids) & boards.c.serial.in_(wanted)
