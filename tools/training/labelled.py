@@ -69,10 +69,10 @@ def read_labelled(
         files, left_out = find_pictures(folders[label], 1)
         warnings += [f"{folders[label]}: {line}" for line in left_out_lines(left_out)]
         if len(files) < 2:
-            raise TrainingError(
-                f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
-                " tif, webp)"
-            )
+            lie_deeper = len(find_pictures(folders[label]).files) > len(files)
+            how = f"others lie deeper: move them up, or name it instead of {folder}" if lie_deeper else "png, jpg …"
+            count = count_text(len(files), "image")
+            raise TrainingError(f"{folder / label}: holds {count}, two at least are needed ({how})")
         for file in files:
             content, pixels = read_picture(file)
             turned += orientation(content) != 1
