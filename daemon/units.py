@@ -112,9 +112,13 @@ def spreadsheet_cell(value: Any) -> Any:
     return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
+#: Letters and signs without ink: fillers of Hangul and Khmer, an empty pattern of Braille.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+
 def printable(text: str, kept: str = "") -> str:
-    """Return `text` with escapes for characters that control a terminal or reverse text: names come from outside."""
-    if text.isprintable():
+    """Return `text` with escapes for characters that are not seen or reverse text: names come from outside."""
+    if text.isascii() and text.isprintable():
         return text
-    shown = (sign if sign.isprintable() or sign in kept else ascii(sign)[1:-1] for sign in text)
-    return "".join(shown)
+    is_shown = {sign: sign in kept or (sign.isprintable() and sign not in _BLANK) for sign in text}
+    return "".join(sign if is_shown[sign] else ascii(sign)[1:-1] for sign in text)

@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from experts.vision.preprocess import prepare
 from tools.dataset.write import read_picture
 from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
-from tools.experts.measure import answers_of
+from tools.experts.measure import answers_of, label_folders
 from tools.pictures import find_pictures
 from tools.query.rejudge import RejudgeRequest, rejudge_line
 from tools.query.rows import RowFilters
@@ -160,25 +159,19 @@ def _write_pictures(
         elif picture.inspection_id != written[newer].inspection_id:
             left_out["a newer one is the same"] += 1
             written[newer] = replace(written[newer], version="")
-    for source in _pictures_in(training) if training is not None else ():
+    labelled = label_folders(training) if training is not None else {}
+    for label, source in ((label, file) for label, place in labelled.items() for file in find_pictures(place, 1).files):
         same = names.get(sha256(source.read_bytes()).digest(), source.name)
         if same in written:  # the newest decision counts
             written[same] = replace(written[same], version="")
         else:
-            label = folder / normalize("NFC", source.parent.name)
-            label.mkdir(parents=True, exist_ok=True)
-            (label / source.name).symlink_to(source.resolve())
+            (folder / label).mkdir(parents=True, exist_ok=True)
+            (folder / label / source.name).symlink_to(source.resolve())
     for label in list(folder.glob("*")):
         if len(files := list(label.iterdir())) < _MIN_OF_LABEL:
             left_out[f"the only one that is {label.name}"] += len(files)
             rmtree(label)
     return {name: each for name, each in written.items() if (folder / each.label / name).exists()}, left_out
-
-
-def _pictures_in(training: Path) -> list[Path]:
-    if training.is_dir() and (found := find_pictures(training, depth=2).files):
-        return found
-    raise CommandError(f"{training}: expected pictures as LABEL/*.png, found none (--with)")
 
 
 def _offer_backbone(line: ExpertsLine, in_service: ExpertSpec, catalog: Path) -> None:

@@ -17,6 +17,7 @@ from PIL import ExifTags, ImageOps
 from PIL import Image as Pillow
 
 from daemon.units import count_text
+from experts.errors import ImageError
 from experts.vision.preprocess import Image, decode, decode_opencv
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff", ".webp"})
@@ -81,6 +82,8 @@ def as_payload(content: bytes, *, upright: bool = False) -> bytes:
     """
     mark = orientation(content) if upright else 1
     is_webp = content[:4] == b"RIFF" and content[8:12] == b"WEBP"
+    if is_webp and content[12:16] == b"VP8X" and int.from_bytes(content[20:21]) & 2:
+        raise ImageError("the WebP is animated: send each picture as a file of its own")
     if mark == 1 and not is_webp:
         return content
     image = Pillow.fromarray(decode_opencv(content) if is_webp else decode(content, "image"))

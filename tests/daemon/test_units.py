@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from daemon.units import size_text, spreadsheet_cell
+from daemon.units import printable, size_text, spreadsheet_cell
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,10 @@ def test_no_spreadsheet_runs_a_cell(sign: str, before: str, delimiter: str) -> N
             assert not cell.lstrip(" ").startswith((sign, "\t", "\r")), cell
             assert not cell.strip().startswith(sign), cell
             assert not cell.lstrip(" \u200b\ufeff\u2060\u200d\x01").startswith(sign), cell
+
+
+def test_what_is_not_seen_is_shown_as_an_escape() -> None:
+    assert printable("A\u3164\u2800\xa0\u202e\x1b電阻 ⚠\ufe0f") == r"A\u3164\u2800\xa0\u202e\x1b電阻 ⚠" + "\ufe0f"
 
 
 @pytest.mark.parametrize("value", [None, 1, -1.5, "", "R0402", "a-b", "a=b", "1+1", "x;y", "x\ny", "a@b"])

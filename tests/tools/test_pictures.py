@@ -107,9 +107,12 @@ def test_a_webp_goes_to_the_daemon_as_a_png_and_every_other_file_as_it_is():
 
     np.testing.assert_array_equal(decode(as_payload(webp), "image"), PICTURE)
     assert as_payload(WHOLE) is WHOLE
-    for length in (12, 100, len(webp) // 2, len(webp) - 2):
+    for length in (12, 20, 100, len(webp) // 2, len(webp) - 2):
         with pytest.raises(ImageError):
             as_payload(webp[:length])
+    later = [Image.new("RGB", (64, 48))]
+    with pytest.raises(ImageError, match="the WebP is animated: send each picture as a file of its own"):
+        as_payload(encoded(PICTURE, "WEBP", save_all=True, append_images=later))
 
 
 DAMAGED = {

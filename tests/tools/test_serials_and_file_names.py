@@ -11,7 +11,7 @@ from tools.terminal.names import file_name, legal_name
 LINES = "SN-1001\r\n\r\nPrüf-2\r\n"
 
 
-@pytest.mark.promise("Cameras", "A list of serials may be UTF-8 or UTF-16, with or without a byte-order mark")
+@pytest.mark.promise("Cameras", "A list of serials may be UTF-8, or UTF-16 with its byte-order mark")
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_list_of_serials_is_read_as_notepad_and_excel_write_it(tmp_path: Path, encoding: str) -> None:
     (file := tmp_path / "serials.txt").write_bytes(LINES.encode(encoding))
@@ -21,13 +21,14 @@ def test_a_list_of_serials_is_read_as_notepad_and_excel_write_it(tmp_path: Path,
 
 
 def test_another_encoding_is_read_only_if_it_is_named(tmp_path: Path) -> None:
-    (file := tmp_path / "serials.txt").write_bytes(LINES.encode("windows-1252"))
-    with pytest.raises(CommandError, match=r"serials\.txt:3: is not UTF-8 text: save it as UTF-8 \(serials: or name"):
-        listed_serials(file)
-    assert list(listed_serials(file, "windows-1252")) == ["SN-1001", "Prüf-2"]
+    for encoding, serial in (("windows-1252", "Prüf-2"), ("utf-16-le", "P-2"), ("utf-16-be", "P-2")):
+        (file := tmp_path / "serials.txt").write_bytes(LINES.replace("Prüf-2", serial).encode(encoding))
+        with pytest.raises(CommandError, match=r"txt:[13]: is not UTF-8 text: save it as UTF-8 \(serials: or name"):
+            listed_serials(file)
+        assert list(listed_serials(file, encoding)) == ["SN-1001", serial]
 
 
-@pytest.mark.parametrize("serial", ["A\u200bB", "A\x00B", "x" * 129, "\u202eA"])
+@pytest.mark.parametrize("serial", ["A\u200bB", "A\x01B", "x" * 129, "\u202eA"])
 def test_a_wrong_serial_is_refused_by_its_line_and_moves_none_to_another_board(tmp_path: Path, serial: str) -> None:
     (file := tmp_path / "serials.txt").write_text(f"S1\n{serial}\nS3\n", encoding="utf-8")
     with pytest.raises(CommandError, match=r"serials\.txt:2: .* is not a string of 1 to 128"):

@@ -603,7 +603,7 @@ def import_dataset(
 
     Example: coserve dataset import annotations.json --format coco --out training
     """
-    if form not in get_args(Format):
+    if (form := form.lower()) not in get_args(Format):
         fail(f"--format {form} is not read: export as COCO or YOLO there (docs/experts.md has the menus)", status=2)
     if images is not None and form != "coco":
         fail(f"--images goes with coco; {form} says itself where pictures are", status=2)

@@ -234,7 +234,7 @@ def profile(
     from daemon.line.line import load_line
     from tools.profile.measure import QUICK, ProfileEffort
     from tools.profile.remote import with_remote
-    from tools.profile.run import Progress, Wish, profile_line, write_profile
+    from tools.profile.run import Wish, profile_line, write_profile
     from tools.profile.samples import drawn_samples, read_samples
 
     memory_bytes = parsed_size("--memory", memory) if memory is not None else None
@@ -246,9 +246,8 @@ def profile(
         fail("\n".join(problems), status=2)
     wish = Wish(samples, memory_bytes, effort)
     path = out or config.parent / "profile.yaml"
-    with share_bar("starting") as (bar, task):
-        tell: Progress = lambda what, share: bar.update(task, description=what, completed=share)  # noqa: E731
-        measured = with_remote(config, line, wish, profile_line(line, wish, tell), tell)
+    with share_bar("starting") as on_share:
+        measured = with_remote(config, line, wish, profile_line(line, wish, on_share), on_share)
         write_profile(path, measured)
     for name, reason in measured.skipped.items():
         errors.print(f"{name} was not measured: {reason}; then profile again")

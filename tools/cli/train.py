@@ -1,7 +1,5 @@
 """Make experts: `coserve train` on your images, `learn` from people's decisions, `import` of networks you have."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -111,7 +109,8 @@ def import_expert(
         samples=samples,
         normalize=normalize,
     )
-    report, version = make_in(out, expert or file.stem, file, make)
+    with share_bar(f"importing {expert or file.stem}") as on_share:
+        report, version = make_in(out, expert or file.stem, file, partial(make, on_share=on_share))
     agreement = report.agreement
     if as_json:
         expert_row = {"expert": report.expert, "file": str(report.file), "entry": report.entry, "dtype": report.dtype}
@@ -184,7 +183,7 @@ def train_backbone(
     schedule = Schedule(epochs, learning_rate=2e-3, seed=seed)
     vary = Variation(play, "all") if symmetry else None
     plan = BackbonePlan(architecture, input_size, schedule, threads, start, vary, store)
-    with _training_bar(name) as on_share:
+    with share_bar(f"training {name}") as on_share:
         report = train_backbone(folders or [], out, name=name, plan=plan, on_progress=on_share)
     if as_json:
         print_json(asdict(report) | {"file": str(report.file), "network": str(report.network)})
@@ -249,7 +248,7 @@ def train_classifier(
         use_anyway=use_anyway,
     )
     name = expert or folder.name
-    with _training_bar(name) as on_share:
+    with share_bar(f"training {name}") as on_share:
         train = partial(train_classifier, folder, expert=name, plan=plan, on_progress=on_share)
         report, version = make_in(out, name, folder, train)
     pictures = draw_report(report, out / "reports")
@@ -285,7 +284,7 @@ def train_all(
     """
     from tools.training.backbone import BackbonePlan, load_backbone, train_backbone
     from tools.training.classifier import TrainingPlan
-    from tools.training.everything import TypeReport, train_each, type_folders
+    from tools.training.everything import train_each, type_folders
     from tools.training.fit import Schedule
     from tools.training.report import COLUMNS, cells
 
@@ -298,17 +297,10 @@ def train_all(
         of_backbone = BackbonePlan(
             input_size=input_size, schedule=Schedule(epochs, learning_rate=2e-3, seed=seed), threads=threads
         )
-        with _training_bar("the backbone") as on_share:
+        with share_bar("training the backbone") as on_share:
             train_backbone(folders, out, name="backbone", plan=of_backbone, on_progress=on_share)
-    done = 0
-    with _training_bar(count_text(len(folders), "expert")) as on_share:
-
-        def on_type(_report: TypeReport) -> None:
-            nonlocal done
-            done += 1
-            on_share(done / len(folders))
-
-        reports = train_each(folders, out, plan, on_type)
+    with share_bar(f"training {count_text(len(folders), 'expert')}") as on_share:
+        reports = train_each(folders, out, plan, on_share)
     failed = [report for report in reports if report.error is not None]
     for report in failed:
         errors.print(f"{report.expert}: {report.error}", markup=False)
@@ -360,7 +352,7 @@ def train_detector(
     architecture_of(architecture, "detect")
     effort = TrainingEffort(minutes=minutes, seed=seed, threads=threads)
     name = expert or data.stem
-    with _training_bar(name) as on_share:
+    with share_bar(f"training {name}") as on_share:
         train = partial(
             train_detector,
             data,
@@ -426,13 +418,6 @@ def _pixels_of(text: str) -> float:
     return pixels
 
 
-@contextmanager
-def _training_bar(name: str) -> Iterator[Callable[[float], None]]:
-    """Yield a function that moves a bar to a share from 0 to 1."""
-    with share_bar(f"training {name}") as (bar, task):
-        yield lambda share: bar.update(task, completed=share)
-
-
 def learn(
     name: Annotated[str, typer.Argument(metavar="EXPERT", help="A classifier of the catalog.", show_default=False)],
     config: ConfigOption = DEFAULT_CONFIG,
@@ -470,7 +455,7 @@ def learn(
     since, _ = time_window(config, since, None, None)
     plan = TrainingPlan(Schedule(12, seed=seed), threads, play=_pixels_of(play), symmetry=symmetry)
     line = open_line(config)
-    with _training_bar(name) as on_share:
+    with share_bar(f"training {name}") as on_share:
         learned = learn_expert(line, name, training, plan, since=since, sample=sample, on_progress=on_share)
     if as_json:
         print_json(learned)

@@ -14,7 +14,8 @@ from experts.errors import ImageError
 from tools.dataset import Format
 from tools.dataset.write import DatasetError, LabelledBox, Picture, read_picture
 from tools.pictures import find_pictures, left_out_lines
-from tools.terminal.names import file_name, legal_name
+from tools.terminal.names import file_name, legal_name, read_text
+from tools.training import class_names
 from tools.training.labelled import UNSORTED, board_of, find_brought, read_yolo_data, refuse_turned, some
 
 #: How far a box may reach beyond the edge of its picture, pixels: programs round.
@@ -22,8 +23,6 @@ _ROUNDING = 1.0
 _MISTAKES = (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, OSError, ImageError)
 #: The refusal of formats that only CVAT, Label Studio and others write.
 _OWN_FORMATS = "is a file of CVAT, Label Studio or another program in its own format: export as COCO or YOLO there"
-#: The prefix that Label Studio's server adds to the name of an uploaded file.
-_UPLOADED = "^[0-9a-f]{8}-"
 #: Folder names that are no component type.
 _SIDES = ("images", "train", "val", "valid", "test", UNSORTED)
 #: A picture's name and label; its boxes, None if nobody looked for any, and the width and height that they are for.
@@ -60,10 +59,11 @@ def _picture(folder: Path, named: _Named) -> Picture:
     if boxes:
         refuse_turned(file, (width, height), stated)
     for kind, x1, y1, x2, y2, _ in boxes or ():
-        if not (-_ROUNDING <= x1 < x2 <= width + _ROUNDING and -_ROUNDING <= y1 < y2 <= height + _ROUNDING):
+        is_inside = -_ROUNDING <= x1 < x2 <= width + _ROUNDING and -_ROUNDING <= y1 < y2 <= height + _ROUNDING
+        if not is_inside or max(x2, y2) <= 1:  # fractions
             shown = ", ".join(f"{at:.1f}" for at in (x1, y1, x2, y2))
-            raise ValueError(f"the box {kind} ({shown}) is not in {file}, which has {width} x {height} pixels")
-    stem = re.sub(rf"{_UPLOADED}(?=\d+-)", "", file.stem)  # or no board would have two pictures
+            raise ValueError(f"the box {kind} ({shown}) is not in pixels of {file}, which has {width} x {height}")
+    stem = re.sub(r"^[0-9a-f]{8}-(?=\d+-)", "", file.stem)  # Label Studio adds it to uploaded files' names
     board = board_of(file.with_stem(stem))
     folders = [part for part in PurePosixPath(name).parts[:-1] if part not in (*_SIDES, label)]
     return Picture(file, file_name(stem), legal_name(folders[-1], file) if folders else "", board, label, boxes)
@@ -98,15 +98,11 @@ def _yolo(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
 
 
 def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Named]:
-    content = file.read_bytes()
-    data = None if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<") else json.loads(content)
+    text = read_text(file)
+    data = None if text.lstrip().startswith("<") else json.loads(text)
     if not isinstance(data, dict) or "annotations" not in data:
         raise DatasetError(f"{file}: {_OWN_FORMATS} (menus: docs/experts.md)")
-    names = {each["id"]: legal_name(str(each["name"]), file) for each in data["categories"]}
-    _refuse_twice("category", (each["id"] for each in data["categories"]))
-    _refuse_twice("category", names.values())
-    _refuse_twice("image", (each["id"] for each in data["images"]))
-    _refuse_twice("annotation", (each["id"] for each in data["annotations"] if "id" in each))
+    names = _category_names(file, data)
     boxes: dict[Any, list[LabelledBox]] = {each["id"]: [] for each in data["images"]}
     files = {each["id"]: str(each["file_name"]) for each in data["images"]}
     for each in data["annotations"]:
@@ -114,11 +110,10 @@ def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
             raise ValueError(f"of annotation {each.get('id')} the category or the image is not in the file")
         where = f"annotation {each.get('id')} of {files[each['image_id']]}"
         boxes[each["image_id"]].append(LabelledBox(names[each["category_id"]], *_corners(each, where)))
+    if crowds := sum(bool(each.get("iscrowd")) for each in data["annotations"]):
+        say(f"{file}: {count_text(crowds, 'annotation')} marked iscrowd: the box of each counts as that of one thing")
     # Label Studio writes folders before a name, other programs the path on another PC.
-    found = {
-        key: folder / name if ".." in name else find_brought(folder, f"./{name}", least=1)
-        for key, name in files.items()
-    }
+    found = {key: find_brought(folder, f"./{name}", least=1) for key, name in files.items()}
     missing = [files[key] for key, place in found.items() if place is None]
     _refuse_twice("picture", (normalize("NFC", str(place)) for place in found.values() if place is not None))
     if missing:
@@ -136,8 +131,18 @@ def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
             yield place.relative_to(folder).as_posix(), None, boxes[each["id"]], stated
 
 
+def _category_names(file: Path, data: Mapping[str, Any]) -> dict[Any, str]:
+    """Refuse ids that come twice; return the names of categories with boxes: Roboflow names one more as another."""
+    for what, key in (("category", "categories"), ("image", "images"), ("annotation", "annotations")):
+        _refuse_twice(what, (each["id"] for each in data[key] if "id" in each))
+    used = {each["category_id"] for each in data["annotations"]}
+    categories = {each["id"]: each["name"] for each in data["categories"] if each["id"] in used}
+    names = class_names([*categories.values()], f"{file}: categories") if categories else ()
+    return dict(zip(categories, names, strict=True))
+
+
 def _corners(annotation: Mapping[str, Any], where: str) -> tuple[float, float, float, float]:
-    if (annotation.get("attributes") or {}).get("rotation"):
+    if any(place.get("rotation") for place in (annotation, annotation.get("attributes") or {})):
         raise ValueError(f"{where} is a rotated box: only upright boxes are read, draw it so")
     if len(box := annotation.get("bbox") or ()) != 4:
         raise ValueError(f"{where}: expected a bbox of x, y, width, height, found {box}")

@@ -17,8 +17,9 @@ from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, fit
 from experts.vision.slot import loaded_slot
 from tools.experts.line import ExpertsLine, put_first_in_force
-from tools.pictures import as_payload, find_pictures
+from tools.pictures import as_payload, find_pictures, is_hidden
 from tools.terminal.console import CommandError
+from tools.terminal.names import legal_name
 
 _BATCH = 8
 #: Images of a folder on which experts are timed or compared with their originals; more would not change the result.
@@ -69,6 +70,21 @@ def answers_of(spec: ExpertSpec, images: Iterable[Prepared]) -> list[Answer]:
     while batch := list(islice(waiting, _BATCH)):
         answers += infer(slot, batch, spec)
     return answers
+
+
+def label_folders(folder: Path, min_labels: int = 1) -> dict[str, Path]:
+    """Return the folders in `folder` by the names (labels, types) that they have. Raises CommandError."""
+    labels: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_dir() and not is_hidden(Path(path.name)):
+            label = legal_name(path.name, path)
+            if twin := next((each for each in labels if each.casefold() == label.casefold()), None):
+                raise CommandError(f"{labels[twin]} and {path} differ only in case or accents: make one folder of them")
+            labels[label] = path
+    if len(labels) < min_labels:
+        found = f"{min_labels} at least; found {list(labels)}"
+        raise CommandError(f"{folder}: expected a subfolder of images for each label, {found}")
+    return labels
 
 
 def images_below(folder: Path, count: int = SAMPLES) -> Iterator[tuple[bytes, Image]]:

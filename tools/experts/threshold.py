@@ -18,10 +18,8 @@ from daemon.storage.database.schema import detections, inspections, reviews, sta
 from experts.spec import ExpertId, ExpertSpec
 from routing_rules.routes import ClassifierStep, Routes, chain
 from tools.experts.line import ExpertsLine
-from tools.experts.measure import answers_of, images_in
-from tools.pictures import is_hidden
+from tools.experts.measure import answers_of, images_in, label_folders
 from tools.terminal.console import CommandError
-from tools.terminal.names import legal_name
 
 _Floats = NDArray[np.float64]
 #: Answers that are read, the newest; images of either kind, and passed images, that an estimate needs.
@@ -170,10 +168,10 @@ def _pictured(spec: ExpertSpec, use: _Threshold, folder: Path, defective: float,
     if not defective:
         raise CommandError(f"no image of {spec.name} is decided to fail: 1 that fails is needed for their share")
     confidence, bad = list[float](), list[bool]()
-    for label in sorted(path for path in folder.glob("*") if path.is_dir() and not is_hidden(Path(path.name))):
-        answers = answers_of(spec, images_in(label, spec))
+    for label, place in label_folders(folder).items():
+        answers = answers_of(spec, images_in(place, spec))
         confidence += [float(each.confidence or 0) if each.label in use.passes else -1.0 for each in answers]
-        bad += [legal_name(label.name, label) not in use.passes] * len(answers)
+        bad += [label not in use.passes] * len(answers)
     is_bad = np.array(bad, dtype=bool)
     weight = np.where(is_bad, defective / max(is_bad.sum(), 1), (images - defective) / max((~is_bad).sum(), 1))
     return _Evidence(np.array(confidence), is_bad, weight, np.arange(len(bad)))

@@ -112,11 +112,11 @@ def with_remote(path: Path, line: Line, wish: Wish, own: MeasuredProfile, on_pro
             cluster.start(drive)
         until_s = time.monotonic() + _READY_WITHIN_S
         while missing and problem is None and time.monotonic() < until_s:
-            on_progress("waiting for the other PCs", 0.0)
+            on_progress(0.0, "waiting for the other PCs")
             time.sleep(0.1)
         skipped = dict(missing)
         for bench in (bench for bench in benches if bench.name not in missing):
-            on_progress(bench.name, len(devices) / (len(own.devices) + len(remote)))
+            on_progress(len(devices) / (len(own.devices) + len(remote)), bench.name)
             try:
                 costs = [bench.cost(spec, wish, bytes_of.get(layout, 0)) for layout, spec in layouts.items()]
                 pair = Pair(remote[bench.name].executors, remote[bench.name].threads, 0.0)

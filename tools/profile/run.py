@@ -27,7 +27,7 @@ from tools.profile.split import Plan, Split, search_split
 #: Share of a machine's free memory that a line without a budget may take.
 _FREE_SHARE = 0.8
 
-Progress = Callable[[str, float], None]
+Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ def profile_line(line: Line, wish: Wish, on_progress: Progress) -> MeasuredProfi
     stages, begun = len(devices) * (len(layouts) + 2), count()
 
     def begin(what: str) -> None:
-        on_progress(what, next(begun) / stages)
+        on_progress(next(begun) / stages, what)
 
     # Now: later, memory that torch keeps for its next batches would count as used.
     memory_bytes = {device: wish.memory_bytes or memory_to_divide(device, settings) for device, settings in own.items()}
     profiles = [_profile_device(device, memory_bytes[device], line, layouts, wish, shelf, begin) for device in devices]
-    on_progress("measured", 1.0)
+    on_progress(1.0, "measured")
     return MeasuredProfile(tuple(profiles), wish.samples.origin)
 
 

@@ -7,6 +7,7 @@ parameter, and column names come from this module only.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unicodedata import normalize
 
 from sqlalchemy import (
     REAL,
@@ -176,6 +177,13 @@ class RowFilters:
     latency_above_ms: float | None = None
     seq_from: int | None = None
     seq_to: int | None = None
+
+    def __post_init__(self) -> None:
+        equal = {
+            name: [*values, *(normalize("NFC", value) for value in values if isinstance(value, str))]
+            for name, values in self.equal.items()
+        }
+        object.__setattr__(self, "equal", equal)
 
     def conditions(self, rows: RowKind) -> list[ColumnElement[bool]]:
         """Return the conditions on `rows`; UnknownColumnError names filters that these rows lack."""

@@ -21,10 +21,13 @@ def read_text(file: Path, encoding: str = "utf-8") -> str:
         raise CommandError(f"{file}: cannot be read ({error.strerror})") from error
     encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), encoding)
     try:
-        return content.decode(encoding)
+        text, at = content.decode(encoding), content.find(b"\0")
     except UnicodeDecodeError as error:
-        line, remedy = content[: error.start].count(b"\n") + 1, "save it as UTF-8 (serials: or name their --encoding)"
-        raise CommandError(f"{file}:{line}: is not {encoding.upper()} text: {remedy}") from None
+        text, at = "\0", error.start
+    if "\0" not in text:  # UTF-16 without a mark is text of UTF-8 and Windows-1252, too
+        return text
+    line, remedy = content[:at].count(b"\n") + 1, "save it as UTF-8 (serials: or name their --encoding)"
+    raise CommandError(f"{file}:{line}: is not {encoding.upper()} text: {remedy}")
 
 
 def legal_name(text: str, where: object) -> str:

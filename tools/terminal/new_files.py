@@ -32,7 +32,7 @@ def unfinished_folder(out: Path) -> Iterator[Path]:
     mark = part / MARK
     if part.exists() and any(part.iterdir()) and not mark.is_file():
         raise OutputInUseError(f"{part} was not left by an export: move it away")
-    part.mkdir(mode=0o750, exist_ok=True)
+    part.mkdir(mode=0o750, parents=True, exist_ok=True)
     with mark.open("w", encoding="utf-8") as locked:
         claim(locked.fileno(), mark, out)
         try:

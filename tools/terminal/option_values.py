@@ -34,7 +34,7 @@ _EXTRAS = {"boto3": "plant", "psycopg": "plant", "tokenizers": "moe", "transform
 _AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?(s|min|m|h|d|w)(?: ago)?")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
-_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DAY = re.compile(r"[0-9]{4}(-?)[0-9]{2}\1[0-9]{2}")
 
 
 def _checked_note(text: str | None) -> str | None:

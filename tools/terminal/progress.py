@@ -1,6 +1,6 @@
 """Progress bars of commands that take minutes; plain lines off a terminal, such as in a log."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,10 +59,11 @@ class Bars(Progress):
 
 
 @contextmanager
-def share_bar(title: str) -> Iterator[tuple[Bars, TaskID]]:
-    """Yield a bar on stderr and its task, whose `completed` is a share from 0 to 1."""
+def share_bar(title: str) -> Iterator[Callable[..., None]]:
+    """Yield a function that moves a bar on stderr to a share from 0 to 1, and may give it another title."""
     with Bars(console=errors) as bar:
-        yield bar, bar.add_task(title, total=1.0)
+        task = bar.add_task(title, total=1.0)
+        yield lambda share, title=title: bar.update(task, completed=share, description=title)
 
 
 def _in_words(task: Task) -> str:

@@ -32,11 +32,11 @@ def require_expert_id(name: str) -> None:
         raise TrainingError(f"{name!r} is not an expert id; give one of letters, digits and . _ : - with --id")
 
 
-def class_names(named: Any) -> tuple[str, ...]:
+def class_names(named: Any, where: object) -> tuple[str, ...]:
     """Return the names of classes in the network's order, of a data set, a checkpoint or an option.
 
     They come as a list, by number ({0: "ok"}; keys may be text), or as numbers by name, as torchvision's class_to_idx.
-    Raises CommandError, whose text names the class.
+    Raises CommandError, whose text begins with `where` and names the class.
     """
     if isinstance(named, Mapping):
         is_inverted = all(type(number) is int for number in named.values())
@@ -44,13 +44,13 @@ def class_names(named: Any) -> tuple[str, ...]:
         numbers = [str(number) for number in range(len(named))]
         named = [by_number[number] for number in numbers] if by_number.keys() == {*numbers} else []
     if not isinstance(named, Sequence) or isinstance(named, str) or not named:
-        raise TrainingError("expected a list of class names, or their numbers from 0 without gaps as keys")
+        raise TrainingError(f"{where}: expected a list of class names, or their numbers from 0 without gaps as keys")
     names: list[str] = []
     for number, name in enumerate(named):
         if not isinstance(name, str):
-            raise TrainingError(f"class {number} is {name!r}, not text (YAML reads NO as False, 0402 as 258)")
-        names.append(legal_name(name, f"class {number}"))
+            raise TrainingError(f"{where}: class {number} is {name!r}, not text (unquoted YAML reads NO as False)")
+        names.append(legal_name(name, f"{where}: class {number}"))
         if names[-1] in names[:-1]:
             first = names.index(names[-1])
-            raise TrainingError(f"classes {first} and {number} are both {names[-1]}, expected different names")
+            raise TrainingError(f"{where}: classes {first} and {number} are both {names[-1]}, expected different names")
     return tuple(names)

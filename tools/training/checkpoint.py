@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from experts.vision.architectures import ARCHITECTURES, Architecture
 from experts.vision.networks import weight_shapes
+from routing_rules.load import read_yaml_text
 from tools.terminal.console import CommandError
 from tools.training import TrainingError, class_names
 
@@ -85,7 +86,10 @@ def read_checkpoint(file: Path) -> Checkpoint:
             head = opened.read(512)
         if head[6:9] == b"\0\0{":
             with safe_open(file, "pt") as whole:
-                return Checkpoint(_unwrapped({name: whole.get_tensor(name) for name in whole.keys()}))  # noqa: SIM118
+                texts = whole.metadata() or {}  # JSON, which is YAML
+                names_from, names = _class_names_in({key: read_yaml_text(texts[key], "").data for key in texts})
+                tensors = {name: whole.get_tensor(name) for name in whole.keys()}  # noqa: SIM118
+                return Checkpoint(_unwrapped(tensors), names=names, names_from=names_from)
         return _checkpoint_of(file, _unpickled(file, head))
     except OSError as error:
         raise TrainingError(f"{file}: cannot be read ({error.strerror or error})") from error
@@ -164,7 +168,7 @@ def _class_names_in(content: Any) -> tuple[str, Any]:
             return key, held[key]
     for key in _PERHAPS_NAME_KEYS:
         with suppress(CommandError):
-            class_names(held.get(key))
+            class_names(held.get(key), key)
             return key, held[key]
     return "", None
 
@@ -236,7 +240,7 @@ def _named_as(expected: Mapping[str, torch.Size], tensors: Mapping[str, torch.Te
     matches = {prefix: sum(f"{prefix}{name}" in tensors for name in expected) for prefix in prefixes}
     best = max(prefixes, key=lambda prefix: (matches[prefix], bool(_AVERAGED.search(prefix))), default="")
     named = {name.removeprefix(best): tensor for name, tensor in tensors.items() if name.startswith(best)}
-    named = {name: tensor for name, tensor in named.items() if name in expected or tensor.dim()}  # no more counters
+    named = {name: tensor for name, tensor in named.items() if name in expected or tensor.is_floating_point()}
     inside = {name.removesuffix("weight") for name in named if re.fullmatch(r"fc\..+\.weight", name)}
     linear = [layer for layer in inside if named[f"{layer}weight"].dim() == 2]
     if len(linear) == 1:  # in a Sequential

@@ -11,7 +11,8 @@ from typing import Any
 from experts.catalog import read_catalog
 from experts.durable import replace_durably
 from experts.weights import file_sha256
-from tools.pictures import find_pictures, is_hidden
+from tools.experts.measure import label_folders
+from tools.pictures import find_pictures
 from tools.terminal.console import CommandError
 from tools.training import TrainingError
 from tools.training.backbone import load_backbone
@@ -35,28 +36,27 @@ def type_folders(folder: Path) -> list[Path]:
     """Return the folders of component types in `folder`, without the undecided pictures that `dataset export` puts
     there. Raises TrainingError if there is none.
     """
-    folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    folders = [path for path in folders if path.name != UNSORTED and not is_hidden(Path(path.name))]
+    folders = [path for name, path in label_folders(folder, 0).items() if name != UNSORTED]
     if not folders:
         raise TrainingError(f"{folder}: holds no folder of a component type, such as {folder}/R0402/ok/1.png")
     return folders
 
 
 def train_each(
-    folders: list[Path], out: Path, plan: TrainingPlan, on_type: Callable[[TypeReport], None]
+    folders: list[Path], out: Path, plan: TrainingPlan, on_share: Callable[[float], None]
 ) -> list[TypeReport]:
     """Train an expert for each folder, named as the folder is. One that cannot be trained costs no other one.
 
     An expert is kept if its pictures, its backbone and the plan are those of the earlier run that made it.
     """
     reports: list[TypeReport] = []
-    for folder in folders:
+    for done, folder in enumerate(folders, 1):
         try:
             report = _train_one(folder, out, plan)
         except CommandError as error:
             report = TypeReport(folder.name, error=str(error))
         reports.append(report)
-        on_type(report)
+        on_share(done / len(folders))
     return reports
 
 

@@ -5,10 +5,9 @@ Nothing that a file holds runs (`checkpoint.py`).
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +58,7 @@ def import_file(  # noqa: PLR0913 - most by keyword
     images: Path | None = None,
     samples: Path | None = None,
     normalize: str | None = None,
+    on_share: Callable[[float], object] = lambda _: None,
 ) -> ImportReport:
     """Read `file`, make the expert, named as the file without `expert`, and add it to the catalog of `out`.
 
@@ -78,7 +78,8 @@ def import_file(  # noqa: PLR0913 - most by keyword
         pictures = squares([image for _, image in files], kind.task, input_size)
     checkpoint = read_checkpoint(file)
     state = weights_for(kind, checkpoint, file)
-    named, notes = _classes_of(file, checkpoint, job.classes, has_pictures=has_pictures)
+    is_unmeasured = kind.task == "classify" and not has_pictures
+    named, notes = _classes_of(file, checkpoint, job.classes, is_unmeasured=is_unmeasured)
     job = replace(job, classes=named)
     original = _load_original(kind, state, file, named, notes)
     if checkpoint.end_to_end is not None:
@@ -87,6 +88,7 @@ def import_file(  # noqa: PLR0913 - most by keyword
     is_new = not weights.exists()
     try:
         fitting, said = _normalised(file, job, original, images, normalize, checkpoint.names_from)
+        on_share(0.5)
         job = replace(job, architecture=replace(kind, normalisation=fitting))
         report = replace(_make(original, job, pictures), notes=(*notes, *said))
         if has_pictures:
@@ -153,7 +155,7 @@ def _normalised(
     taken = answers[chosen]
     right = f"right on {taken.right.sum()} of {count_text(len(pictures), 'labelled image')} of {images}"
     if not taken.right.all():
-        answers = {name: _judged(original, pictures, targets, name) for name in NORMALISATIONS}
+        answers |= {name: _judged(original, pictures, targets, name) for name in NORMALISATIONS if name not in answers}
         if better := _better_way(job, answers, chosen, stated, named_by):
             raise TrainingError(f"{file}: {right} with the classes {classes} and --normalize {chosen}; {better}")
     said = [f"normalisation {chosen}: {right}"]
@@ -217,18 +219,18 @@ def _reordered(answers: HeldOutAnswers, classes: tuple[str, ...]) -> tuple[tuple
 
 
 def _classes_of(
-    file: Path, checkpoint: Checkpoint, given: Sequence[str], *, has_pictures: bool
+    file: Path, checkpoint: Checkpoint, given: Sequence[str], *, is_unmeasured: bool
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return the names to take, of the file or of --classes, and what to say. Raises TrainingError."""
     notes, named_by = [checkpoint.note] if checkpoint.note is not None else [], checkpoint.names_from
-    named, held, mistake = _named(given, "--classes"), (), "holds no class names"
+    named, held, mistake = class_names(given, "--classes") if given else (), (), "holds no class names"
     try:
-        held = _named(checkpoint.names, f"its {named_by}")
-    except TrainingError as error:
+        held = class_names(checkpoint.names, f"its {named_by}") if checkpoint.names else ()
+    except CommandError as error:
         mistake = str(error)
-        if named and not has_pictures:
-            remedy = "name --images in a folder for each class, or save the weights without those names"
-            raise TrainingError(f"{file}: {mistake}: whether --classes is right cannot be told; {remedy}") from error
+        if is_unmeasured:
+            remedy = "give them in order with --classes, and --images in a folder for each class to measure them on"
+            raise TrainingError(f"{file}: {mistake}; {remedy}") from error
         notes.append(f"{file.name}: {mistake}: --classes is taken")
     if not named and not held:
         raise TrainingError(f"{file}: {mistake}; give them in order with --classes")
@@ -240,13 +242,6 @@ def _classes_of(
     if held:
         notes.append(f"classes {', '.join(held)}, from {named_by} of {file.name}")
     return named or held, notes
-
-
-def _named(value: Any, where: str) -> tuple[str, ...]:
-    try:
-        return class_names(value) if value else ()
-    except CommandError as error:
-        raise TrainingError(f"{where}: {error}") from error
 
 
 def _load_original(

@@ -15,9 +15,9 @@ from daemon.units import count_text
 from experts.errors import ImageError
 from experts.vision.preprocess import to_square
 from routing_rules.load import Document, read_yaml_text
+from tools.experts.measure import label_folders
 from tools.pictures import MARK_IGNORED, SUFFIXES, find_pictures, is_hidden, left_out_lines, orientation, read_pixels
-from tools.terminal.console import CommandError
-from tools.terminal.names import legal_name, read_text
+from tools.terminal.names import read_text
 from tools.training import TrainingError, class_names
 from tools.training.fit import Pictures, Targets
 
@@ -26,8 +26,6 @@ UNSORTED = "unsorted"
 DIGEST_BYTES = 8
 #: The last EXIF mark that leaves a picture's width and height in their places.
 _HALF_TURN = 4
-#: Programs write the mark before the pixels.
-_HEAD_BYTES = 256 * 1024
 #: Files beside labels that hold names of classes.
 _OTHER_TEXTS = ("classes.txt", "predefined_classes.txt")
 _SHOWN = 5
@@ -59,8 +57,9 @@ def read_labelled(
     folder: Path, input_size: int, *, min_labels: int = 2, good: str | None = None
 ) -> tuple[LabelledPictures, list[str]]:
     """Read `folder/LABEL/*.png`, and return warnings. Raises TrainingError."""
-    folders, passes = _labels(folder, min_labels, good)
+    folders = label_folders(folder, min_labels)
     labels = list(folders)
+    passes = _passing(folder, labels, good)
     first_of: dict[bytes, tuple[Path, int]] = {}
     squares: list[np.ndarray] = []
     sizes: list[tuple[int, int]] = []
@@ -70,10 +69,10 @@ def read_labelled(
         files, left_out = find_pictures(folders[label], 1)
         warnings += [f"{folders[label]}: {line}" for line in left_out_lines(left_out)]
         if len(files) < 2:
-            raise TrainingError(
-                f"{folder / label}: holds {count_text(len(files), 'image')}, two at least are needed (png, jpg, bmp,"
-                " tif, webp)"
-            )
+            lie_deeper = len(find_pictures(folders[label]).files) > len(files)
+            how = f"others lie deeper: move them up, or name it instead of {folder}" if lie_deeper else "png, jpg …"
+            count = count_text(len(files), "image")
+            raise TrainingError(f"{folder / label}: holds {count}, two at least are needed ({how})")
         for file in files:
             content, pixels = read_picture(file)
             turned += orientation(content) != 1
@@ -113,27 +112,14 @@ def read_picture(file: Path) -> tuple[bytes, Pictures]:
         raise TrainingError(f"{file}: {error.strerror or error}") from error
 
 
-def _labels(folder: Path, min_labels: int, good: str | None) -> tuple[dict[str, Path], str | None]:
-    """Return the labels of a folder with their folders, and the one that passes. Raises TrainingError."""
-    labels: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_dir() and not is_hidden(Path(path.name)):
-            label = legal_name(path.name, path)
-            if other := next((other for other in labels if other.casefold() == label.casefold()), None):
-                raise TrainingError(
-                    f"{labels[other]} and {path} differ only in case or accents: make one folder of them"
-                )
-            labels[label] = path
-    if len(labels) < min_labels:
-        raise TrainingError(
-            f"{folder}: expected a subfolder of images for each label, {min_labels} at least; found {list(labels)}"
-        )
+def _passing(folder: Path, labels: Sequence[str], good: str | None) -> str | None:
+    """Return the label that passes, None if no label is named so. Raises TrainingError."""
     passing = [label for label in labels if label.casefold() in _GOOD_NAMES]
     if good is None and len(passing) > 1:
         raise TrainingError(f"{folder}: {' and '.join(passing)} both sound as if they pass: name one with --good")
     if good is not None and good not in labels:
         raise TrainingError(f"{folder}: has no label {good} (--good); it has {', '.join(labels)}")
-    return labels, good or next(iter(passing), None)
+    return good or next(iter(passing), None)
 
 
 def held_back(data: LabelledPictures, share: float) -> np.ndarray:
@@ -208,7 +194,8 @@ def read_yolo_data(file: Path) -> YoloData:
     if document.problems:
         raise TrainingError("\n".join(map(str, document.problems)))
     if missing := {"train", "val", "names"} - set(document.keys(())):
-        raise TrainingError(f"{file}: has no {', '.join(sorted(missing))}; expected path, train, val and names")
+        expected = "expected path, train, val and names (of other formats `coserve dataset import` makes such a file)"
+        raise TrainingError(f"{file}: has no {', '.join(sorted(missing))}; {expected}")
     if "kpt_shape" in document.data:
         raise _wrong(document, "poses are not read: export boxes", "kpt_shape")
     classes, notes = _classes(document), list[str]()
@@ -229,10 +216,7 @@ def _wrong(document: Document, message: str, *path: str | int) -> TrainingError:
 
 
 def _classes(document: Document) -> tuple[str, ...]:
-    try:
-        classes = class_names(document.data["names"])
-    except CommandError as error:
-        raise _wrong(document, str(error), "names") from error
+    classes = class_names(document.data["names"], document.problem(("names",), "names", key=True))
     if document.data.get("nc") not in (None, str(len(classes))):
         raise _wrong(document, f"there are {len(classes)} names, not {document.data['nc']}: correct one of them", "nc")
     return classes
@@ -278,7 +262,7 @@ def find_brought(root: Path, name: str, least: int = 2) -> Path | None:
 
     Of such a path the last `least` parts at least must fit: `../train/images` of Roboflow is `train/images`.
     """
-    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     names = [name, *("/".join(parts[start:]) for start in range(max(len(parts) - least, 0) + 1))]
     forms = [name, *(normalize(form, each) for each in names for form in ("NFC", "NFD"))]
     return next((place for place in map(root.joinpath, forms) if place.exists()), None)
@@ -339,8 +323,9 @@ def _read_boxes(file: Path | None, image: Path, classes: int) -> NDArray[np.floa
         if outline:
             corners = (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2]))
         is_empty = corners[0] >= corners[2] or corners[1] >= corners[3]
-        if is_empty or not all(-0.01 <= value <= 1.01 for value in values):
-            raise TrainingError(f"{file}:{number}: expected fractions of the image, 0 to 1, with a size, not {line!r}")
+        if is_empty or not all(-0.01 <= value <= 1.01 for value in (*values, *corners)):
+            expected = "expected fractions of the image, 0 to 1, with a size, of a box inside it"
+            raise TrainingError(f"{file}:{number}: {expected}, not {line!r}")
         rows.append((*(min(max(corner, 0.0), 1.0) for corner in corners), kind))
     if rows:
         refuse_turned(image)
@@ -352,18 +337,16 @@ def refuse_turned(file: Path, size: tuple[int, int] | None = None, stated: tuple
 
     We read pixels as stored, most programs that draw boxes do not. Raises TrainingError.
     """
-    with file.open("rb") as opened:  # whole data sets are checked before training: a TIFF's marks may be at its end
-        mark = orientation(opened.read(-1 if file.suffix.lower() in (".tif", ".tiff") else _HEAD_BYTES))
+    mark = orientation(file.read_bytes())
     is_other = stated is not None and size is not None and stated != size
     is_told = stated is not None and stated != stated[::-1] and mark > _HALF_TURN
     if is_other or (mark > 1 and not is_told):
         why = f"its EXIF mark {mark} turns or mirrors it in other programs, so its boxes may lie elsewhere"
         if is_other and stated and size:
             why = f"has {size[0]} x {size[1]} pixels, its boxes are for {stated[0]} x {stated[1]}"
-        raise TrainingError(
-            f"{file}: {why}: bring the picture as it was drawn on (`mogrify -auto-orient FILE` stores it as others show"
-            " it; `exiftool -Orientation= FILE` lets them show it as it is stored)"
-        )
+        remedy = " (`mogrify -auto-orient FILE` stores it as others show it; `exiftool -Orientation= FILE` lets them"
+        remedy = f"{remedy} show it as it is stored)" if mark > 1 else ""
+        raise TrainingError(f"{file}: {why}: bring the picture as it was drawn on{remedy}")
 
 
 def some(names: Sequence[str]) -> str:

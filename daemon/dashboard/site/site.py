@@ -10,13 +10,14 @@ from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 from urllib.parse import urlencode
 
 import jinja2
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from daemon.config.plant_time import PlantTime
 from daemon.config.settings import Config, PlantClock
@@ -30,7 +31,7 @@ from daemon.wire.control import ControlError, ask
 _CONTROL_TIMEOUT_S = 1.0
 #: A text in an address or a form.
 ShortText = Annotated[str, StringConstraints(max_length=128)]
-SearchText = Annotated[ShortText, StringConstraints(strip_whitespace=True)]
+SearchText = Annotated[ShortText, StringConstraints(strip_whitespace=True), AfterValidator(partial(normalize, "NFC"))]
 Verdict = Literal["", "pass", "fail", "review", "unknown"]
 #: A line's pages in the order of the navigation.
 NAVIGATION = (
@@ -142,7 +143,7 @@ class Site(PageShell):
 
 def _visible(value: object) -> object:
     """Show invisible characters in older names as escapes, but keep the spaces and line ends of our texts."""
-    return printable(value, "\n\r\t\xa0\u2009\u202f") if type(value) is str else value
+    return printable(value, "\n\r\t\u2009\u202f") if type(value) is str else value
 
 
 def _moment(plant: PlantTime, value: str | datetime | None, style: str = "full") -> Markup:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from unicodedata import normalize
 
 from sqlalchemy import ColumnElement, bindparam, func, or_, select
 
@@ -375,5 +376,6 @@ def serial_range(prefix: str) -> tuple[str, str]:
 def has_serial(*serials: str) -> ColumnElement[bool]:
     same = boards.alias("same")
     # A query of its own: SQLite would substitute the wanted serial into lower(serial), and then use no index.
-    ids = select(same.c.board_id).where(func.lower(same.c.serial).in_([folded(serial) for serial in serials]))
-    return boards.c.board_id.in_(ids) & boards.c.serial.in_(serials)
+    wanted = {*serials, *(normalize("NFC", serial) for serial in serials)}  # older rows may have another form
+    ids = select(same.c.board_id).where(func.lower(same.c.serial).in_([folded(serial) for serial in wanted]))
+    return boards.c.board_id.in_(ids) & boards.c.serial.in_(wanted)

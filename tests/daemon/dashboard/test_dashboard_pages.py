@@ -132,6 +132,7 @@ def test_a_serial_full_of_html_is_text_wherever_it_is_shown(web: Web) -> None:
     stream.close()
     for text in texts:
         assert "<script>alert" not in text
+        assert not {"\u202e", "\xa0", "\u3164"} & {*text}
         assert "onerror=alert(2)>" not in text
         assert "&gt;49" not in text
         assert "<b>" not in text

@@ -31,7 +31,7 @@ from tests.waiting import PATIENCE_S, until
 
 AT = "2026-11-21T09:28:11.123Z"
 RULES_VERSION = "0123456789ab"
-EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}%00\u202e"
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}%00\u202e\xa0\u3164"
 #: Values that would change a question if they were put into its text.
 SQL = (
     *("'; DROP TABLE boards; --", "' OR '1'='1", "1 OR 1=1", "x' UNION SELECT sql FROM sqlite_master --"),

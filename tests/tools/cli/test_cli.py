@@ -7,7 +7,6 @@ import pytest
 from tests import ROOT
 from tests.lines import a_line
 from tests.tools.run_commands import coserve
-from tools.cli.main import app
 
 LIGHT = (
     "check",
@@ -70,13 +69,6 @@ def test_check_refuses_places_where_a_start_would_fail(
     (mistake,) = [line for line in done.stdout.splitlines() if not line.startswith("warning: ")]
     assert expected in mistake
     assert "sec" not in mistake
-
-
-def test_each_group_of_commands_has_an_example_that_names_one_of_its_commands() -> None:
-    for name in (info.name for info in app.registered_groups):
-        assert name is not None
-        help_text = " ".join(coserve(name, "--help").stdout.split())
-        assert f"Example: coserve {name}" in help_text, name
 
 
 def test_check_reads_every_weights_file(tmp_path: Path, experts_folder: Path) -> None:

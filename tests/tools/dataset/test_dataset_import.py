@@ -21,8 +21,8 @@ COCO: dict[str, Any] = {
     "images": [
         {"id": number, "file_name": f"R0402/{number}-S{number}.png", "width": 80, "height": 60} for number in (1, 2, 3)
     ],
-    "annotations": [{"id": 1, "image_id": 1, "category_id": 5, "bbox": [8, 6, 32, 30], "area": 960, "iscrowd": 0}],
-    "categories": [{"id": 5, "name": "bridge", "supercategory": "defect"}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 5, "bbox": [8, 6, 32, 30], "area": 960, "iscrowd": 1}],
+    "categories": [{"id": 0, "name": "bridge"}, {"id": 5, "name": "bridge", "supercategory": "bridge"}],  # Roboflow
 }
 
 
@@ -36,7 +36,8 @@ def a_dataset(folder: Path, content: Any) -> Path:
     (folder.parent / "secret.png").write_bytes((folder / "images" / "R0402" / "1-S1.png").read_bytes())
     (folder / "images" / "link.png").symlink_to(folder.parent / "secret.png")
     file = folder / "annotations.json"
-    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    text = content if isinstance(content, str) else json.dumps(content)
+    file.write_bytes(text.encode(errors="surrogateescape"))
     return file
 
 
@@ -76,16 +77,19 @@ def test_uploaded_pictures_of_one_board_stay_on_one_side(tmp_path: Path) -> None
         ("R0402/1-S1", "../../secret", "'../../secret.png' leads out of"),
         ("R0402/1-S1", "link", "'link.png' leads out of"),
         ("R0402/", "missing/", "3 of 3 pictures are not in"),
-        ('"width": 80, "height": 60}, ', '"width": 60, "height": 80}, ', "80 x 60 pixels, its boxes are for 60 x 80"),
+        ('80, "height": 60', '60, "height": 80', "boxes are for 60 x 80: bring the picture as it was drawn on\n"),
         ('"id": 2, "file_name"', '"id": 1, "file_name"', "the image 1 is there twice"),
-        ("R0402/2-S2", "R0402/1-S1", "R0402/1-S1.png is there twice"),
         ("R0402/2-S2", "other/R0402/1-S1", "R0402/1-S1.png is there twice"),
         ('"categories": [', '"categories": [{"id": 5, "name": "void"}, ', "the category 5 is there twice"),
-        ('"categories": [', '"categories": [{"id": 6, "name": "bridge"}, ', "the category bridge is there twice"),
+        ('"annotations": [', '"annotations": [{"id": 2, "category_id": 0}, ', "classes 0 and 1 are both bridge"),
+        ('"name": "bridge"', '"name": 402', "annotations.json: categories: class 0 is 402, not text"),
+        ('"name": "bridge"', '"name": "Br\udcfccke"', "annotations.json:1: is not UTF-8 text: save it as UTF-8"),
         ('"annotations": [', '"annotations": [{"id": 1}, ', "the annotation 1 is there twice"),
         ("[8, 6, 32, 30]", "[8, 6, 32, 30, 45]", "1-S1.png: expected a bbox of x, y, width, height"),
         ('"bbox": [8, 6, 32, 30]', '"segmentation": [[8, 6, 9, 9, 8, 9]]', "1-S1.png: expected a bbox of x, y"),
-        ('"iscrowd": 0', '"attributes": {"rotation": 30.0}', "1-S1.png is a rotated box"),
+        ('"iscrowd": 1', '"attributes": {"rotation": 30.0}', "1-S1.png is a rotated box"),
+        ('"iscrowd": 1', '"rotation": 30.0', "1-S1.png is a rotated box"),
+        ("[8, 6, 32, 30]", "[0.1, 0.1, 0.4, 0.5]", "the box bridge (0.1, 0.1, 0.5, 0.6) is not in pixels of"),
         ("R0402/1-S1", "broken", "at picture 1: "),
         ("[8, 6, 32, 30]", "[8, 6, 320, 30]", "the box bridge (8.0, 6.0, 328.0, 36.0) is not in"),
         ("[8, 6, 32, 30]", f"[8, 6, 1{'0' * 400}, 30]", "too large"),
@@ -116,18 +120,13 @@ def test_a_yolo_data_set_comes_back_with_its_boxes_and_both_of_its_sides(tmp_pat
     ]
     assert [[box.label for box in each.boxes or ()] for each in pictures] == [["bridge"], [], []]
     assert (pictures[0].boxes or [])[0][1:5] == pytest.approx((8, 6, 40, 36), abs=1e-4)
-    imported(tmp_path / "yolo" / "data.yaml", "yolo", tmp_path / "again")
-    first, second = (read_yolo_data(tmp_path / name / "data.yaml") for name in ("yolo", "again"))
+    imported(tmp_path / "yolo" / "data.yaml", "YOLO", tmp_path / "new" / "again")
+    first, second = (read_yolo_data(tmp_path / name / "data.yaml") for name in ("yolo", "new/again"))
     assert [each.file.name for each in first.train] == [each.file.name for each in second.train]
 
 
-def test_a_yolo_data_set_that_is_wrong_or_climbs_is_named(tmp_path: Path) -> None:
+def test_a_yolo_data_set_that_climbs_is_named(tmp_path: Path) -> None:
     imported(a_dataset(tmp_path / "in", COCO), "coco", tmp_path / "yolo")
-    label = next((tmp_path / "yolo").rglob("1-S1.txt"))
-    label.write_text("7 0.5 0.5 0.1 0.1\n", encoding="utf-8")
-    said = imported(tmp_path / "yolo" / "data.yaml", "yolo", tmp_path / "out", status=1)
-    assert f"{label}:1: expected `class x y width height` with a class from 0 to 0" in said
-    label.write_text("0 0.5 0.5 0.1 0.1\n", encoding="utf-8")
     (other := tmp_path / "other").mkdir()
     (file := other / "data.yaml").write_text(
         (tmp_path / "yolo" / "data.yaml").read_text().replace("images", "../yolo/images")
@@ -154,10 +153,12 @@ def test_folders_of_labels_come_back_and_a_picture_without_a_label_is_named(tmp_
 
 def test_pictures_are_found_whatever_program_wrote_their_paths_and_the_others_are_counted(tmp_path: Path) -> None:
     content = json.dumps(COCO).replace("R0402/1-S1", r"C:\\\\pcb\\\\R0402\\\\1-S1").replace("R0402/3-S3", "gone")
+    content = content.replace("R0402/2-S2", r"..\\\\..\\\\media\\\\R0402\\\\2-S2")
     file, said = a_dataset(tmp_path / "in", content), list[str]()
     pictures = read_dataset(file, "coco", say=said.append)
     assert [each.stem for each in pictures] == ["1-S1", "2-S2"]
     assert said == [
+        f"{file}: 1 annotation marked iscrowd: the box of each counts as that of one thing",
         f"{file}: left out: 1 of 3 pictures are not in {tmp_path / 'in/images'} (gone.png)",
         f"{file}: 3 pictures of {tmp_path / 'in/images'} not in it, left out (R0402/3-S3.png, broken.png, link.png)",
     ]

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from typer.testing import Result
@@ -31,7 +32,7 @@ from tools.query.reading import ResultsQuery, read_batches
 from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 from tools.terminal.option_values import moment, shift_span
 
-NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb")
+NASTY = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "<b>x</b>", "[/red]", "'; DROP TABLE boards; --", "a\x1b[31mb", "ü")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_boards_and_stages_are_rows_too(line: Path, results: Callable[..., Resul
 def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable[..., Result]) -> None:
     for number, serial in enumerate(NASTY, 1):
         counts = by_hand(line, "SELECT count(*) FROM inspections WHERE board_id = ?", number)
-        assert len(rows(results, f"--serial={serial}")) == counts[0]
+        assert len(rows(results, f"--serial={normalize('NFD', serial)}")) == counts[0]
     assert rows(results, "--lot", "L1' OR '1'='1") == []
     assert rows(results, "--component", "%") == []
 
@@ -322,7 +323,7 @@ BERLIN = PlantTime("Europe/Berlin", (("early", time(6)), ("late", time(14)), ("n
 @pytest.mark.parametrize(
     ("plant", "text", "begin", "end"),
     [
-        (UTC_PLANT, "2026-11-21", "2026-11-21T00:00:00.000Z", "2026-11-22T00:00:00.000Z"),
+        (UTC_PLANT, "20261121", "2026-11-21T00:00:00.000Z", "2026-11-22T00:00:00.000Z"),
         (UTC_PLANT, "2026-11-21 09:28:11.123Z", "2026-11-21T09:28:11.123Z", "2026-11-21T09:28:11.123Z"),
         (UTC_PLANT, "2026-11-21T09:28+02:00", "2026-11-21T07:28:00.000Z", "2026-11-21T07:28:00.000Z"),
         (UTC_PLANT, "2h", "2026-11-22T06:30:00.000Z", "2026-11-22T06:30:00.000Z"),

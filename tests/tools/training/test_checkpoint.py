@@ -156,6 +156,7 @@ def test_a_file_of_another_program_is_refused_with_what_to_do(tmp_path: Path, co
         ("mobilenet_v2", {}, "conv1.weight is missing among features.0.0.weight"),
         ("resnet18", {"conv1.weight": torch.zeros(64, 3, 3, 3)}, "is 64 x 3 x 3 x 3, expected 64 x 3 x 7 x 7; train"),
         ("resnet18", {"conv1.weight": torch.zeros(64, 4, 7, 7)}, "takes 4 channels"),
+        ("resnet18", {"fc.scale": torch.tensor(3.0)}, "its last layer is fc.bias, fc.scale, fc.weight"),
         (
             "resnet18",
             {"fc.0.weight": torch.zeros(9, 512), "fc.2.weight": torch.zeros(2, 9)},

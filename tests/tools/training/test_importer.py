@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from experts.catalog import CatalogFile, read_catalog, resolve
 from experts.vision.architectures import NORMALISATIONS
@@ -121,7 +123,9 @@ def test_every_refusal_says_what_is_wrong_and_what_to_do(tmp_path: Path, archite
 def test_a_broken_catalog_is_named_before_anything_is_made(tmp_path: Path):
     (tmp_path / "catalog.yaml").write_text("experts: [")
     words = ("--architecture", "resnet18", "--classes", "a,b,c,d,e", "--normalize", "none", "--out", tmp_path)
-    assert "catalog.yaml:2:1: not YAML" in coserve("import", a_state_dict(tmp_path), *words, status=1).stderr
+    said = coserve("import", a_state_dict(tmp_path), *words, status=1).stderr
+    assert said.startswith("importing trained\n"), "an import may take a minute"
+    assert "catalog.yaml:2:1: not YAML" in said
     assert not (tmp_path / "trained.safetensors").exists()
 
 
@@ -135,7 +139,11 @@ def test_names_in_a_checkpoint_are_taken_or_contradict_those_that_a_person_gives
     assert "its names: class 0 is False, not text" in refusal(bad, a_target(tmp_path, classes=()))
     for beside in ({"classes": np.array(CLASSES)}, {"class_to_idx": {c: np.int64(n) for n, c in enumerate(CLASSES)}}):
         torch.save({"state_dict": a_model().state_dict(), **beside}, bad)
-        assert "whether --classes is right cannot be told; name --images" in refusal(bad, a_target(tmp_path))
+        for classes in (CLASSES, ()):
+            said = refusal(bad, a_target(tmp_path, classes=classes))
+            assert "give them in order with --classes, and --images in a folder for each class" in said
+    save_file(a_model().state_dict(), bad, {"format": "pt", "id2label": json.dumps(dict(enumerate(CLASSES[::-1])))})
+    assert f"its id2label says {', '.join(CLASSES[::-1])}, --classes says" in refusal(bad, a_target(tmp_path))
     for beside in (
         {"config": {"id2label": dict(enumerate(CLASSES[::-1]))}},
         {"meta": {"CLASSES": CLASSES[::-1]}},
