@@ -181,23 +181,6 @@ class Ledger:
             raise LedgerError(f"pool {self.pool}: {self._used_bytes} bytes are in use, more than {budget_bytes}")
         self.budget_bytes = budget_bytes
 
-    def check(self) -> None:
-        """Raise `LedgerError` if the account does not add up."""
-        entries = self._entries.values()
-        total_bytes = sum(entry.weights_bytes for entry in entries) + self._held_bytes
-        if total_bytes != self._used_bytes or self._used_bytes + self.free_bytes != self.budget_bytes:
-            raise LedgerError(
-                f"pool {self.pool}: entries hold {total_bytes} bytes, the account says {self._used_bytes}"
-            )
-        if not 0 <= self._used_bytes <= self.budget_bytes:
-            raise LedgerError(f"pool {self.pool}: {self._used_bytes} used of a budget of {self.budget_bytes} bytes")
-        if sum(not entry.ready for entry in entries) != self.loading_count:
-            raise LedgerError(f"pool {self.pool}: the count of loads in flight is wrong")
-        if any(not 0 <= entry.hung <= entry.users for entry in entries):
-            raise LedgerError(f"pool {self.pool}: more batches hang than run")
-        if any(entry.users < 0 or (entry.users and not entry.ready) for entry in entries):
-            raise LedgerError(f"pool {self.pool}: an expert that is not resident is in use")
-
     def _could_go(self, expert: ExpertId) -> bool:
         return self.is_ready(expert) and expert not in self.pinned and not self._entries[expert].hung
 

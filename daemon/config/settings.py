@@ -204,9 +204,6 @@ class Guards(_ConfigSection):
     def switched_on(self) -> list[str]:
         return [guard for guard in GUARDS if getattr(self, guard)]
 
-    def may_send_again(self, source: str) -> bool:
-        return source in self.may_repeat or "*" in self.may_repeat
-
 
 class PlantClock(_ConfigSection):
     timezone: Annotated[str, AfterValidator(timezone_name)] | None = None

@@ -219,10 +219,6 @@ class SimulatedMemory:
             raise ValueError(f"{self.used_bytes} bytes of experts are resident; unload some first")
         self.budget_bytes = budget_bytes
 
-    def check(self) -> None:
-        if self.used_bytes > self.budget_bytes:
-            raise AssertionError(f"{self.used_bytes} bytes are resident, the budget is {self.budget_bytes}")
-
 
 #: Where a load passes: channels one after the other, each with its seconds.
 Route = Sequence[tuple[SimulatedChannel, float]]

@@ -27,7 +27,7 @@ from experts.ledger import LedgerError
 FORMAT = 3
 
 #: Calls that change nothing; all others are recorded.
-_QUERIES = {"pools_to_ask", "is_stuck", "misfits", "predicted_s", "pools", "budgets", "snapshot", "check"}
+_QUERIES = {"pools_to_ask", "is_stuck", "misfits", "predicted_s", "pools", "budgets", "snapshot"}
 
 #: The fault of a line that cannot have been recorded after the lines before it.
 CONTRADICTS = "contradicts the lines before it; was the file edited?"

@@ -39,16 +39,12 @@ class Full:
 class _Load:
     images: int = 0
     bytes: int = 0
+    #: Of a source: the connection that sent the first of these images; None if a restart found it.
+    connection: Hashable = None
 
     def change(self, images: int, size_bytes: int) -> None:
         self.images += images
         self.bytes += size_bytes
-
-
-@dataclass(slots=True)
-class _Source(_Load):
-    #: The connection that sent the first of these images; None if a restart found it.
-    connection: Hashable = None
 
 
 class Backlog:
@@ -67,7 +63,7 @@ class Backlog:
         #: May be replaced while images are counted: those stay.
         self.limits = limits
         self._all = _Load()
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, _Load] = {}
         self._connections: defaultdict[Hashable, _Load] = defaultdict(_Load)
         self._released_at_s = time.monotonic()
         self._release_interval_s = 0.05
@@ -86,7 +82,7 @@ class Backlog:
             limits = self.limits
             if self._all.images == 0:
                 return None
-            mine = self._sources.get(source) or _Source(connection=connection)
+            mine = self._sources.get(source) or _Load(connection=connection)
             if mine.images and (mine.images >= limits.source_images or mine.bytes + size_bytes > limits.source_bytes):
                 over = mine.images - limits.source_images
                 reason = (
@@ -103,7 +99,9 @@ class Backlog:
     def add(self, source: str, size_bytes: int, connection: Hashable = None) -> None:
         """Count in an image that `full` found room for, or one that was accepted before a restart."""
         with self._lock:
-            mine = self._sources.setdefault(source, _Source(connection=connection))
+            if source not in self._sources:
+                self._sources[source] = _Load(connection=connection)
+            mine = self._sources[source]
             for load in (mine, self._connections[mine.connection], self._all):
                 load.change(1, size_bytes)
 
@@ -137,7 +135,7 @@ class Backlog:
             left_of_mine = self.limits.source_images - (mine.images if mine else 0)
             return max(0, min(left_of_mine, self.limits.images - self._all.images))
 
-    def _is_modest(self, mine: _Source, size_bytes: int) -> bool:
+    def _is_modest(self, mine: _Load, size_bytes: int) -> bool:
         """Return True if the source, and its connection, have less than their even share.
 
         A flood over many connections counts once, and so does a connection that invents sources.

@@ -68,7 +68,3 @@ class Discipline(Protocol):
     def rebuild(self) -> None:
         """Recompute everything derived from the facts: they have changed."""
         ...
-
-    def check(self) -> None:
-        """Raise AssertionError if an index disagrees with the requests it indexes."""
-        ...

@@ -332,21 +332,6 @@ class Scheduler:
         failed = {expert: failure.reason for expert, failure in self._residency.failures.items()}
         return Snapshot(pools, self._discipline.queued(), running, failed)
 
-    def check(self) -> None:
-        for ledger in self._residency.ledgers.values():
-            ledger.check()
-        self._discipline.check()
-        queued = self._discipline.queued()
-        if sum(queued.values()) != self._queued_count:
-            raise AssertionError(f"{self._queued_count} requests wait, {sum(queued.values())} lie in groups")
-        for pool, ledger in self._residency.ledgers.items():
-            users = sum(ledger.users(expert) for expert in ledger.resident)
-            runs = sum(self._residency.executors[executor].pool == pool for executor in self._running)
-            copies = self._residency.copied_from[pool]
-            hung = sum(ledger.hung(expert) for expert in ledger.resident)
-            if users != runs + copies + hung:
-                raise AssertionError(f"pool {pool}: {runs} batches and {copies} copies run, the ledger counts {users}")
-
     # Parts
 
     def _first_fill(self) -> dict[PoolId, list[ExpertId]]:

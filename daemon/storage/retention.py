@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -114,56 +114,47 @@ class PruneCounts:
     stray_files: int = 0
 
 
+@dataclass(eq=False)
 class Pruner:
-    """Prunes as `settings` allow. `rest(seconds)` pauses and returns False to stop. One thread calls."""
+    """Prunes as `settings` allow. `rest(seconds)` pauses and returns False to stop. One thread calls.
 
-    def __init__(
-        self,
-        engine: Engine,
-        images: Path,
-        settings: Retention,
-        disk_space: DiskSpace,
-        *,
-        run_task: RunTask,
-        rest: Callable[[float], bool],
-        ages: Ages,
-        on_pruned: Callable[[str, int], None] = lambda _what, _count: None,
-    ) -> None:
-        """`on_pruned` gets `images` or `boards`, and their number."""
-        self._engine = engine
-        self._images = images
-        self._settings = settings
-        self._disk_space = disk_space
-        self._run_task = run_task
-        self._rest = rest
-        self._ages = ages
-        self._on_pruned = on_pruned
-        self.counts = PruneCounts()
-        self._log = structlog.get_logger("retention")
+    `on_pruned` gets `images` or `boards`, and their number.
+    """
+
+    engine: Engine
+    images: Path
+    settings: Retention
+    disk_space: DiskSpace
+    run_task: RunTask
+    rest: Callable[[float], bool]
+    ages: Ages
+    on_pruned: Callable[[str, int], None] = lambda _what, _count: None
+    counts: PruneCounts = field(default_factory=PruneCounts)
+    _log: Any = field(default_factory=lambda: structlog.get_logger("retention"))
 
     def prune_images(self) -> None:
         """Prune until no image is too old, and images need no more room than they may. Replaced examples go first."""
-        replaced = self._run_task(lambda store: store.drop_examples())
+        replaced = self.run_task(lambda store: store.drop_examples())
         self._remove_images(replaced)
-        total_bytes = self._query(prune.kept_bytes) if self._settings.images_bytes is not None else 0
+        total_bytes = self._query(prune.kept_bytes) if self.settings.images_bytes is not None else 0
         while images := self._next_images(total_bytes):
             began_s = time.monotonic()
             ids = [image.inspection_id for image in images]
-            self._run_task(lambda store, ids=ids: store.transact(prune.forget_images, ids))
+            self.run_task(lambda store, ids=ids: store.transact(prune.forget_images, ids))
             failures = self._remove_images([image.path for image in images])
             total_bytes -= sum(image.size_bytes for image in images if image.path not in failures)
             if failures:
                 left = [ImageCopy(image.inspection_id, image.path) for image in images if image.path in failures]
-                self._run_task(lambda store, left=left: store.write_results(left))
+                self.run_task(lambda store, left=left: store.write_results(left))
                 path, error = next(iter(failures.items()))
                 self._log.error("images_not_pruned", files=len(failures), example=path, error=error)
                 return
             # A disk that deletes slowly is a disk that others wait for.
-            if not self._rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
+            if not self.rest(max(_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - began_s))):
                 return
 
     def prune_results(self) -> None:
-        old = self._old(self._settings.results_for)
+        old = self._old(self.settings.results_for)
         if old is None:
             return
         after = ""
@@ -178,68 +169,73 @@ class Pruner:
             after = boards[-1].completed_at
         versions, last_id = self._query(lambda connection: prune.unused_rules(connection, old))
         if versions:
-            self._run_task(lambda store: store.forget_rules(versions, last_id))
-        while self._run_task(lambda store: store.transact(prune.forget_others, old, _ROWS_PER_TURN)) and self._rest(
+            self.run_task(lambda store: store.forget_rules(versions, last_id))
+        while self.run_task(lambda store: store.transact(prune.forget_others, old, _ROWS_PER_TURN)) and self.rest(
             _PAUSE_S
         ):
             pass
 
     def sweep(self) -> None:
-        old = self._old(self._settings.results_for)
+        old = self._old(self.settings.results_for)
         before = None if old is None else old.before
-        for files in images_by_folder(self._images):
+        for files in images_by_folder(self.images):
             left = self._query(lambda connection, files=files: prune.strays(connection, files, before))
             if left:
-                removed = len(left) - len(remove_images(self._images, left)[1])
+                removed = len(left) - len(remove_images(self.images, left)[1])
                 self.counts.stray_files += removed
                 self._log.info("stray_files_removed", files=removed, example=left[0])
-            if not self._rest(_PAUSE_S):
+            if not self.rest(_PAUSE_S):
                 return
 
     def _next_images(self, total_bytes: int) -> list[KeptImage]:
-        old = self._old(self._settings.images_for)
+        old = self._old(self.settings.images_for)
         if old is not None and (
             images := self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, old))
         ):
-            return images[:_IMAGES_PER_TURN]
-        excess = self._excess_bytes(total_bytes)
-        if not excess:
-            return []
-        examples = self._settings.good_examples
-        oldest = self._query(lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, None, examples))
-        return prune.images_to_prune(oldest, excess)[:_IMAGES_PER_TURN]
+            return images
+        excess, pruned = self._excess_bytes(total_bytes), list[KeptImage]()
+        if excess:
+            examples = self.settings.good_examples
+            for image in self._query(
+                lambda connection: prune.oldest_kept(connection, _IMAGES_PER_TURN, None, examples)
+            ):
+                if excess <= 0:
+                    break
+                pruned.append(image)
+                excess -= image.size_bytes
+        return pruned
 
     def _excess_bytes(self, kept_bytes: int) -> int:
         """Return the bytes to prune: beyond what images may have, or for the floor of free space."""
-        most, floor, space = self._settings.images_bytes, self._settings.free, self._disk_space.space("images")
+        most, floor, space = self.settings.images_bytes, self.settings.free, self.disk_space.space("images")
         excess = 0 if most is None else max(0, kept_bytes - most)
         if space is None or floor is None:
             return excess
-        least = int(RESUME_FACTOR * self._disk_space.reserve_bytes(space))
+        least = int(RESUME_FACTOR * self.disk_space.reserve_bytes(space))
         return max(excess, max(min(floor, space.total_bytes // 2), least) - space.free_bytes)
 
     def _forget(self, boards: Sequence[Row[*tuple[Any, ...]]], old: AgeLimit) -> bool:
         ids = [board.board_id for board in boards]
-        pruned = self._run_task(lambda store: store.forget_boards(ids, old))
+        pruned = self.run_task(lambda store: store.forget_boards(ids, old))
         self._remove_images(pruned.image_paths)
         self.counts.boards += pruned.boards
         self.counts.inspections += pruned.inspections
-        self._on_pruned("boards", pruned.boards)
-        return self._rest(_PAUSE_S)
+        self.on_pruned("boards", pruned.boards)
+        return self.rest(_PAUSE_S)
 
     def _remove_images(self, paths: Sequence[str]) -> dict[str, str]:
         """Delete and count copies; return those that cannot be deleted, and why."""
-        removed_bytes, failures = remove_images(self._images, paths)
+        removed_bytes, failures = remove_images(self.images, paths)
         self.counts.images += len(paths) - len(failures)
         self.counts.image_bytes += removed_bytes
-        self._on_pruned("images", len(paths) - len(failures))
+        self.on_pruned("images", len(paths) - len(failures))
         return failures
 
     def _old(self, age_s: float | None) -> AgeLimit | None:
-        return None if age_s is None else self._ages(age_s)
+        return None if age_s is None else self.ages(age_s)
 
     def _query(self, query: Callable[[Connection], T]) -> T:
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return query(connection)
 
 

@@ -5,23 +5,14 @@ goes first either way. No clock, no threads.
 """
 
 from bisect import insort
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 #: Cost of a message beside its bytes, in bytes.
 _MESSAGE_COST = 50_000
-
-
-@dataclass(slots=True)
-class _Flow:
-    """The messages of one source or connection: the tag of the newest, and how many wait."""
-
-    tag: float = 0.0
-    waiting: int = 0
 
 
 class FairQueue(Generic[T]):
@@ -31,7 +22,9 @@ class FairQueue(Generic[T]):
         #: Sorted: tag, number, names of the flows, bytes and message. The tag is what the flows will have had once the
         #: message is served, in bytes; the number orders equal tags.
         self._places: list[tuple[float, int, Sequence[Hashable], int, T]] = []
-        self._flows: defaultdict[Hashable, _Flow] = defaultdict(_Flow)
+        #: By flow (source or connection) the tag of the newest message, and how many wait.
+        self._tags: dict[Hashable, float] = {}
+        self._waiting: Counter[Hashable] = Counter()
         self.bytes = 0
         self._number = 0
         self._now = 0.0
@@ -40,11 +33,9 @@ class FairQueue(Generic[T]):
         return len(self._places)
 
     def add(self, names: Sequence[Hashable], item: T, size_bytes: int) -> None:
-        flows = [self._flows[name] for name in names]
-        tag = max(self._now, *(flow.tag for flow in flows)) + size_bytes + _MESSAGE_COST
-        for flow in flows:
-            flow.tag = tag
-            flow.waiting += 1
+        tag = max(self._now, *(self._tags.get(name, 0.0) for name in names)) + size_bytes + _MESSAGE_COST
+        self._tags.update(dict.fromkeys(names, tag))
+        self._waiting.update(names)
         self._number += 1
         self.bytes += size_bytes
         insort(self._places, (tag, self._number, names, size_bytes, item))
@@ -85,7 +76,6 @@ class FairQueue(Generic[T]):
     def _leave(self, names: Sequence[Hashable], size_bytes: int) -> None:
         self.bytes -= size_bytes
         for name in names:
-            flow = self._flows[name]
-            flow.waiting -= 1
-            if not flow.waiting:
-                del self._flows[name]
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name], self._tags[name]

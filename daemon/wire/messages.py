@@ -7,6 +7,7 @@ that clients and the daemon share is in coserve_client/frames.py.
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
@@ -23,7 +24,8 @@ from daemon.records import (
     attributes_fit,
     attributes_text,
 )
-from routing_rules.names import NAME_EXPECTED, name_in_use, text_in_use
+from routing_rules.document import hidden
+from routing_rules.schema import MAX_NAME
 
 __all__ = [
     "KEY", "MAGIC", "MAX_HEADER_BYTES", "MAX_INTEGER", "Code", "MessageError", "encode", "read_header",
@@ -176,8 +178,9 @@ T = TypeVar("T")
 VERSION = 1
 DAY_MS = 86_400_000
 
-#: Texts of people: who decided, and notes. Names on the wire follow a stricter rule (routing_rules/names.py).
+#: Texts of people: who decided, and notes. Names on the wire follow a stricter rule (`name_in_use`).
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
+NAME_EXPECTED = f"a string of 1 to {MAX_NAME} characters without control or invisible characters"
 _MAX_ATTRIBUTE = 256
 _ATTRIBUTE_EXPECTED = "a string of at most 256 characters without control or invisible characters"
 #: Spaces of all scripts, tabs and line ends: a serial has none at its ends. Other control characters are mistakes.
@@ -212,6 +215,19 @@ class ResultsSince:
 
 
 Message = Image | Generation | Hello | ResultsSince
+
+
+def text_in_use(text: str) -> str | None:
+    """Return a text as it is used, published and stored, in NFC; None if it has control or invisible characters."""
+    if text.isascii():
+        return text if text.isprintable() else None
+    return None if hidden(text) else unicodedata.normalize("NFC", text)
+
+
+def name_in_use(value: object) -> str | None:
+    """Return a serial or name as it is used, on the wire, in files and in camera tools; None if it cannot be one."""
+    name = text_in_use(value) if isinstance(value, str) else None
+    return name if name is not None and 1 <= len(name) <= MAX_NAME else None
 
 
 # --- fields ------------------------------------------------------------------------------------------------------

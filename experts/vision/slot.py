@@ -183,17 +183,6 @@ class SlotPool:
             self._budget_bytes = budget_bytes
             self._trim(budget_bytes)
 
-    def check(self) -> None:
-        """Assert that the books agree: for tests and for idle moments."""
-        with self._lock:
-            slots = [*self._resident.values(), *self._filling.values(), *self._kept, *self._vacant]
-            assert len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots"
-            assert not self._resident.keys() & self._filling.keys(), "an expert is resident and loading"
-            for expert, slot in self._resident.items():
-                assert slot.spec.expert == expert, f"the slot of {expert} holds {slot.spec.expert}"
-                assert slot.buffer.numel() == slot.size_bytes, f"the slot of {expert} has another size"
-            assert self._used_bytes() + self._kept_bytes() <= self._budget_bytes, "the pool is over its budget"
-
     def _take(self, spec: ExpertSpec, layout: Layout) -> Slot:
         """Return a slot for the expert, its bytes accounted for. Memory and modules are made outside the lock."""
         with self._lock:

@@ -15,6 +15,7 @@ from experts.vision.architectures import ARCHITECTURES, END_TO_END_HEAD, NORMALI
 from experts.vision.layouts import Layout, build_layout, pack
 from experts.vision.networks import adapt, build_original, select_head
 from experts.vision.preprocess import to_square
+from experts.vision.slot import SlotPool
 from experts.weights import write_weights
 from tests.experts.pictures import a_busy_picture
 
@@ -132,3 +133,14 @@ def an_expert_file(  # noqa: PLR0917  # what tests vary
         "stored_bytes": layout.form(stored_as).region_bytes if stored_as else 0,
     }
     return ExpertSpec(**{**values, **fields})
+
+
+def check_pool(pool: SlotPool) -> None:
+    """Assert that the books of a pool without loads under way agree."""
+    slots = [*pool._resident.values(), *pool._filling.values(), *pool._kept, *pool._vacant]
+    assert len({id(slot.buffer) for slot in slots}) == len(slots), "one buffer serves two slots"
+    assert not pool._resident.keys() & pool._filling.keys(), "an expert is resident and loading"
+    for expert, slot in pool._resident.items():
+        assert slot.spec.expert == expert, f"the slot of {expert} holds {slot.spec.expert}"
+        assert slot.buffer.numel() == slot.size_bytes, f"the slot of {expert} has another size"
+    assert pool.allocated_bytes <= pool.budget_bytes, "the pool is over its budget"

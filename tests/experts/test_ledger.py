@@ -5,6 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from experts.ledger import Ledger, LedgerError
 from experts.spec import ExpertId
+from tests.daemon.policy.books import check_ledger
 
 NAMES = [ExpertId(name) for name in "abcdefgh"]
 
@@ -87,8 +88,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_account_adds_up(self) -> None:
-        self.ledger.check()
-        assert self.ledger.used_bytes + self.ledger.free_bytes == self.ledger.budget_bytes
+        check_ledger(self.ledger)
         assert len(self.ledger.resident) + len(self.ledger.loading) == sum(map(self.ledger.holds, NAMES))
 
 

@@ -17,7 +17,7 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, SlotPool
 from tests.experts.lanes import LateLane, StreamLane
 from tests.experts.pictures import a_picture
-from tests.experts.samples import an_expert_file
+from tests.experts.samples import an_expert_file, check_pool
 
 needs_gpu = [
     pytest.mark.gpu,
@@ -132,7 +132,7 @@ def test_every_device_answers_as_the_cpu(tmp_path: Path, device: str, architectu
             pool.load(spec, source=source)
             answers.append(infer(pool.slot(spec.expert), prepared))
             pool.unload(spec.expert)
-        pool.check()
+        check_pool(pool)
     for again in answers[1:]:
         for expected_answer, answer in zip(answers[0], again, strict=True):
             assert answer.confidence == pytest.approx(expected_answer.confidence, abs=1e-3)

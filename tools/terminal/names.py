@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from unicodedata import normalize
 
-from routing_rules.names import NAME_EXPECTED, name_in_use
+from daemon.wire.messages import NAME_EXPECTED, name_in_use
 from tools.terminal.console import CommandError
 
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}

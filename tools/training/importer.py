@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from daemon.units import count_text
+from daemon.wire.messages import name_in_use
 from experts.catalog import add_expert
 from experts.vision.architectures import NORMALISATIONS, Architecture
 from experts.vision.guards import learn_limits
 from experts.vision.networks import build_original, select_head
 from experts.vision.preprocess import to_square
-from routing_rules.names import name_in_use
 from tools.experts.measure import SAMPLES, confidences_of, images_below
 from tools.terminal.console import CommandError
 from tools.training import TrainingError, architecture_of, class_names

@@ -140,9 +140,6 @@ class DemandTable:
     def rebuild(self) -> None:
         self._groups.rebuild()
 
-    def check(self) -> None:
-        self._groups.check()
-
     def _lacks_work(self, pool: PoolId) -> bool:
         return len(self._groups.shelves[pool].ready) < self._executor_counts[pool]
 

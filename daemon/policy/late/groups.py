@@ -384,46 +384,6 @@ class Groups:
         ranks.sort()
         return (expert for *_, expert in ranks)
 
-    def check(self) -> None:
-        self.settle()
-        sums = {
-            "queued": (self.queued, sum(len(group.requests) for group in self)),
-            "queued for GPUs": (self.gpu_queued, sum(len(group.requests) for group in self if group.on_gpu)),
-            "queued for CPUs": (self.cpu_queued, sum(len(group.requests) for group in self if group.copyable)),
-        }
-        for pool, shelf in self.shelves.items():
-            unwanted = sum(
-                self._residency.ledgers[pool].bytes_of(expert) for expert in self.victims(pool, wanted=False)
-            )
-            sums[f"unwanted bytes of {pool}"] = (shelf.unwanted_bytes, unwanted)
-        sent: dict[ExpertId, int] = {}
-        for group in self if self._foresight else ():
-            for subsequent, units in self._residency.then_units.get(group.expert, ()):
-                sent[subsequent] = sent.get(subsequent, 0) + (len(group.requests) + group.running) * units
-        for group in self:
-            sums[f"promised to {group.expert}"] = (group.promised, sent.get(group.expert, 0))
-            self._check_place(group)
-        for name, (kept, counted) in sums.items():
-            if kept != counted:
-                raise AssertionError(f"{name}: {kept}, recounted {counted}")
-        for waiting in (self.absent, self.staged):
-            if [group.age() for group in waiting] != sorted(group.age() for group in waiting):
-                raise AssertionError("groups that wait for memory are out of order")
-
-    def _check_place(self, group: Group) -> None:
-        expert, waits = group.expert, bool(group.requests)
-        places = [
-            (group in list(self.absent), waits and group.absent),
-            (group in list(self.staged), waits and group.staged),
-            (expert in self.expected, group.absent and not waits and group.promised > 0),
-        ]
-        for pool, shelf in self.shelves.items():
-            can_run = self._residency.can_run(pool, expert)
-            places += [(expert in shelf.ready, waits and can_run and not shelf.is_ram)]
-            places += [(expert in shelf.residents, can_run)]
-        if any(is_there != should_be for is_there, should_be in places):
-            raise AssertionError(f"{expert}: a list of groups is wrong: {places}")
-
 
 def _by_demand(group: Group) -> tuple[int, float, ExpertId]:
     return -group.demand, group.since_s, group.expert

@@ -178,25 +178,6 @@ class ExecutorQueues:
                 self._remove(request)
                 self._enqueue(request, self._assign.choose(request.expert))
 
-    def check(self) -> None:
-        counts: dict[ExpertId, int] = {}
-        for queue in self._queues.values():
-            work_ns = queue.running_ns
-            for group in queue.groups:
-                waiting = len(group.requests)
-                counts[group.expert] = counts.get(group.expert, 0) + waiting
-                work_ns += group.cost.each_ns * waiting + group.overhead_ns
-                if not waiting:
-                    raise AssertionError(f"{group.expert}: an empty group waits at {queue.executor}")
-                if any(self._groups.get(request_id) is not group for request_id in group.requests):
-                    raise AssertionError(f"{group.expert}: a request of {queue.executor} is known elsewhere")
-            if work_ns != queue.work_ns or (queue.running is None and queue.running_ns):
-                raise AssertionError(f"{queue.executor}: {queue.work_ns} ns of work, recounted {work_ns}")
-            if any(group not in queue.groups for group in queue.newest.values()):
-                raise AssertionError(f"{queue.executor}: a group that has gone would be joined")
-        if counts != self.queued() or sum(counts.values()) != len(self._groups):
-            raise AssertionError(f"{self.queued()} requests are counted, {counts} wait")
-
     # Parts
 
     def _enqueue(self, request: Request, queue: Queue) -> None:

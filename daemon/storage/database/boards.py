@@ -289,7 +289,7 @@ def _repeats(sql: sqlite3.Connection, attempt: Attempt, image: Image, guards: Gu
     """
     settled_s = wall_seconds(attempt.settled_at) if attempt.settled_at else 0.0
     is_too_soon = abs(now_wall_s - settled_s) < guards.retest_after
-    if not is_too_soon and guards.may_send_again(image.source):
+    if not is_too_soon and {image.source, "*"} & {*guards.may_repeat}:
         return False
     place = attempt.recipe.positions.get(image.component)
     found = _HAS_PICTURE(
@@ -335,13 +335,13 @@ class RepeatedPictures:
 
     def __init__(self, guards: Guards) -> None:
         self.guards = guards
-        self._window = int(guards.repeated_picture)
+        self._window = 0 if "*" in guards.may_repeat else int(guards.repeated_picture)
         #: By source and payload the last place, the number of the image there, and that of the last one elsewhere.
         self._sources: OrderedDict[str, OrderedDict[int, tuple[int, int, int]]] = OrderedDict()
 
     def note(self, image: Image) -> bool:
         """Note an image that is accepted; True if its picture came before, for another position or board."""
-        if not self._window or self.guards.may_send_again(image.source):
+        if not self._window or image.source in self.guards.may_repeat:
             return False
         pictures = self._sources.get(image.source)
         if pictures is None:

@@ -9,9 +9,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -21,15 +18,12 @@ from sqlalchemy import (
     Connection,
     Engine,
     Executable,
-    Table,
     bindparam,
     create_engine,
     event,
     func,
-    insert,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.sqlite import pysqlite
 from sqlalchemy.engine import URL, make_url
@@ -45,10 +39,7 @@ _STEPS_PER_LOOK = 20_000
 _STATEMENTS = 256
 #: BEGIN is ours, below.
 _NO_BEGIN = {"isolation_level": None}
-#: Rows of one INSERT: few sizes, so that few statements are prepared; no table has so many columns that 64 rows come
-#: near SQLite's 32,766 values. Up to 15 take at most two statements, each of which costs as much as ten rows.
-_PART_SIZES = (64, 32, 16, *range(8, 0, -1))
-_DIALECT = pysqlite.dialect()
+DIALECT = pysqlite.dialect()
 
 
 class StoreError(Exception):
@@ -145,7 +136,7 @@ class Prepared:
     """A statement as text; call it with SQLite's connection and its named parameters."""
 
     def __init__(self, statement: Executable) -> None:
-        compiled: Any = statement.compile(dialect=_DIALECT)  # type: ignore[attr-defined]  # every statement has it
+        compiled: Any = statement.compile(dialect=DIALECT)  # type: ignore[attr-defined]  # every statement has it
         self._sql = str(compiled)
         self._names: Sequence[str] = compiled.positiontup
         self._fixed: dict[str, Any] = compiled.params  # literal values of the statement itself
@@ -157,38 +148,3 @@ class Prepared:
 def among(column: ColumnElement[int]) -> ColumnElement[bool]:
     """Return the condition that `column` is in the parameter `ids`, a JSON list: one statement for any number."""
     return column.in_(select(func.json_each(bindparam("ids")).table_valued("value").c.value))
-
-
-def add_rows(sql: sqlite3.Connection, table: Table, new: Sequence[dict[str, Any]]) -> None:
-    """Insert rows with equal columns, many in a statement: each step costs the interpreter's lock."""
-    columns = tuple(new[0]) if new else ()
-    start = 0
-    for count in _PART_SIZES:
-        while count <= len(new) - start:
-            text, names = _insert(table, columns, count)
-            part = map(itemgetter(*names), new[start : start + count])
-            sql.execute(text, tuple(chain.from_iterable(part)))
-            start += count
-
-
-def update_rows(
-    sql: sqlite3.Connection, table: Table, columns: tuple[str, ...], changed: Sequence[dict[str, Any]]
-) -> None:
-    """Set `columns` by primary key, one statement a row: one for many rows is slower below 16 (measured)."""
-    if changed:
-        text, names = _update(table, columns)
-        sql.executemany(text, map(itemgetter(*names), changed))
-
-
-@lru_cache(maxsize=256)
-def _insert(table: Table, columns: tuple[str, ...], rows: int) -> tuple[str, tuple[str, ...]]:
-    compiled: Any = insert(table).compile(dialect=_DIALECT, column_keys=columns)
-    single = str(compiled)
-    return single + f", {single[single.index(' VALUES ') + 8 :]}" * (rows - 1), tuple(compiled.positiontup)
-
-
-@lru_cache(maxsize=64)
-def _update(table: Table, columns: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    (key,) = table.primary_key.columns
-    compiled: Any = update(table).where(key == bindparam("at_key")).compile(dialect=_DIALECT, column_keys=columns)
-    return str(compiled), tuple(key.name if name == "at_key" else name for name in compiled.positiontup)

@@ -33,7 +33,7 @@ from daemon.storage.database.boards import (
     folded,
     positions_text,
 )
-from daemon.storage.database.connections import Prepared, among, update_rows
+from daemon.storage.database.connections import Prepared, among
 from daemon.storage.database.reviews import withdraw_release
 from daemon.storage.database.rows import ImageCopy, Row, WrittenResults
 from daemon.storage.database.schema import (
@@ -107,7 +107,7 @@ def accept_images(
     tx.add(boards, new_boards)
     for row in new_boards:
         described.pop(row["board_id"], None)
-    update_rows(tx.sql, boards, ("attributes",), list(described.values()))
+    tx.change(boards, ("attributes",), list(described.values()))
     tx.add(inspections, new_images)
     tx.add(pending, new_pending)
     return answers
@@ -311,16 +311,16 @@ class ResultsBatch:
         for inspection_id, segment in _COPIED(self._tx.sql, ids=json.dumps(list(paths))):
             self._drop(inspection_id, segment)
         copied = [{"inspection_id": key, "image_path": path} for key, path in paths.items() if path]
-        update_rows(self._tx.sql, inspections, ("image_path",), copied)
+        self._tx.change(inspections, ("image_path",), copied)
 
     def flush(self) -> None:
         tx = self._tx
-        update_rows(tx.sql, inspections, _RESULT, self._inspections)
+        tx.change(inspections, _RESULT, self._inspections)
         tx.add(stages, self._stages)
         tx.add(detections, self._detections)
         for attempt, row in self._boards.values():
             row["inspected"] = row["inspected"] if attempt.closed else attempt.inspected
-        update_rows(tx.sql, boards, _CLOSING, [row for _, row in self._boards.values()])
+        tx.change(boards, _CLOSING, [row for _, row in self._boards.values()])
         for statement, ids in ((_KEEP, self._to_keep), (_DROP, self._to_drop)):
             if ids:
                 statement(tx.sql, ids=json.dumps(ids))

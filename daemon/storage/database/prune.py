@@ -5,7 +5,7 @@ Order of pruning: passed images first, the newest good examples late, evidence l
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, or_, select, update
@@ -29,7 +29,6 @@ from daemon.storage.database.schema import (
     stream_position,
 )
 from daemon.storage.database.transaction import Transaction
-from routing_rules.routes import VerdictName
 
 _IS_REVIEWED = exists().where(reviews.c.inspection_id == inspections.c.inspection_id)
 
@@ -41,16 +40,12 @@ class AgeLimit(NamedTuple):
     seq: int = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class KeptImage:
+class KeptImage(NamedTuple):
     """An image that has its verdict and a durable copy; `inspection_id` sorts by acceptance."""
 
     inspection_id: int
     path: str
     size_bytes: int
-    verdict: VerdictName
-    is_reviewed: bool
-    is_example: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +75,10 @@ def kept_bytes(connection: Connection) -> int:
 
 
 def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_examples: int = 0) -> list[KeptImage]:
-    """Return enough kept images to know the `limit` that go next; with `old`, only those that are.
+    """Return the `limit` kept images that go next, in this order; with `old`, only those that are.
 
     A row has an `image_path` only once its verdict and its copy are durable. Where age does not decide, the newest
-    `good_examples` passes of each component go after the others, before evidence.
+    `good_examples` passes of each component go after the others, before evidence: every review needs them.
     """
     newest = newest_passes(connection, good_examples) if good_examples and old is None else {}
     examples = [one for ids in newest.values() for one in ids]
@@ -91,38 +86,15 @@ def oldest_kept(connection: Connection, limit: int, old: AgeLimit | None, good_e
     for verdict in ("pass", "unknown"):
         may_go = inspections.c.verdict == verdict, ~_IS_REVIEWED, inspections.c.inspection_id.not_in(examples)
         images += _oldest(connection, limit, old, *may_go)
-    examples_last = _oldest(connection, limit, old, inspections.c.inspection_id.in_(examples), ~_IS_REVIEWED)
-    images += [replace(image, is_example=True) for image in examples_last]
-    if len(images) >= limit:
-        return images
-    for verdict in ("fail", "review"):
-        images += _oldest(connection, limit, old, inspections.c.verdict == verdict)
-    reviewed = select(reviews.c.inspection_id).distinct()
-    of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
-    return images + _oldest(connection, limit, old, *of_reviewed)
-
-
-def rank(image: KeptImage) -> int:
-    """Return 0 for passed images, which go first, 1 for never judged ones, 3 for failed, unsure and reviewed ones.
-
-    The newest good examples of each component, 2, are few, and every review needs them; no evidence goes for them.
-    """
-    if image.is_reviewed or image.verdict in ("fail", "review"):
-        return 3
-    if image.is_example:
-        return 2
-    return 1 if image.verdict == "unknown" else 0
-
-
-def images_to_prune(images: Iterable[KeptImage], excess: int) -> list[KeptImage]:
-    """Return images until `excess` bytes are covered, in pruning order."""
-    pruned: list[KeptImage] = []
-    for image in sorted(images, key=lambda image: (rank(image), image.inspection_id)):
-        if excess <= 0:
-            break
-        pruned.append(image)
-        excess -= image.size_bytes
-    return pruned
+    images += _oldest(connection, limit, old, inspections.c.inspection_id.in_(examples), ~_IS_REVIEWED)
+    if len(images) < limit:
+        reviewed = select(reviews.c.inspection_id).distinct()
+        of_reviewed = inspections.c.inspection_id.in_(reviewed), inspections.c.verdict.in_(("pass", "unknown"))
+        evidence = _oldest(connection, limit, old, *of_reviewed)
+        for verdict in ("fail", "review"):
+            evidence += _oldest(connection, limit, old, inspections.c.verdict == verdict)
+        images += sorted(evidence)
+    return images[:limit]
 
 
 def forget_images(tx: Transaction, ids: Sequence[int]) -> None:
@@ -224,14 +196,14 @@ def strays(connection: Connection, files: Iterable[tuple[int, str]], before: str
 def _oldest(connection: Connection, limit: int, old: AgeLimit | None, *where: ColumnElement[bool]) -> list[KeptImage]:
     """Return the oldest kept images: by their time if there is a limit of age, else as they were accepted."""
     table = inspections.c
-    columns = (table.inspection_id, table.image_path, table.image_bytes, table.verdict)
-    query = select(*columns, _IS_REVIEWED).where(table.image_path.is_not(None), *where).limit(limit)
+    columns = (table.inspection_id, table.image_path, table.image_bytes)
+    query = select(*columns).where(table.image_path.is_not(None), *where).limit(limit)
     if old is None:
         query = query.order_by(table.inspection_id)
     else:
         is_old = table.completed_at < old.before, table.seq <= old.seq
         query = query.where(*is_old).order_by(table.completed_at)
-    return [KeptImage(*row[:4], is_reviewed=bool(row[4])) for row in connection.execute(query)]
+    return [KeptImage(*row) for row in connection.execute(query)]
 
 
 def _may_go(old: AgeLimit) -> ColumnElement[bool]:

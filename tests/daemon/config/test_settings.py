@@ -140,9 +140,7 @@ def test_each_guard_can_be_switched_off(tmp_path: Path, off: str) -> None:
     keys = ("repeated_picture", "retest_after", "picture_quality", "unlike_training")
     guards = a_config(tmp_path, MINIMAL + f"guards: {{{', '.join(f'{key}: {off}' for key in keys)}}}\n").guards
     assert not any(getattr(guards, key) for key in keys)
-    guards = a_config(tmp_path, MINIMAL + 'guards: {picture_quality: on, may_repeat: ["*"]}\n').guards
-    assert guards.picture_quality is True
-    assert guards.may_send_again("any")
+    assert a_config(tmp_path, MINIMAL + "guards: {picture_quality: on}\n").guards.picture_quality is True
 
 
 def test_memory_for_experts_comes_from_the_file_or_from_a_profile(tmp_path: Path) -> None:

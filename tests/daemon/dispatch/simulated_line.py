@@ -135,7 +135,7 @@ class Line:
     def turn(self) -> None:
         self.until_s = self.drive.turn()
         for pool in self.pools.values():
-            pool.memory.check()
+            assert pool.memory.used_bytes <= pool.memory.budget_bytes
         for outcome in self.reported:
             assert outcome.image.inspection_id not in self.outcomes, "an image ended twice"
             self.outcomes[outcome.image.inspection_id] = outcome

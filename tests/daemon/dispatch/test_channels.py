@@ -87,7 +87,7 @@ class Machine:
     def run(self) -> list[tuple[str, float]]:
         while self.clock.step():
             for pool in self.pools.values():
-                pool.memory.check()
+                assert pool.memory.used_bytes <= pool.memory.budget_bytes
         assert all(error is None for _, _, error in self.ends)
         return [(expert, at_s) for expert, at_s, _ in self.ends]
 

@@ -6,6 +6,7 @@ import pytest
 
 from experts.spec import ExpertId, ExpertSpec, identified
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, a_spec, an_image, on_backbone, routes
+from tests.daemon.policy.books import check_scheduler
 
 RULES_B = (
     "boards: {main: {extras: allow, components: {B: 1}}}\nclassifiers: {B: {expert: B, pass: [odd], review_below: 0}}"
@@ -97,7 +98,7 @@ def test_ended_at_once_what_waits_runs_or_is_parked_is_unknown_and_what_is_new_g
     line.run()
     assert {line.outcomes[n].reason for n in set(range(20)) - done} == {"edition_gone"}
     assert {line.outcomes[n].verdict for n in range(100, 105)} == {"pass"}
-    line.drive._scheduler.check()
+    check_scheduler(line.drive._scheduler)
 
 
 @pytest.mark.promise("Versions of experts", "Ten changes in a row under load lose nothing and give their memory back")
@@ -117,7 +118,7 @@ def test_ten_changes_under_load_lose_nothing_and_give_their_memory_back() -> Non
     assert len(line.serving.served) == 1
     known = {spec.resident.expert for spec in line.serving.current.catalog.values()}
     assert set(line.pools["cpu"].memory.resident()) <= known
-    line.drive._scheduler.check()
+    check_scheduler(line.drive._scheduler)
 
 
 def test_a_pin_goes_over_to_new_weights_of_its_expert() -> None:

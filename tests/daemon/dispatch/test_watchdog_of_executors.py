@@ -27,6 +27,7 @@ from experts.vision.preprocess import Prepared
 from experts.vision.slot import Slot, SlotPool
 from tests.daemon.dispatch.replaying import replay
 from tests.daemon.dispatch.simulated_line import Line, a_catalog, a_line, a_mix, an_image, reports_to, routes
+from tests.daemon.policy.books import check_scheduler
 from tests.editions import a_serving
 from tests.experts.pictures import a_picture, encoded
 from tests.experts.samples import an_expert_file
@@ -243,7 +244,7 @@ def _let_everything_hang(line: Line, data: st.DataObject) -> None:
     assert {n for n in line.outcomes if n >= 100} == {100, 101, 102, 103}
     missing = set(range(30)) - line.outcomes.keys()
     assert not missing or line.drive.is_failing, "an image may wait only while something hangs"
-    line.drive._scheduler.check()
+    check_scheduler(line.drive._scheduler)
 
 
 # Threads

@@ -11,6 +11,7 @@ from daemon.policy.presets import Tuning, preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId, Request, RequestId
 from daemon.policy.scheduler import Scheduler
 from experts.spec import ArchitectureId, ExpertId
+from tests.daemon.policy.books import check_scheduler
 
 CPU = PoolId("cpu")
 
@@ -97,7 +98,7 @@ class Clockwork:
                 self._run(action)
             elif action.until_s is not None:
                 wake.append(action.until_s)
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         if wake and min(wake) > self.now:
             self.at(min(wake), lambda: None)
 

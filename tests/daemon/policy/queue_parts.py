@@ -9,6 +9,7 @@ from daemon.policy.presets import preset
 from daemon.policy.request import ExecutorFacts, ExecutorId, ExpertFacts, PoolFacts, PoolId
 from daemon.policy.residency import Residency
 from experts.spec import ArchitectureId, ExpertId
+from tests.daemon.policy.books import check_queues
 from tests.daemon.policy.line import a_pool, a_request
 
 K_S, B_S, DISK_S, RAM_S = 0.03, 0.02, 1.0, 0.1
@@ -34,7 +35,7 @@ class Parts:
             self.number += 1
             self.queues.add(a_request(self.number, expert))
             executors += [name for name in before if len(self.waiting(name)) > len(before[name])]
-            self.queues.check()
+            check_queues(self.queues)
         return executors
 
     def waiting(self, executor: str) -> list[str]:
@@ -57,7 +58,7 @@ class Parts:
         batch = self.queues.take(ExecutorId(executor), 0.0)
         if batch:
             self.residency.ledgers[self.residency.executors[ExecutorId(executor)].pool].use(batch[0].expert)
-        self.queues.check()
+        check_queues(self.queues)
         return [request.request_id for request in batch]
 
     def run(self, executor: str) -> list[int]:
@@ -70,7 +71,7 @@ class Parts:
     def end(self, executor: str, expert: str) -> None:
         self.residency.ledgers[self.residency.executors[ExecutorId(executor)].pool].release(ExpertId(expert))
         self.queues.ended(ExecutorId(executor), ExpertId(expert), 1)
-        self.queues.check()
+        check_queues(self.queues)
 
     def wants(self, pool: str) -> list[str]:
         return [want.expert for want in self.queues.wants(PoolId(pool), 0.0)]

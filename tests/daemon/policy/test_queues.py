@@ -2,6 +2,7 @@
 
 from daemon.policy.request import PoolFacts, PoolId
 from experts.spec import ExpertId
+from tests.daemon.policy.books import check_queues
 from tests.daemon.policy.line import Clockwork, a_pool, a_request, a_scheduler, an_expert, executors_on
 from tests.daemon.policy.queue_parts import a_row, some_parts
 
@@ -46,9 +47,9 @@ def test_a_request_that_leaves_the_queue_is_in_no_batch_and_may_come_back():
     parts.add(*"aaaaa")
     for number in (1, 3, 4):
         parts.queues.discard(a_request(number))
-        parts.queues.check()
+        check_queues(parts.queues)
     parts.queues.add(a_request(3))
-    parts.queues.check()
+    check_queues(parts.queues)
     assert [request.request_id for request in parts.queues.requests_of(ExpertId("a"))] == [2, 5, 3]
     assert parts.take("cpu") == [2, 5, 3]
 

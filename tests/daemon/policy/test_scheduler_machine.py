@@ -12,6 +12,7 @@ from daemon.policy.paper.assign import partition
 from daemon.policy.presets import PRESETS, Tuning
 from daemon.policy.request import RAM, PoolFacts, PoolId
 from experts.spec import ExpertId
+from tests.daemon.policy.books import check_scheduler
 from tests.daemon.policy.line import a_pool, a_request, a_scheduler, an_expert, executors_on
 
 NAMES = ["a", "b", "c", "d", "e", "huge"]
@@ -193,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_adds_up(self) -> None:
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         waiting = sum(self.scheduler.snapshot().queued.values())
         assert waiting + sum(len(run.batch) for run in self.runs) == len(self.open)
 

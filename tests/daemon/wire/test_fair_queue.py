@@ -83,4 +83,4 @@ def test_the_books_are_right_and_messages_of_one_name_stay_in_order(steps: list[
         assert numbers == sorted(numbers)
     while len(queue):
         queue.take_next()
-    assert (queue.bytes, len(queue._flows)) == (0, 0)
+    assert (queue.bytes, len(queue._tags), len(queue._waiting)) == (0, 0, 0)

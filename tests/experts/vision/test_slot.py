@@ -26,7 +26,7 @@ from experts.vision.preprocess import fit
 from experts.vision.slot import LayoutShelf, Slot, SlotPool
 from tests.experts.lanes import LateLane
 from tests.experts.pictures import a_picture
-from tests.experts.samples import an_expert_file
+from tests.experts.samples import an_expert_file, check_pool
 
 
 def answers(pool: SlotPool, spec: ExpertSpec):
@@ -58,7 +58,7 @@ def test_a_slot_that_held_others_answers_as_a_fresh_one(tmp_path: Path):
         pool.load(spec, previous)
         previous = (spec.expert,)
         assert answers(pool, spec) == fresh[spec.expert]
-        pool.check()
+        check_pool(pool)
 
 
 class Constructions(TorchDispatchMode):
@@ -139,7 +139,7 @@ def test_five_hundred_switches_among_layouts_make_no_module_tensor_or_thread(
                 loads += 1
     assert constructions.made == {}
     assert {id(slot) for slot in every_slot(pool)} == slots
-    pool.check()
+    check_pool(pool)
 
 
 def every_slot(pool: SlotPool) -> list[Slot]:
@@ -161,7 +161,7 @@ def test_an_expert_copied_from_another_pool_answers_as_one_from_its_file(tmp_pat
         assert answers(pool, spec) == expected
         previous = (spec.expert,)
     assert source.resident() == tuple(spec.expert for spec in specs)
-    source.check()
+    check_pool(source)
 
 
 def test_weights_replaced_since_the_source_was_filled_come_from_the_file(tmp_path: Path):
@@ -236,7 +236,7 @@ def test_a_damaged_file_fails_its_expert_and_leaves_the_pool_usable(tmp_path: Pa
     damage(bad.file, kind)
     with pytest.raises(ExpertError, match=r"expert bad: .*bad\.safetensors"):
         pool.load(bad)
-    pool.check()
+    check_pool(pool)
     assert (pool.resident(), pool.used_bytes) == ((), 0)
     pool.load(good)
     assert answers(pool, good)
@@ -293,7 +293,7 @@ def test_a_device_without_memory_fails_the_load_and_the_next_one_works(
         patch.setattr(HostTransfer, method, fail)
         with pytest.raises(ExpertError, match=r"cpu has no \d+ bytes left; lower the device's budget"):
             pool.load(small)
-    pool.check()
+    check_pool(pool)
     assert (pool.used_bytes, pool.allocated_bytes) == (0, 0)
     pool.load(small)
     assert answers(pool, small)
@@ -315,7 +315,7 @@ def test_loads_and_answers_go_on_in_threads_at_once(tmp_path: Path):
     with ThreadPoolExecutor(len(specs)) as threads:
         list(threads.map(work, specs))
     assert wrong == []
-    pool.check()
+    check_pool(pool)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -359,7 +359,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         if hasattr(self, "pool"):
-            self.pool.check()
+            check_pool(self.pool)
             assert self.pool.used_bytes <= self.pool.allocated_bytes <= self.pool.budget_bytes
             for expert in self.pool.resident():
                 spec = next(spec for spec in self.specs if spec.expert == expert)

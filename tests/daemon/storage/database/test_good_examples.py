@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.storage.database.prune import images_to_prune, oldest_kept
+from daemon.storage.database.prune import oldest_kept
 from daemon.storage.database.rows import ImageCopy
 from daemon.storage.database.store import Store
 from tests.daemon.storage.database.store_parts import Line, a_line, a_verdict, an_image
@@ -91,8 +91,18 @@ def test_where_space_is_needed_the_newest_examples_go_after_other_passes_and_bef
     passes(line, 4)
     passes(line, 1, verdict="fail")
     with line.store.engine.connect() as connection:
-        order = images_to_prune(oldest_kept(connection, 100, None, 2), 10**9)
+        order = oldest_kept(connection, 100, None, 2)
     assert [image.inspection_id for image in order] == [1, 2, 3, 4, 5]
+
+
+def test_passed_images_go_first_then_unknown_then_evidence_the_oldest_first_within_each(tmp_path: Path) -> None:
+    line = a_line(tmp_path, keep=("pass", "fail", "review", "unknown"))
+    for verdict in ("review", "pass", "fail", "unknown", "pass", "pass"):
+        passes(line, 1, verdict=verdict)
+    line.review(6, "pass")
+    with line.store.engine.connect() as connection:
+        assert [image.inspection_id for image in oldest_kept(connection, 100, None)] == [2, 5, 4, 1, 3, 6]
+        assert [image.inspection_id for image in oldest_kept(connection, 4, None)] == [2, 5, 4, 1]
 
 
 @pytest.mark.promise(
@@ -123,5 +133,5 @@ def test_a_share_of_all_passes_is_kept_by_the_bytes_of_the_image_and_outlives_th
     assert line.store.drop_examples() != []
     assert sampled | fails < set(kept(line))
     with line.store.engine.connect() as connection:
-        order = images_to_prune(oldest_kept(connection, 1000, None, 5), 10**9)
-    assert [image.verdict for image in order] == ["pass"] * (len(order) - 10) + ["fail"] * 10
+        order = oldest_kept(connection, 1000, None, 5)
+    assert [image.inspection_id for image in order[-10:]] == sorted(fails)
