@@ -16,14 +16,15 @@ from typing import Annotated, Any
 
 import structlog
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
-from sqlalchemy import Connection, Engine, func, select, update
+from sqlalchemy import Connection, Engine, delete, exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from daemon.consumers.plant.tables import lines, pictures
+from daemon.consumers.plant.tables import lines, pictures, uploads
 from daemon.dashboard.site.access import TokenGuesses
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
@@ -32,7 +33,7 @@ from daemon.host.logs import configure_logs
 from daemon.plant.picture_store import PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
-from daemon.plant.upkeep import UNNAMED_S, Upkeep
+from daemon.plant.upkeep import Upkeep
 from daemon.registry.hub_store import SIGNATURE_HEADER
 from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, SignedManifest
 from daemon.registry.store import Store, check_free_space
@@ -67,28 +68,26 @@ class Hub:
 
 
 class LineQuotas:
-    """Limits of each line: pictures that it sends at once, and stored ones that no row names yet."""
+    """Limits of each line: pictures that it sends at once, and `uploads`, stored ones that no row names yet."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         #: A line sends one after the other.
         self.sending: defaultdict[str, Semaphore] = defaultdict(partial(Semaphore, _SENT_AT_ONCE))
-        self._unnamed: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
 
     def require_room(self, line: str) -> None:
-        unnamed = self._unnamed[line]
-        if len(unnamed) < _MAX_UNNAMED and sum(size for size, _ in unnamed.values()) < _MAX_UNNAMED_BYTES:
-            return
-        with self._engine.connect() as connection:
-            named = {*connection.execute(select(pictures.c.sha256).where(pictures.c.sha256.in_(unnamed))).scalars()}
-        swept_s = time.monotonic() - UNNAMED_S
-        left = {digest: entry for digest, entry in unnamed.items() if digest not in named and entry[1] > swept_s}
-        self._unnamed[line] = left
-        if len(left) > len(unnamed) // 2:
-            raise HTTPException(507, f"{len(left)} pictures of {line} have no row: the hub takes no more of them today")
+        of_line, size = uploads.c.line == line, func.coalesce(func.sum(uploads.c.bytes), 0)
+        has_row = exists().where(pictures.c.sha256 == uploads.c.sha256, pictures.c.state == "stored")
+        with self._engine.begin() as connection:
+            connection.execute(delete(uploads).where(of_line, has_row))
+            count, size_bytes = connection.execute(select(func.count(), size).where(of_line)).one()
+        if count >= _MAX_UNNAMED or size_bytes >= _MAX_UNNAMED_BYTES:
+            raise HTTPException(507, f"{count} pictures of {line} have no row: the hub takes no more of them today")
 
-    def add_stored(self, line: str, sha256: str, size_bytes: int) -> None:
-        self._unnamed[line][sha256] = size_bytes, time.monotonic()
+    def add_upload(self, line: str, sha256: str, size_bytes: int) -> None:
+        added = insert(uploads).values(line=line, sha256=sha256, bytes=size_bytes)
+        with self._engine.begin() as connection:
+            connection.execute(added.on_conflict_do_update(index_elements=uploads.primary_key, set_={"at": func.now()}))
 
 
 def make_app(hub: Hub) -> FastAPI:
@@ -132,11 +131,11 @@ def picture_router(hub: Hub) -> APIRouter:
             with TemporaryFile(dir=folder) as content:  # it has no name: nothing is left of it
                 if await _spool(request, content, hub.settings.pictures.max_picture) != sha256:
                     raise HTTPException(422, "the picture has another sha256 than its address: damaged on the way")
+                await run_in_threadpool(hub.quotas.add_upload, line, sha256, content.tell())
                 try:
                     await run_in_threadpool(hub.pictures.put, sha256, content)
                 except PictureStoreError as error:
                     raise HTTPException(507, str(error)) from None
-                hub.quotas.add_stored(line, sha256, content.tell())
         return Response(status_code=201)
 
     @router.get("/pictures/{sha256}", dependencies=read)

@@ -12,7 +12,16 @@ import structlog
 from sqlalchemy import Connection, Engine, Table, delete, select, text, tuple_, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from daemon.consumers.plant.tables import boards, inspections, lines, partition_name, partitions, pictures, reviews
+from daemon.consumers.plant.tables import (
+    boards,
+    inspections,
+    lines,
+    partition_name,
+    partitions,
+    pictures,
+    reviews,
+    uploads,
+)
 from daemon.errors import ReleaseError, StartError
 from daemon.plant.picture_store import PictureStore, PictureStoreError
 from daemon.plant.schema import database_problem, make_schema
@@ -28,7 +37,7 @@ _PICTURES_AT_ONCE = 1000
 #: Upper bound for a push; until it ends, no release names its files.
 _PUSH_S = 86400.0
 #: A line adds a picture's row as soon as the hub has the picture.
-UNNAMED_S = 86400.0
+_UNNAMED_S = 86400.0
 
 
 class Upkeep:
@@ -76,14 +85,13 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     for ahead in range(_DAYS_AHEAD + 1):
         with _short_locks(engine) as connection:
             connection.execute(text("SELECT ensure_day(:day)"), {"day": (now + timedelta(days=ahead)).date()})
-    counts = {"days": 0, "rows": 0, "pictures": 0}
+    counts = {"days": 0, "rows": 0, "pictures": _sweep_pictures(engine, store, now_s - _UNNAMED_S)}
     with engine.connect() as connection:
         last_at = {row.line: row.last_at for row in connection.execute(select(lines.c.line, lines.c.last_at))}
     newest = [at for at in last_at.values() if at is not None]
     if not newest:
         return counts
     now = min(now, max(newest))  # a hub's clock that is ahead makes nothing old
-    counts["pictures"] += _sweep_pictures(engine, store, now.timestamp() - UNNAMED_S)
     ages = {name: retention.lines.get(name, retention.results) for name in last_at}
     if all(ages.values()):
         counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
@@ -150,6 +158,8 @@ def _sweep_pictures(engine: Engine, store: PictureStore, before_s: float) -> int
         for digest in unnamed:
             store.remove(digest)
         swept += len(unnamed)
+    with engine.begin() as connection:
+        connection.execute(delete(uploads).where(uploads.c.at < datetime.fromtimestamp(before_s, UTC)))
     return swept
 
 
