@@ -51,9 +51,8 @@ def cluster_problems(config: Config) -> list[str]:
     cluster = config.cluster
     if cluster.address is None:
         return []
-    problems: list[str] = []
-    if importlib.util.find_spec("ray") is None:
-        problems.append(f"cluster: {MissingExtraError('ray', 'a cluster', 'cluster')}")
+    is_missing = importlib.util.find_spec("ray") is None
+    problems = [f"cluster: {MissingExtraError('ray', 'a cluster', 'cluster')}"] if is_missing else []
     return problems + [f"{key}: {problem}" for key, problem in unusable([("cluster.token", cluster.token, read_token)])]
 
 

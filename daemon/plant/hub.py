@@ -8,6 +8,7 @@ from asyncio import Semaphore
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -33,7 +34,7 @@ from daemon.host.logs import configure_logs
 from daemon.plant.picture_store import PictureStoreError, open_pictures
 from daemon.plant.schema import database_problem, open_database, require_utf8, unknown_line
 from daemon.plant.settings import HubSettings, load_plant
-from daemon.plant.upkeep import Upkeep
+from daemon.plant.upkeep import UNNAMED_S, Upkeep
 from daemon.registry.hub_store import SIGNATURE_HEADER
 from daemon.registry.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES, SignedManifest
 from daemon.registry.store import Store, check_free_space
@@ -78,8 +79,9 @@ class LineQuotas:
     def require_room(self, line: str) -> None:
         of_line, size = uploads.c.line == line, func.coalesce(func.sum(uploads.c.bytes), 0)
         has_row = exists().where(pictures.c.sha256 == uploads.c.sha256, pictures.c.state == "stored")
+        is_swept = uploads.c.at < func.now() - timedelta(seconds=UNNAMED_S)
         with self._engine.begin() as connection:
-            connection.execute(delete(uploads).where(of_line, has_row))
+            connection.execute(delete(uploads).where(of_line, has_row | is_swept))
             count, size_bytes = connection.execute(select(func.count(), size).where(of_line)).one()
         if count >= _MAX_UNNAMED or size_bytes >= _MAX_UNNAMED_BYTES:
             raise HTTPException(507, f"{count} pictures of {line} have no row: the hub takes no more of them today")
@@ -114,7 +116,8 @@ def _note_broken_upload(request: Request, _error: Exception) -> Response:
 
 def picture_router(hub: Hub) -> APIRouter:
     router = APIRouter()
-    by_line, read = Depends(partial(require_line, hub)), [Depends(partial(require_reader, hub))]
+    by_line = Depends(partial(require_token, hub, hub.keys, _NO_KEY))
+    read = [Depends(partial(admit, hub, hub.keys, _NO_KEY))]
     folder = hub.settings.pictures.folder or hub.settings.releases
 
     @router.put("/pictures/{sha256}/space", dependencies=[by_line])
@@ -173,7 +176,8 @@ async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 def release_router(hub: Hub) -> APIRouter:
     """Return the releases' routes: a line's key reads, only the hub's own token adds. Lines check what they take."""
     router, store = APIRouter(), Store(hub.settings.releases)
-    read, change = [Depends(partial(require_reader, hub))], [Depends(partial(require_administrator, hub))]
+    read = [Depends(partial(admit, hub, hub.keys, _NO_KEY))]
+    change = [Depends(partial(admit, hub, {}, "releases are changed with the hub's http_token"))]
     for left in store.folder.glob(f"{_INCOMING}*"):
         left.unlink()  # a hub that was killed left it
 
@@ -220,7 +224,8 @@ def release_router(hub: Hub) -> APIRouter:
 async def _spool(request: Request, file: Any, max_bytes: int) -> str:
     """Write a body to `file` as it comes, and return its sha256."""
     digest, size_bytes = hashlib.sha256(), 0
-    async for part in parts_of(request):
+    async for part in request.stream():
+        request.state.heard_s = time.monotonic()  # it may take any time while parts keep coming
         size_bytes += len(part)
         if size_bytes > max_bytes:
             raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
@@ -290,28 +295,19 @@ def accept_line(path: Path, line: str) -> None:
         connection.execute(update(lines).where(lines.c.line == line).values(accepts=True))
 
 
-async def require_line(hub: Hub, request: Request) -> str:
+async def admit(hub: Hub, keys: Mapping[str, Token], hint: str, request: Request) -> None:
+    """Admit holders of one of `keys`, of the hub's token or, if there is none, programs on the hub's PC."""
+    if hub.token is not None:
+        await require_token(hub, {**keys, "": hub.token}, hint, request)
+    elif "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
+        # A web page sent this through a browser on the hub's PC.
+        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
+    else:
+        request.state.is_admitted, request.state.line = True, ""
+
+
+async def require_token(hub: Hub, tokens: Mapping[str, Token], hint: str, request: Request) -> str:
     """Return the name of the line whose key the request has."""
-    return await _require_token(hub, request, hub.keys, _NO_KEY)
-
-
-async def require_reader(hub: Hub, request: Request) -> None:
-    """Admit lines and holders of the hub's token or, if there is none, programs on the hub's PC."""
-    if hub.token is None:
-        _require_local(request)
-    else:
-        await _require_token(hub, request, {**hub.keys, "": hub.token}, _NO_KEY)
-
-
-async def require_administrator(hub: Hub, request: Request) -> None:
-    """Admit holders of the hub's token or, if there is none, programs on the hub's PC; but no line."""
-    if hub.token is None:
-        _require_local(request)
-    else:
-        await _require_token(hub, request, {"": hub.token}, "releases are changed with the hub's http_token")
-
-
-async def _require_token(hub: Hub, request: Request, tokens: Mapping[str, Token], hint: str) -> str:
     header = request.headers.get("authorization", "")
     line = next((name for name, token in tokens.items() if token.matches(header)), None)
     if header:
@@ -320,17 +316,3 @@ async def _require_token(hub: Hub, request: Request, tokens: Mapping[str, Token]
         raise HTTPException(401, f"{no_token_text(header)}: {hint}")
     request.state.line = line
     return line
-
-
-def _require_local(request: Request) -> None:
-    """Refuse requests that a web page sent through a browser on the hub's PC: with an Origin, or another host name."""
-    if "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
-        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
-    request.state.is_admitted, request.state.line = True, ""
-
-
-async def parts_of(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body of an admitted sender's request, in parts: it may take any time while they keep coming."""
-    async for part in request.stream():
-        request.state.heard_s = time.monotonic()
-        yield part

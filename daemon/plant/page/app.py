@@ -69,15 +69,14 @@ FROM (
 GROUP BY defect, component ORDER BY 3 DESC, defect, component
 """
 EVENTS = "SELECT event_id, line, at, kind, text FROM events ORDER BY event_id DESC"
-#: `decided_by` is the reviewer of the newest decision about the attempt or any of its images, and `decision` what that
-#: was, where the verdict is another.
+#: `decision` is the newest one, of `decided_by` about one of the images, where the board's verdict is another.
 _BOARDS = """
 SELECT b.line, b.epoch, b.seq, b.at, b.board_type, b.board_serial, b.attempt, b.lot, b.station, b.verdict,
        b.final_verdict, b.decided_by, (
     SELECT decision.verdict || ' of ' || decision.designator FROM board_decisions AS decision
-    WHERE decision.line = b.line AND decision.board_type = b.board_type AND decision.board_serial = b.board_serial
-      AND decision.attempt = b.attempt AND decision.board_epoch = b.epoch AND decision.reviewer = b.decided_by
-      AND decision.at = b.decided_at AND decision.verdict <> b.final_verdict LIMIT 1
+    WHERE (line, board_epoch, board_type, board_serial, attempt, reviewer, at)
+        = (b.line, b.epoch, b.board_type, b.board_serial, b.attempt, b.decided_by, b.decided_at)
+      AND decision.verdict <> b.final_verdict LIMIT 1
 ) AS decision
 FROM lines CROSS JOIN LATERAL (
     SELECT * FROM final_boards AS b WHERE b.line = lines.line {condition} ORDER BY at DESC LIMIT {limit}

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import uvicorn
@@ -91,18 +92,6 @@ async def test_pictures_of_failed_images_arrive_by_digest_and_a_missing_one_is_n
     assert [file.name for file in (tmp_path / "pictures").rglob("*") if file.is_file()] == [digest]
 
 
-class _Defective(LineSide):
-    """A line whose database fails once."""
-
-    fails = True
-
-    def picture(self, inspection_id: int) -> bytes | None:
-        if self.fails:
-            self.fails = False
-            raise RuntimeError("disk I/O error")
-        return super().picture(inspection_id)
-
-
 @in_a_loop
 async def test_pictures_go_on_after_any_failure_of_the_line(
     hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
@@ -110,7 +99,8 @@ async def test_pictures_go_on_after_any_failure_of_the_line(
     database.grow(2)
     fail(database, 1)
     with serving(hub, key, open_pictures(Pictures(folder=tmp_path / "pictures"))) as url:
-        side = _Defective(database, {1: b"\xff\xd8" + bytes(100)})
+        side = LineSide(database)
+        side.picture = MagicMock(side_effect=[RuntimeError("disk I/O error"), b"\xff\xd8" + bytes(100)])
         async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
             await soon(lambda: [row[::2] for row in stored(hub)] == [(1, "stored")])
 
