@@ -51,9 +51,8 @@ def cluster_problems(config: Config) -> list[str]:
     cluster = config.cluster
     if cluster.address is None:
         return []
-    problems: list[str] = []
-    if importlib.util.find_spec("ray") is None:
-        problems.append(f"cluster: {MissingExtraError('ray', 'a cluster', 'cluster')}")
+    is_missing = importlib.util.find_spec("ray") is None
+    problems = [f"cluster: {MissingExtraError('ray', 'a cluster', 'cluster')}"] if is_missing else []
     return problems + [f"{key}: {problem}" for key, problem in unusable([("cluster.token", cluster.token, read_token)])]
 
 
@@ -121,14 +120,14 @@ def ray_environment(token: Path | None) -> dict[str, str]:
     }
 
 
-def _make_private(folder: Path) -> None:
-    """Make `folder` private (0700), as everybody may write in Ray's own below it. StartError if it is not."""
+def _make_own(folder: Path, option: str, denied: int, why: str) -> None:
+    """Make `folder`. StartError if it is another user's or a link, or its mode gives others a right of `denied`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & denied:
         raise StartError(
-            f"{folder}: expected a folder of this user with mode 0700, and no link, since Ray lets everybody write"
-            " below it: remove it, or name another with --dir"
+            f"{folder}: expected a folder of this user with mode {0o777 & ~denied:04o}, and no link, since {why}:"
+            f" remove it, or name another with {option}"
         )
 
 
@@ -144,8 +143,8 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
     if problem := port_problem(settings):
         raise StartError(problem)
     try:
-        settings.cache.mkdir(parents=True, exist_ok=True)
-        _make_private(settings.folder)
+        _make_own(settings.cache, "--cache", 0o022, "this user writes and deletes files there")
+        _make_own(settings.folder, "--dir", 0o077, "Ray lets everybody write below it")
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}: name another folder") from None
     environment = {**os.environ, **ray_environment(settings.token)}

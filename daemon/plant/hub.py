@@ -8,6 +8,7 @@ from asyncio import Semaphore
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -16,14 +17,15 @@ from typing import Annotated, Any
 
 import structlog
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
-from sqlalchemy import Connection, Engine, func, select, update
+from sqlalchemy import Connection, Engine, delete, exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from daemon.consumers.plant.tables import lines, pictures
+from daemon.consumers.plant.tables import lines, pictures, uploads
 from daemon.dashboard.site.access import TokenGuesses
 from daemon.dashboard.site.live import LiveTopics
 from daemon.dashboard.site.server import PageServer
@@ -67,28 +69,27 @@ class Hub:
 
 
 class LineQuotas:
-    """Limits of each line: pictures that it sends at once, and stored ones that no row names yet."""
+    """Limits of each line: pictures that it sends at once, and `uploads`, stored ones that no row names yet."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         #: A line sends one after the other.
         self.sending: defaultdict[str, Semaphore] = defaultdict(partial(Semaphore, _SENT_AT_ONCE))
-        self._unnamed: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
 
     def require_room(self, line: str) -> None:
-        unnamed = self._unnamed[line]
-        if len(unnamed) < _MAX_UNNAMED and sum(size for size, _ in unnamed.values()) < _MAX_UNNAMED_BYTES:
-            return
-        with self._engine.connect() as connection:
-            named = {*connection.execute(select(pictures.c.sha256).where(pictures.c.sha256.in_(unnamed))).scalars()}
-        swept_s = time.monotonic() - UNNAMED_S
-        left = {digest: entry for digest, entry in unnamed.items() if digest not in named and entry[1] > swept_s}
-        self._unnamed[line] = left
-        if len(left) > len(unnamed) // 2:
-            raise HTTPException(507, f"{len(left)} pictures of {line} have no row: the hub takes no more of them today")
+        of_line, size = uploads.c.line == line, func.coalesce(func.sum(uploads.c.bytes), 0)
+        has_row = exists().where(pictures.c.sha256 == uploads.c.sha256, pictures.c.state == "stored")
+        is_swept = uploads.c.at < func.now() - timedelta(seconds=UNNAMED_S)
+        with self._engine.begin() as connection:
+            connection.execute(delete(uploads).where(of_line, has_row | is_swept))
+            count, size_bytes = connection.execute(select(func.count(), size).where(of_line)).one()
+        if count >= _MAX_UNNAMED or size_bytes >= _MAX_UNNAMED_BYTES:
+            raise HTTPException(507, f"{count} pictures of {line} have no row: the hub takes no more of them today")
 
-    def add_stored(self, line: str, sha256: str, size_bytes: int) -> None:
-        self._unnamed[line][sha256] = size_bytes, time.monotonic()
+    def add_upload(self, line: str, sha256: str, size_bytes: int) -> None:
+        added = insert(uploads).values(line=line, sha256=sha256, bytes=size_bytes)
+        with self._engine.begin() as connection:
+            connection.execute(added.on_conflict_do_update(index_elements=uploads.primary_key, set_={"at": func.now()}))
 
 
 def make_app(hub: Hub) -> FastAPI:
@@ -115,7 +116,8 @@ def _note_broken_upload(request: Request, _error: Exception) -> Response:
 
 def picture_router(hub: Hub) -> APIRouter:
     router = APIRouter()
-    by_line, read = Depends(partial(require_line, hub)), [Depends(partial(require_reader, hub))]
+    by_line = Depends(partial(require_token, hub, hub.keys, _NO_KEY))
+    read = [Depends(partial(admit, hub, hub.keys, _NO_KEY))]
     folder = hub.settings.pictures.folder or hub.settings.releases
 
     @router.put("/pictures/{sha256}/space", dependencies=[by_line])
@@ -132,11 +134,11 @@ def picture_router(hub: Hub) -> APIRouter:
             with TemporaryFile(dir=folder) as content:  # it has no name: nothing is left of it
                 if await _spool(request, content, hub.settings.pictures.max_picture) != sha256:
                     raise HTTPException(422, "the picture has another sha256 than its address: damaged on the way")
+                await run_in_threadpool(hub.quotas.add_upload, line, sha256, content.tell())
                 try:
                     await run_in_threadpool(hub.pictures.put, sha256, content)
                 except PictureStoreError as error:
                     raise HTTPException(507, str(error)) from None
-                hub.quotas.add_stored(line, sha256, content.tell())
         return Response(status_code=201)
 
     @router.get("/pictures/{sha256}", dependencies=read)
@@ -174,7 +176,8 @@ async def in_parts(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 def release_router(hub: Hub) -> APIRouter:
     """Return the releases' routes: a line's key reads, only the hub's own token adds. Lines check what they take."""
     router, store = APIRouter(), Store(hub.settings.releases)
-    read, change = [Depends(partial(require_reader, hub))], [Depends(partial(require_administrator, hub))]
+    read = [Depends(partial(admit, hub, hub.keys, _NO_KEY))]
+    change = [Depends(partial(admit, hub, {}, "releases are changed with the hub's http_token"))]
     for left in store.folder.glob(f"{_INCOMING}*"):
         left.unlink()  # a hub that was killed left it
 
@@ -221,7 +224,8 @@ def release_router(hub: Hub) -> APIRouter:
 async def _spool(request: Request, file: Any, max_bytes: int) -> str:
     """Write a body to `file` as it comes, and return its sha256."""
     digest, size_bytes = hashlib.sha256(), 0
-    async for part in parts_of(request):
+    async for part in request.stream():
+        request.state.heard_s = time.monotonic()  # it may take any time while parts keep coming
         size_bytes += len(part)
         if size_bytes > max_bytes:
             raise HTTPException(413, f"{request.url.path}: the hub takes {max_bytes} bytes at most")
@@ -291,28 +295,19 @@ def accept_line(path: Path, line: str) -> None:
         connection.execute(update(lines).where(lines.c.line == line).values(accepts=True))
 
 
-async def require_line(hub: Hub, request: Request) -> str:
+async def admit(hub: Hub, keys: Mapping[str, Token], hint: str, request: Request) -> None:
+    """Admit holders of one of `keys`, of the hub's token or, if there is none, programs on the hub's PC."""
+    if hub.token is not None:
+        await require_token(hub, {**keys, "": hub.token}, hint, request)
+    elif "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
+        # A web page sent this through a browser on the hub's PC.
+        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
+    else:
+        request.state.is_admitted, request.state.line = True, ""
+
+
+async def require_token(hub: Hub, tokens: Mapping[str, Token], hint: str, request: Request) -> str:
     """Return the name of the line whose key the request has."""
-    return await _require_token(hub, request, hub.keys, _NO_KEY)
-
-
-async def require_reader(hub: Hub, request: Request) -> None:
-    """Admit lines and holders of the hub's token or, if there is none, programs on the hub's PC."""
-    if hub.token is None:
-        _require_local(request)
-    else:
-        await _require_token(hub, request, {**hub.keys, "": hub.token}, _NO_KEY)
-
-
-async def require_administrator(hub: Hub, request: Request) -> None:
-    """Admit holders of the hub's token or, if there is none, programs on the hub's PC; but no line."""
-    if hub.token is None:
-        _require_local(request)
-    else:
-        await _require_token(hub, request, {"": hub.token}, "releases are changed with the hub's http_token")
-
-
-async def _require_token(hub: Hub, request: Request, tokens: Mapping[str, Token], hint: str) -> str:
     header = request.headers.get("authorization", "")
     line = next((name for name, token in tokens.items() if token.matches(header)), None)
     if header:
@@ -321,17 +316,3 @@ async def _require_token(hub: Hub, request: Request, tokens: Mapping[str, Token]
         raise HTTPException(401, f"{no_token_text(header)}: {hint}")
     request.state.line = line
     return line
-
-
-def _require_local(request: Request) -> None:
-    """Refuse requests that a web page sent through a browser on the hub's PC: with an Origin, or another host name."""
-    if "origin" in request.headers or not is_loopback_name(request.headers.get("host", "")):
-        raise HTTPException(421, "without http_token the hub answers only programs on its own PC, at http://127.0.0.1")
-    request.state.is_admitted, request.state.line = True, ""
-
-
-async def parts_of(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body of an admitted sender's request, in parts: it may take any time while they keep coming."""
-    async for part in request.stream():
-        request.state.heard_s = time.monotonic()
-        yield part

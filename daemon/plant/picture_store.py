@@ -88,7 +88,6 @@ class S3Pictures:
         self._ask("delete_object", sha256)
 
     def stored_before(self, before_s: float) -> Iterator[str]:
-        """Yield the digests of pictures stored before `before_s`, seconds since the epoch."""
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}/".lstrip("/")):
             for each in page.get("Contents", ()):

@@ -25,9 +25,7 @@ _DAYS_AHEAD = 3
 #: Rows that one statement deletes: lines that write must not wait for a long transaction.
 _ROWS_AT_ONCE = 20_000
 _PICTURES_AT_ONCE = 1000
-#: Upper bound for a push; until it ends, no release names its files.
-_PUSH_S = 86400.0
-#: A line adds a picture's row as soon as the hub has the picture.
+#: How long a file may lie at the hub before a release or a row names it.
 UNNAMED_S = 86400.0
 
 
@@ -76,14 +74,11 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     for ahead in range(_DAYS_AHEAD + 1):
         with _short_locks(engine) as connection:
             connection.execute(text("SELECT ensure_day(:day)"), {"day": (now + timedelta(days=ahead)).date()})
-    counts = {"days": 0, "rows": 0, "pictures": 0}
+    counts = {"days": 0, "rows": 0, "pictures": _sweep_pictures(engine, store, now_s - UNNAMED_S)}
     with engine.connect() as connection:
         last_at = {row.line: row.last_at for row in connection.execute(select(lines.c.line, lines.c.last_at))}
     newest = [at for at in last_at.values() if at is not None]
-    if not newest:
-        return counts
-    now = min(now, max(newest))  # a hub's clock that is ahead makes nothing old
-    counts["pictures"] += _sweep_pictures(engine, store, now.timestamp() - UNNAMED_S)
+    now = min(now, max(newest, default=now))  # a hub's clock that is ahead makes nothing old
     ages = {name: retention.lines.get(name, retention.results) for name in last_at}
     if all(ages.values()):
         counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
@@ -104,7 +99,7 @@ def prune_releases(settings: HubSettings, now_s: float) -> int:
         return 0
     oldest = {name: min(store.numbers(name)[-most:], default=0) for name in store.names()}
     try:
-        return store.prune(lambda name, number: number >= oldest.get(name, 0), now_s - _PUSH_S)
+        return store.prune(lambda name, number: number >= oldest.get(name, 0), now_s - UNNAMED_S)
     except ReleaseError as error:
         structlog.get_logger("upkeep").warning("releases_not_pruned", why=str(error))
         return 0

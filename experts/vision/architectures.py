@@ -17,8 +17,6 @@ FEATURES = "features"
 
 #: The memory format of all networks' convolutions.
 CHANNELS_LAST = "channels_last"
-#: How weights may be stored and computed.
-DTYPES = ("float32", "float16", "bfloat16")
 
 #: One number per RGB channel.
 Triple = tuple[float, float, float]

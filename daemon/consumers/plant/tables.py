@@ -189,6 +189,15 @@ pictures = Table(
     Index("pictures_by_time", "line", "at"),
 )
 
+#: Pictures that a line has sent, until a row of `pictures` names them or they are swept.
+uploads = Table(
+    "uploads",
+    metadata,
+    *(Column(name, Text, primary_key=True) for name in ("line", "sha256")),
+    Column("bytes", BigInteger, nullable=False),
+    Column("at", _Time, nullable=False, server_default=text("now()")),
+)
+
 #: SELECTs of the views: the one place that matches decisions with images and boards. A decision after a restore may be
 #: about an image of an earlier epoch, and one before it about an image whose number now belongs to another.
 VIEWS = {

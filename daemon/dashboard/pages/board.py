@@ -49,7 +49,14 @@ SELECT boards.board_id, boards.board_type, boards.serial, boards.attempt, boards
 FROM boards
 """
 #: The final verdict of closed attempts, and who decided it. Filtered by `board_id`: the view is slow for all boards.
-_FINAL = "SELECT board_id, verdict, decided_by, decided_at FROM final_boards WHERE board_id IN :ids"
+#: `decision` says what a person decided about one image, where the board's verdict is another.
+_FINAL = """
+SELECT board_id, verdict, decided_by, decided_at, (
+    SELECT reviews.verdict || ' of ' || designator FROM inspections JOIN reviews USING (inspection_id)
+    WHERE inspections.board_id = final_boards.board_id AND reviewer = decided_by AND at = decided_at
+      AND reviews.verdict <> final_boards.verdict
+) AS decision FROM final_boards WHERE board_id IN :ids
+"""
 _COUNT = """
 SELECT verdict, count(*) AS number
 FROM (SELECT verdict FROM inspections WHERE board_id = :board_id LIMIT :limit) AS counted GROUP BY verdict

@@ -306,7 +306,7 @@ def _yield_bar(name: str, verdicts: Counter[str], goal: float | None) -> Bar:
 
 
 def last_board(database: Database) -> dict[str, Any] | None:
-    """Return the `board` that closed last, its final `verdict`, and `decided_by`, a person or the daemon.
+    """Return the `board` that closed last, its final `verdict`, and by whom (`final`, a row of `final_verdicts`).
 
     `findings` are its images that did not pass, the worst first; `shown` is the first of them with a picture.
     """
@@ -322,7 +322,7 @@ def last_board(database: Database) -> dict[str, Any] | None:
     return {
         "board": board,
         "verdict": final.verdict if final else board.verdict,
-        "decided_by": final.decided_by if final else "daemon",
+        "final": final,
         "findings": findings,
         "shown": shown,
         "boxes": database.rows(_BOXES, {"id": shown.inspection_id}, limit=50) if shown else [],

@@ -69,10 +69,15 @@ FROM (
 GROUP BY defect, component ORDER BY 3 DESC, defect, component
 """
 EVENTS = "SELECT event_id, line, at, kind, text FROM events ORDER BY event_id DESC"
-#: `decided_by` is the reviewer of the newest decision about the attempt or any of its images.
+#: `decision` is the newest one, of `decided_by` about one of the images, where the board's verdict is another.
 _BOARDS = """
 SELECT b.line, b.epoch, b.seq, b.at, b.board_type, b.board_serial, b.attempt, b.lot, b.station, b.verdict,
-       b.final_verdict, b.decided_by
+       b.final_verdict, b.decided_by, (
+    SELECT decision.verdict || ' of ' || decision.designator FROM board_decisions AS decision
+    WHERE (line, board_epoch, board_type, board_serial, attempt, reviewer, at)
+        = (b.line, b.epoch, b.board_type, b.board_serial, b.attempt, b.decided_by, b.decided_at)
+      AND decision.verdict <> b.final_verdict LIMIT 1
+) AS decision
 FROM lines CROSS JOIN LATERAL (
     SELECT * FROM final_boards AS b WHERE b.line = lines.line {condition} ORDER BY at DESC LIMIT {limit}
 ) AS b

@@ -33,27 +33,28 @@ def test_a_head_without_its_token_says_how_to_make_one(tmp_path: Path):
 
 
 @pytest.mark.promise("Containment", "Ray's folder, open to all, lies in one of the worker's user alone")
-def test_rays_folder_lies_in_one_that_is_the_workers_alone_at_each_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "mode"), [("ray", 0o770), ("cache", 0o775)])
+def test_a_workers_folders_are_its_users_alone_at_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ):
     pytest.importorskip("ray")
     monkeypatch.setattr("daemon.cluster.joining.port_problem", lambda _: None)
-    worker = a_worker(tmp_path, None)
+    worker, folder = a_worker(tmp_path, None), tmp_path / name
     command, _ = join_command(worker)
     assert f"--temp-dir={tmp_path}/ray/ray" in command
-    assert worker.folder.stat().st_mode & 0o777 == 0o700
-    worker.folder.chmod(0o770)
-    with pytest.raises(StartError, match="ray: expected a folder of this user with mode 0700, and no link"):
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(mode)
+    with pytest.raises(StartError, match=f"{name}: expected a folder of this user with mode 07[05]{{2}}, and no link"):
         join_command(worker)
-    worker.folder.chmod(0o700)
-    worker.folder.rename(tmp_path / "elsewhere")
-    worker.folder.symlink_to(tmp_path / "elsewhere")
+    folder.chmod(0o700)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StartError, match="and no link"):
         join_command(worker)
-    worker.folder.unlink()
-    (tmp_path / "elsewhere").rename(worker.folder)
+    folder.unlink()
+    (tmp_path / "elsewhere").rename(folder)
     join_command(worker)
     if os.geteuid() == 0:
-        os.chown(worker.folder, 65534, 65534)
+        os.chown(folder, 65534, 65534)
         with pytest.raises(StartError, match="expected a folder of this user"):
             join_command(worker)

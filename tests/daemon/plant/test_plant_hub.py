@@ -7,10 +7,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psycopg
 import pytest
@@ -113,17 +113,6 @@ def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(hub: HubData
     assert hub.value("SELECT count(*) FROM public.partitions WHERE day = current_date + 6") == 1
 
 
-class _Removed:
-    def __init__(self) -> None:
-        self.digests: list[str] = []
-
-    def remove(self, sha256: str) -> None:
-        self.digests.append(sha256)
-
-    def stored_before(self, _: float) -> Iterator[str]:
-        return iter(())
-
-
 def test_upkeep_makes_days_ahead_and_forgets_by_line(hub: HubDatabase) -> None:
     now = datetime.now(UTC)
     for line in ("line-1", "line-2"):
@@ -134,7 +123,7 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(hub: HubDatabase) -> None:
             hub.add_image(seq, at, line)
             hub.add_picture(seq, "shared" if seq == 2 else f"{line}-{seq}", at, line)
     assert hub.value("SELECT count(*) FROM inspections_other") == 0
-    removed = _Removed()
+    removed = MagicMock(stored_before=lambda _: iter(()))
     day = 86400.0
     retention = Retention(results="60d", lines={"line-2": "10d"})  # type: ignore[arg-type]
     with hub.engine.begin() as long_reader:
@@ -145,7 +134,8 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(hub: HubDatabase) -> None:
     assert counts == {"days": 1, "rows": 1, "pictures": 3}
     left = hub.ask("SELECT line, seq FROM inspections ORDER BY line, seq")
     assert [(row["line"], row["seq"]) for row in left] == [("line-1", 2), ("line-1", 3), ("line-2", 3)]
-    assert sorted(removed.digests) == ["line-1-1", "line-2-1"]  # line-1 has `shared` too
+    digests = sorted(call.args[0] for call in removed.remove.call_args_list)
+    assert digests == ["line-1-1", "line-2-1"]  # line-1 has `shared` too
     ahead = hub.value("SELECT max(day) FROM partitions")
     assert (ahead - now.date()).days == 3
     counts = keep_in_order(hub.engine, retention, removed, now.timestamp() + 200 * day)  # a clock that is ahead

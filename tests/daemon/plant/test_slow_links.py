@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from structlog.testing import capture_logs
@@ -35,7 +36,8 @@ def serving(folder: Path, request_s: float = PATIENCE_S) -> Iterator[tuple[str, 
     settings = HubSettings(database="postgresql://nobody@127.0.0.1/none", **stored)
     keys: Any = {name: Token(name.encode()) for name in ("line-1", "line-2")}
     hub: Any = SimpleNamespace(settings=settings, pictures=FolderPictures(folder / "pictures"), keys=keys)
-    hub.token, hub.guesses, hub.quotas = Token(b"hub"), TokenGuesses(), LineQuotas(None)  # type: ignore[arg-type]
+    hub.token, hub.guesses, hub.quotas = Token(b"hub"), TokenGuesses(), LineQuotas(MagicMock())
+    hub.quotas.require_room = lambda _: None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         hub_server = server.PageServer(make_app(hub), LiveTopics(), request_s=request_s)
         thread = threading.Thread(target=hub_server.run, args=([listener],))

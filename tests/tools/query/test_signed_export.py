@@ -125,11 +125,12 @@ def test_the_readme_of_the_package_shows_how_to_check_it_without_coserve(
     assert 0 not in check()
 
 
-ADDED = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, seq) "
+LATER = "2999-01-01T00:00:00.000Z"
+ADDED = "INSERT INTO reviews (inspection_id, at, reviewer, verdict, seq) VALUES ({{id}}, '{}', 'Eva', 'pass', {})"
 ATTEMPT = (
     "INSERT INTO boards (board_type, serial, attempt, lot, first_seen_at, completed_at, expected, verdict,"
-    " rules_version, edition) SELECT board_type, serial, 99, lot, '{at}', '{at}', 1, 'pass', rules_version, edition"
-    " FROM boards WHERE lot = 'L2' LIMIT 1"
+    " rules_version, edition, seq) SELECT board_type, serial, 99, lot, '{at}', '{at}', 1, 'pass', rules_version,"
+    " edition, {seq} FROM boards WHERE lot = 'L2' LIMIT 1"
 )
 
 
@@ -143,14 +144,20 @@ ATTEMPT = (
         ("DELETE FROM detections", "not in the database any more"),
         ("UPDATE inspections SET image_path = NULL", None),
         ("UPDATE runs SET ended_at = '2027' WHERE ended_at IS NULL", None),
-        (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', 1000000)", None),
-        (ADDED + "VALUES ({id}, '2026-01-01', 'Eva', 'pass', 1000000)", "with the time 2026-01-01, before the package"),
-        (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', 0)", "with the seq 0, given out before the package was made"),
-        (ADDED + "VALUES ({id}, '2999', 'Eva', 'pass', NULL)", "reviews 1: added to the database since, without a seq"),
+        (ADDED.format(LATER, 10**6), None),
+        (ADDED.format("2026-01-01", 10**6), "with the time 2026-01-01, before the package"),
+        (ADDED.format(LATER, 0), "with the seq 0, given out before the package was made"),
+        (ADDED.format(LATER, "NULL"), "without a seq, which each verdict gets"),
+        (ADDED.format("", 10**6), "with the time , before the package was made"),
+        (ADDED.format("31.12.2025 09:00", 10**6), "with the time 31.12.2025 09:00, before"),
+        ("UPDATE recipes SET time_limit_s = 1", "time_limit_s is 1.0 in the database"),
+        ("UPDATE editions SET who = 'nobody'", "who is nobody in the database"),
+        ("UPDATE editions SET ended_at = '2027'", None),
         ("INSERT INTO detections VALUES (9999, {id}, 0, 'void', 0.9, 1, 1, 2, 2)", "detections 9999: added to the"),
         ("UPDATE boards SET attributes = '9'", "attributes is 9 in the database, None in the package"),
-        (ATTEMPT.format(at="2026-01-01"), "added to the database since, with the time 2026-01-01, before the package"),
-        (ATTEMPT.format(at="2999"), None),
+        (ATTEMPT.format(at="2026-01-01", seq=10**6), "with the time 2026-01-01, before the package"),
+        (ATTEMPT.format(at=LATER, seq=10**6), None),
+        (ATTEMPT.format(at=LATER, seq="NULL"), "added to the database since, without a seq"),
     ],
 )  # fmt: skip
 def test_rows_that_were_changed_after_signing_are_named_and_later_ones_are_not(

@@ -29,10 +29,10 @@ _UNFINISHED = {
     "generations": ("status", "accepted"),
     "runs": ("ended_at", None),
 }
-#: Columns that change later: pictures are pruned.
-_CHANGING = {("inspections", "image_path")}
+#: Columns that change later: pictures are pruned, editions end.
+_CHANGING = {("inspections", "image_path"), ("editions", "ended_at")}
 #: Tables whose rows belong to other boards too.
-_TEXTS = frozenset({"rules_versions", "expert_versions", "expert_settings"})
+_TEXTS = frozenset({"rules_versions", "expert_versions", "expert_settings", "recipes", "editions"})
 #: Tables whose rows are written with another row, which this column names.
 _PARTS = {"stages": "inspection_id", "detections": "inspection_id", "drawn_boxes": "review_id"}
 #: Columns that say when a row was written; rows of other tables may come after their time, or belong elsewhere too.
@@ -43,7 +43,7 @@ _TIMES = {
     "generations": "accepted_at",
     "runs": "started_at",
 }
-_SECOND = len("2026-11-28T23:59:59")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ def _database_problems(connection: Connection, rows: Path, manifest: Mapping[str
             elif name in _PARTS:
                 if now[_PARTS[name]] in complete[_PARTS[name]]:
                     yield f"{what}: added to the database since, to a row that was complete"
-            elif (at := now.get(_TIMES.get(name, ""))) and (why := _too_old(now, at, str(manifest["made"]), last_seq)):
+            elif name in _TIMES and (why := _too_old(now, now[_TIMES[name]], str(manifest["made"]), last_seq)):
                 yield f"{what}: added to the database since, {why}"
 
 
@@ -219,12 +219,15 @@ def _changes(name: str, before: Row, now: Row) -> Iterator[str]:
             yield f"{column} is {now[column]} in the database, {value} in the package"
 
 
-def _too_old(row: Row, at: str, made: str, last_seq: int | None) -> str | None:
+def _too_old(row: Row, at: str | None, made: str, last_seq: int | None) -> str | None:
     """Return why a row cannot be later than the package, None if it may be."""
-    if at[:_SECOND] < made[:_SECOND]:
+    verdict = row.get("verdict")
+    if at is None and verdict is None:
+        return None  # an open board
+    if at is None or not _TIME.fullmatch(at) or at < made:
         return f"with the time {at}, before the package was made (or the clock was set back)"
-    if "reviewer" in row and row["seq"] is None:
-        return "without a seq, which each decision gets"
+    if verdict is not None and row["seq"] is None:
+        return "without a seq, which each verdict gets"
     if last_seq is not None and (seq := row.get("seq")) is not None and seq <= last_seq:
         return f"with the seq {seq}, given out before the package was made"
     return None

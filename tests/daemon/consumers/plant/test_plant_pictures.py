@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import uvicorn
@@ -91,18 +92,6 @@ async def test_pictures_of_failed_images_arrive_by_digest_and_a_missing_one_is_n
     assert [file.name for file in (tmp_path / "pictures").rglob("*") if file.is_file()] == [digest]
 
 
-class _Defective(LineSide):
-    """A line whose database fails once."""
-
-    fails = True
-
-    def picture(self, inspection_id: int) -> bytes | None:
-        if self.fails:
-            self.fails = False
-            raise RuntimeError("disk I/O error")
-        return super().picture(inspection_id)
-
-
 @in_a_loop
 async def test_pictures_go_on_after_any_failure_of_the_line(
     hub: HubDatabase, database: ResultsDatabase, key: Path, tmp_path: Path
@@ -110,7 +99,8 @@ async def test_pictures_go_on_after_any_failure_of_the_line(
     database.grow(2)
     fail(database, 1)
     with serving(hub, key, open_pictures(Pictures(folder=tmp_path / "pictures"))) as url:
-        side = _Defective(database, {1: b"\xff\xd8" + bytes(100)})
+        side = LineSide(database)
+        side.picture = MagicMock(side_effect=[RuntimeError("disk I/O error"), b"\xff\xd8" + bytes(100)])
         async with sending(hub, database, side=side, pictures="failed", hub=url, key=key):
             await soon(lambda: [row[::2] for row in stored(hub)] == [(1, "stored")])
 
@@ -177,13 +167,16 @@ def test_pictures_that_no_row_names_are_limited_for_each_line_and_swept_after_a_
             return put(url, f"/pictures/{digests[content]}", content, "k" * 40)
 
         assert [add(bytes([number]))[0] for number in range(4)] == [201] * 4
+    with serving(hub, key, store) as url:  # a restart gives no line more
         status, text = add(b"\4")
         assert (status, "4 pictures of line-1 have no row" in text) == (507, True)
         for number in range(3):
             hub.add_picture(number, digests[bytes([number])], datetime.now(UTC))
         assert add(b"\4")[0] == 201
+    hub.ask("UPDATE lines SET last_at = now() - interval '9 days'")  # also of lines that stand still
+    two_days_ago = time.time() - 2 * 86400
     for digest in (digests[b"\0"], digests[b"\3"]):
-        os.utime(tmp_path / "pictures" / digest[:2] / digest, (0, 0))
+        os.utime(tmp_path / "pictures" / digest[:2] / digest, (two_days_ago, two_days_ago))
     assert keep_in_order(hub.engine, Retention(), store, time.time())["pictures"] == 1
     left = {content for content, digest in digests.items() if store.get(digest) is not None}
     assert left == {b"\0", b"\1", b"\2", b"\4"}, "an old one with a row stays, and a new one that waits for its row"

@@ -142,6 +142,7 @@ def some_weeks(now: datetime, boards: int = 120) -> PlantRows:
     plant.review(first, "U1", "pass", note="a shadow")
     plant.board("line-2", WALKER, {"C1": "review"}, timedelta(hours=26))
     plant.board("line-3", WALKER, {"R1": "pass", "C1": "pass"}, timedelta(minutes=3))
+    plant.review(plant.board("line-1", "TWO", {"R1": "fail", "U1": "fail"}, timedelta(minutes=6)), "R1", "pass")
     plant.board("line-2", HOSTILE_SERIAL, {"R1": "fail"}, timedelta(minutes=4))
     return plant
 
