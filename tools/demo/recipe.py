@@ -28,8 +28,7 @@ from tools.demo.judge import OnAnswer, PartToJudge, judge_parts, loaded_pool
 from tools.demo.line import write_configuration, write_rules
 from tools.demo.pictures import Sample, read_files, render_missing, samples_of
 from tools.demo.training import BACKBONE, CLASSIFIERS, DETECTORS, spent_s, train_network
-from tools.terminal.console import console, print_table
-from tools.terminal.progress import Bars
+from tools.terminal.console import Bars, console, print_table
 from tools.training.held_out import Rate
 
 #: Defect rates, boards of each, and the first seed, which no training and no camera uses.
