@@ -15,7 +15,7 @@ from experts.catalog import CatalogEntry
 from experts.editions.edition import Edition
 from tools.backup.archive import write_backup
 from tools.backup.restore import unpack
-from tools.registry.pack import push
+from tools.registry.releases import push
 
 
 def seen_by(path: Path) -> set[str]:

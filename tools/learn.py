@@ -19,14 +19,14 @@ from daemon.units import utc_text
 from experts.catalog import CatalogEntry, add_expert
 from experts.durable import replace_durably
 from experts.errors import ImageError
-from experts.spec import ExpertId, ExpertSpec
+from experts.spec import ExpertSpec
 from experts.vision.preprocess import prepare
 from tools.dataset.write import read_picture
 from tools.experts import change
 from tools.experts.line import ExpertsLine, entries_in_force
 from tools.experts.measure import answers_of, label_folders
 from tools.pictures import find_pictures
-from tools.query.rejudge import RejudgeRequest, rejudge_line
+from tools.query.rejudge import rejudge_line
 from tools.query.rows import RowFilters
 from tools.terminal.console import CommandError
 from tools.terminal.names import file_name
@@ -82,8 +82,8 @@ def learn(
     if forgotten := sorted(set(in_service.classes) - set(report.data.labels)):
         without = ", ".join(forgotten)
         notes.append(f"no pictures of {without}: the learned version never answers that; add some with --with")
-    request = RejudgeRequest(experts=(f"{name}={version}",), filters=RowFilters(since=since), sample=sample)
-    summary, changes = rejudge_line(line, request, threads=plan.threads)
+    filters, versions = RowFilters(since=since), [f"{name}={version}"]
+    summary, changes = rejudge_line(line, filters, versions, sample=sample, threads=plan.threads)
     learned = {
         "expert": name,
         "at": utc_text(time.time()),
@@ -104,11 +104,7 @@ def learn(
 
 
 def _in_service(line: ExpertsLine, name: str) -> ExpertSpec:
-    entry = line.expert(name).in_force
-    catalog, problems = line.catalog({name: entry} if entry is not None else {})
-    spec = catalog.get(ExpertId(name))
-    if spec is None or problems:
-        raise CommandError(problems[0] if problems else f"{name} has no version in force: coserve experts promote")
+    spec = line.spec(name)
     if not spec.classes:
         raise CommandError(f"{name} is a backbone: the experts that are heads on it learn")
     if spec.task != "classify":

@@ -85,7 +85,7 @@ def bench_compute(
     from daemon.line.profile import this_machine
     from experts.vision.architectures import ARCHITECTURES
     from tools.profile.samples import drawn_samples
-    from tools.terminal.progress import Bars
+    from tools.terminal.console import Bars
 
     names = networks.split(",")
     for name in names:

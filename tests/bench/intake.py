@@ -69,7 +69,7 @@ def _measure(plan: "Plan", *, delayed: bool) -> "tuple[list[Flood], list[Steady]
     from tests.bench.intake_runs import Bench, BenchError
     from tests.faults.shim import ShimError, shim_environment
     from tools.setup.service import ServiceError
-    from tools.terminal.progress import Bars
+    from tools.terminal.console import Bars
 
     try:
         disks: dict[str, dict[str, str]] = {"as it is": {}}

@@ -63,7 +63,7 @@ def bench_online(
 def _measured(options: "LiveOptions", shares: Sequence[float], deadline_s: float) -> tuple[str, Rows]:
     from tests.bench.live.sides import prepare
     from tests.bench.processes import RunError
-    from tools.terminal.progress import Bars
+    from tools.terminal.console import Bars
 
     with tempfile.TemporaryDirectory(prefix="coserve-bench-") as scratch, Bars(console=errors) as bar:
         task = bar.add_task("preparing", total=len(_ORDERS) * (1 + len(shares) * len(POLICIES) * 2))

@@ -39,7 +39,7 @@ def run_in_turn(
 ) -> Runs[R]:
     """Run every side that `is_wanted` once a round, interleaved; `on_run` gets its name before, else a bar shows it."""
     if on_run is None:
-        from tools.terminal.progress import Bars
+        from tools.terminal.console import Bars
 
         with Bars(console=errors) as bar:
             task = bar.add_task("runs", total=rounds * len(sides))

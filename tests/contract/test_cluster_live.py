@@ -136,7 +136,7 @@ def test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it(
         experts = open_line(line.config)
         new = put(experts, "P", version_folders[1])
         assert not sent.exists()
-        assert switch(experts, "P", new).version == new
+        assert switch(experts, "P", new)["version"] == new
         until(sent.exists)  # no image has asked for it
         cluster.worker.stop()
         line.wait(lambda: times_lost(line) > 0, RAY_S)

@@ -18,8 +18,8 @@ from tests.editions import files_in_force
 from tests.one_edition import content_of
 from tests.tools.run_commands import coserve
 from tools.experts.line import open_line
-from tools.registry.line_releases import LineReleases
-from tools.registry.pack import push as push_release
+from tools.registry.releases import LineReleases
+from tools.registry.releases import push as push_release
 
 RULES = """\
 boards:

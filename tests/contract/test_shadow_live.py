@@ -107,7 +107,7 @@ def test_a_shadow_answers_beside_the_version_in_force_until_it_is_promoted(
         assert "does not hold yet: 13 of 8 images, agreement at least 0.0000 (0.5 is asked)" in shown
         assert "fail bad" in shown
         done = switch(experts, "P", new)
-        assert (done.heard, done.shadow) == (True, f"its shadow {report['sentence']}")
+        assert (done["heard"], done["shadow"]) == (True, f"its shadow {report['sentence']}")
         line.wait(lambda: process_of(line) is None)
         assert "shadows" not in line.status()
     assert len(answers(line)) == 13

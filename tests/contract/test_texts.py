@@ -250,12 +250,6 @@ def test_a_board_is_explained_by_the_template_or_by_the_model_that_is_configured
         "SELECT text, g.status, serial FROM generations AS g JOIN boards USING (board_id) WHERE g.source = 'report'"
     )
     assert (written["text"], status, serial) == (text.strip(), "done", "B-1")
-    trained_here = line.folder.parent / "large" / "training.json"
-    trained_here.write_text("{}")  # as `coserve moe fixture` leaves it
-    assert "(by the template: model large: its checkpoint is the test model of" in " ".join(
-        run(line, "report", "B-1", "--model", "large").split()
-    )
-    trained_here.unlink()
     assert "(written by model large; the rows say:)" in run(line, "report", "B-1", "--wait", "90", "--model", "large")
     assert "no board with serial B-9 in the results" in run(line, "report", "B-9", status=1)
     assert "no attempt 2 at board B-1" in run(line, "report", "B-1", "--attempt", "2", status=1)

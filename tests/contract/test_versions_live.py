@@ -45,7 +45,7 @@ def test_switches_under_load_lose_nothing_and_every_answer_is_of_the_version_it_
             for number in range(SWITCHES):
                 before = answers_of(line, version := (new, old)[number % 2])
                 done = switch(experts, "P", new if version == new else None)
-                assert (done.version, done.heard) == (version, True)
+                assert (done["version"], done["heard"]) == (version, True)
                 line.wait(lambda version=version, before=before: answers_of(line, version) > before)
             line.wait(lambda: account.answered >= IMAGES)
         line.idle()

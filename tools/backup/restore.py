@@ -25,10 +25,9 @@ from experts.durable import sync
 from experts.editions.edition import EditionError
 from experts.editions.folder import EditionFolder
 from experts.people import current_user
-from tools.backup.archive import FORMAT, HEAD, SUMS, AnyHead, Head, Progress, forget_members
-from tools.backup.contents import CONFIG, BackupError
+from tools.backup.archive import CONFIG, FORMAT, HEAD, SUMS, AnyHead, Head, Progress, forget_members
 from tools.backup.gentle import PIECE_BYTES
-from tools.terminal.console import os_errors_end
+from tools.terminal.console import CommandError, os_errors_end
 
 _HEAD_BYTES = 64 * 2**10
 #: A line has a few, such as an empty catalog.
@@ -52,17 +51,17 @@ class Restored:
 def unpack(
     archive: Path, folder: Path, progress: Progress = lambda _what, _done, _total: None, note: str | None = None
 ) -> Restored:
-    """Unpack `archive` whole or not at all; BackupError names a damaged member. The new edition has `note`."""
+    """Unpack `archive` whole or not at all; CommandError names a damaged member. The new edition has `note`."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BackupError(f"{folder} is not an empty folder: name a new one", status=2)
+        raise CommandError(f"{folder} is not an empty folder: name a new one", status=2)
     part = folder.with_name(f".{folder.name}.part")
     with os_errors_end(folder), ExitStack() as stack:
         total = archive.stat().st_size
         make_folder(folder.parent)
         problem = room_problem(folder.parent, total, "the restored line")
         if problem:
-            raise BackupError(problem)
+            raise CommandError(problem)
         if part.exists():
             shutil.rmtree(part)  # left by a restore that was killed
         stack.callback(shutil.rmtree, part, ignore_errors=True)
@@ -80,11 +79,11 @@ def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
     try:
         config = load_config(part / CONFIG, {})
         if not all(file.resolve().is_relative_to(part.resolve()) for file in (config.catalog, config.rules)):
-            raise BackupError(f"{archive}: {CONFIG} leads out of its folder: the archive was altered")
+            raise CommandError(f"{archive}: {CONFIG} leads out of its folder: the archive was altered")
         folder = EditionFolder(config.catalog)
         before = folder.in_force()
         if before is None:
-            raise BackupError(f"{archive} has no edition in force: the archive was altered")
+            raise CommandError(f"{archive} has no edition in force: the archive was altered")
         made = {"number": number, "parent": before.number, "created_at": datetime.now(UTC), "who": current_user()}
         edition = before.model_copy(update={**made, "why": "restore", "note": note, "ends_earlier": False})
         with folder.changing() as writer:
@@ -93,7 +92,7 @@ def _put_in_force(archive: Path, part: Path, number: int, note: str) -> int:
             config.catalog.unlink(missing_ok=True)  # it may name weights that are elsewhere
             writer.follow(config.rules)
     except (ConfigError, EditionError) as error:
-        raise BackupError(f"{archive}: what was in force cannot be put in force again: {error}") from None
+        raise CommandError(f"{archive}: what was in force cannot be put in force again: {error}") from None
     return edition.number
 
 
@@ -130,14 +129,14 @@ class _Unpacking:
             for folder in {(self._part / name).parent for name in self._sums if name != HEAD}:
                 sync(folder)
         except (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-            raise BackupError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
+            raise CommandError(f"{self._archive} is damaged at {self._last}: {error}; take another archive") from error
         return head, len(self._sums)
 
     def _head(self, tar: tarfile.TarFile) -> Head:
-        """Read the versions, which come first; BackupError if this program cannot read the rest."""
+        """Read the versions, which come first; CommandError if this program cannot read the rest."""
         member = tar.next()
         if member is None or member.name != HEAD:
-            raise BackupError(f"{self._archive} is not a backup of a line: expected an archive that begins with {HEAD}")
+            raise CommandError(f"{self._archive} is not a backup of a line: it does not begin with {HEAD}")
         text = self._read(tar, member, _HEAD_BYTES)
         self._sums[HEAD] = sha256(text).hexdigest()
         try:
@@ -151,7 +150,7 @@ class _Unpacking:
             remedy = f"install CoServe {writer} or newer"
             if writer == here:
                 remedy = "a development version made it, and only that version restores it"
-            raise BackupError(
+            raise CommandError(
                 f"{self._archive} was made by CoServe {writer} (format {number}, schema {schema}), and this is"
                 f" {here}: {remedy}"
             )
@@ -162,7 +161,7 @@ class _Unpacking:
         self._last = member.name
         confined = tarfile.data_filter(member, str(self._part))
         if not _is_plain(member) or confined is None or confined.name != member.name or member.name in self._sums:
-            raise BackupError(f"{self._archive}: {member.name} is not a file of a backup: the archive was altered")
+            raise CommandError(f"{self._archive}: {member.name} is not a file of a backup: the archive was altered")
         self._empty += member.size == 0
         if self._empty > _MAX_EMPTY:
             raise ValueError(f"no backup has over {_MAX_EMPTY} empty files")

@@ -28,12 +28,13 @@ from coserve_client import (
 )
 from daemon.errors import ConfigError
 from daemon.units import count_text
-from tools.cli.demo import must_be_a_checkout
 from tools.cli.results import Texts, VerdictOption
+from tools.cli.setup import must_be_a_checkout
 from tools.dataset import Format
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
+    Bars,
     CommandError,
     ConfigOption,
     console,
@@ -49,7 +50,6 @@ from tools.terminal.console import (
 from tools.terminal.names import legal_name
 from tools.terminal.open_line import opened, reading, settings_of
 from tools.terminal.option_values import Commands, shift_option, since_option, time_window, until_option
-from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
     from tools.camera.layout import BoardLayout, PictureFiles, TrainingFolder

@@ -1,7 +1,6 @@
 """`coserve experts …`: where each is resident, its versions, and switching them; `coserve rejudge`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from tools.cli.results import VerdictOption
 from tools.terminal.console import (
     DEFAULT_CONFIG,
     AsJson,
+    Bars,
     ConfigOption,
     ConfigPath,
     as_typed,
@@ -25,9 +25,8 @@ from tools.terminal.console import (
     print_table,
     say,
 )
-from tools.terminal.open_line import ask_daemon, plant_time, settings_of, times_note
+from tools.terminal.open_line import ask_daemon, plant_time, settings_of
 from tools.terminal.option_values import Commands, Discard, Note, shift_option, since_option, time_window, until_option
-from tools.terminal.progress import Bars
 
 if TYPE_CHECKING:
     from tools.experts.line import ExpertsLine
@@ -157,15 +156,13 @@ def put(
 
     line = _line(config)
     version = change.put(line, name, source, note)
-    alone = "there is no catalog beside it: its temperature is taken as 1"
-    warning = alone if change.is_undescribed(source) else None
     if as_json:
-        print_json({"expert": name, "version": version, "note": warning})
+        print_json({"expert": name, "version": version})
         return
     if line.expert(name).version == version:  # the file in the store was damaged or gone
         console.print(f"{name} {version} is in force, and its weights are here again: {as_typed(f'reload {config}')}")
         return
-    console.print(f"{name} {version} is kept as a candidate{f' ({warning})' if warning else ''}")
+    console.print(f"{name} {version} is kept as a candidate")
     console.print(f"next: {as_typed(f'rejudge --expert {name}={version} --config {config}')}")
     console.print(f"then: {as_typed(f'experts promote {name} {version} --config {config}')}")
 
@@ -343,12 +340,12 @@ def threshold(
 def _switch(config: Path, name: str, version: str | None, note: str | None, *, discard: bool, as_json: bool) -> None:
     from tools.experts import change
 
-    switch = change.switch(_line(config), name, version, note, discard=discard)
-    where = f"in edition {switch.edition}"
-    where = f"in force, {where}, which the daemon judges by" if switch.heard else where
-    sentence = f"{name} {switch.version} is {where}; before: {switch.before or 'none'}"
-    warnings = [f"warning: {warning}" for warning in switch.warnings]
-    say(asdict(switch), "\n".join(filter(None, (sentence, switch.shadow, switch.note, *warnings))), as_json=as_json)
+    done = change.switch(_line(config), name, version, note, discard=discard)
+    where = f"in edition {done['edition']}"
+    where = f"in force, {where}, which the daemon judges by" if done["heard"] else where
+    sentence = f"{name} {done['version']} is {where}; before: {done['before'] or 'none'}"
+    warnings = [f"warning: {warning}" for warning in done["warnings"]]
+    say(done, "\n".join(filter(None, (sentence, done["shadow"], done["note"], *warnings))), as_json=as_json)
 
 
 def _print_facts(facts: dict[str, Any], plant: PlantTime) -> None:
@@ -359,13 +356,13 @@ def _print_facts(facts: dict[str, Any], plant: PlantTime) -> None:
         classes = f", classes {', '.join(entry['classes'])}" if entry["classes"] else ""
         console.print(f"{facts['network']}, {entry['input_size']} pixels{classes}")
         if stored := entry["stored"]:
+            sizes = size_text(stored["bytes"]), size_text(stored["slot_bytes"])
             precision = stored["mean_precision"]
-            of_boxes = "" if precision is None else f", mean precision {precision:.4f} of its boxes"
+            labels = f"{stored['same_labels']} of {stored['images']} {stored['on']}"
             console.print(
-                f"stored as {stored['form']}: {size_text(stored['bytes'])} on the disk,"
-                f" {size_text(stored['slot_bytes'])} in memory; at import the same labels as the original on"
-                f" {stored['same_labels']} of {stored['images']} {stored['on']}, confidence within"
-                f" {stored['confidence']:.1e}{of_boxes}"
+                f"stored as {stored['form']}: {sizes[0]} on the disk, {sizes[1]} in memory; at import the same labels"
+                f" as the original on {labels}, confidence within {stored['confidence']:.1e}"
+                + ("" if precision is None else f", mean precision {precision:.4f} of its boxes")
             )
     if serving is None:
         console.print("residency: no daemon runs here, or it does not know this expert")
@@ -387,7 +384,7 @@ def _print_facts(facts: dict[str, Any], plant: PlantTime) -> None:
             console.print(f"{row['version']}, then → in force: {', '.join(row['differs'])}")
     columns = ("at", "what", "version", "before", "by")
     history = [(plant_time(plant, at, "short"), *rest) for at, *rest in _history(facts)]
-    print_table(f"History; {times_note(plant)}", columns, history, unbroken=(*_VERSIONS, "at"))
+    print_table(f"History; times of {plant.timezone}", columns, history, unbroken=(*_VERSIONS, "at"))
     step = ("step", lambda use: f"{use['step']}: {use['name']}")
     print_rows("Rules that use it", facts["rules"], (("board", "board_type"), "components", step, ("how", "judges")))
     if facts["drift"] is None:
@@ -459,7 +456,8 @@ def rejudge(
     Example: coserve rejudge demo/coserve.yaml --expert R0402=5c1e --since 2d --csv changes.csv
     """
     from tools.backup.gentle import step_back
-    from tools.query.rejudge import RejudgeRequest, rejudge_line, write_changes
+    from tools.query.formats import write_csv
+    from tools.query.rejudge import COLUMNS, rejudge_line
     from tools.query.rows import RowFilters
 
     if csv is not None:
@@ -468,18 +466,20 @@ def rejudge(
     since, until = time_window(config, since, until, shift)
     equal = {"component": component, "daemon_verdict": verdict, "lot": lot}
     filters = RowFilters({name: [value] for name, value in equal.items() if value}, since, until)
-    request = RejudgeRequest(rules, tuple(expert or ()), filters, sample)
     with Bars(console=errors, transient=True) as bars:
         task = bars.add_task("judging again", total=None)
         summary, changes = rejudge_line(
             _line(config),
-            request,
+            filters,
+            expert or (),
+            rules=rules,
+            sample=sample,
             threads=threads,
             on_progress=lambda total: bars.update(task, advance=1, total=total),
-            announce=errors.print,
         )
     if csv is not None:
-        write_changes(csv, changes)
+        with csv.open("w", encoding="utf-8", newline="") as file:
+            write_csv(file, COLUMNS, ([change[name] for name in COLUMNS] for change in changes))
     if as_json:
         print_json({**summary, "list": changes})
     else:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -31,13 +31,10 @@ from tools.terminal.console import (
     print_table,
     say,
 )
-from tools.terminal.open_line import ask_daemon, must_be_its_configuration, plant_time, settings_of, times_note
+from tools.terminal.open_line import ask_daemon, must_be_its_configuration, plant_time, settings_of
 from tools.terminal.option_values import Commands, Discard, Note, Now, parsed_size
 
-if TYPE_CHECKING:
-    from experts.editions.folder import EditionFolder
-
-#: Experts, and candidates, that `reload` names.
+#: Experts that `reload` names.
 _LISTED = 5
 
 rules_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Work with routing rules.")
@@ -215,7 +212,6 @@ def reload(
         console.print(f"coserve.yaml has changed: restart the daemon for {', '.join(changed)}")
     for problem in answer.get("settings_problems", ()):
         console.print(f"coserve.yaml cannot be read any more, so the next start would fail: {problem}")
-    _say_what_waits(config, line.folder)
 
 
 def _say_what_lacks(experts: Sequence[str], problems: Sequence[str]) -> None:
@@ -225,21 +221,6 @@ def _say_what_lacks(experts: Sequence[str], problems: Sequence[str]) -> None:
         console.print(f"without usable weights ({len(experts)}): {names}; coserve check says why")
     for problem in problems[:_LISTED]:
         console.print(f"{problem}: images of its expert get `unknown`")
-
-
-def _say_what_waits(config: Path, folder: "EditionFolder") -> None:
-    from experts.editions.edition import EditionError
-    from experts.editions.history import experts_of
-
-    try:
-        experts = experts_of(folder)
-    except EditionError as error:  # it is no part of what came into force
-        console.print(str(error))
-        return
-    waiting = [(name, version) for name, expert in experts.items() for version in expert.waiting]
-    for name, version in waiting[:_LISTED]:
-        then = as_typed(f"experts promote {name} {version} --config {config}")
-        console.print(f"{name} {version} is a candidate and waits: {then}")
 
 
 def rollback(
@@ -278,7 +259,7 @@ def rollback(
             lambda row: "in force" if row["is_in_force"] else None if row["has_weights"] else "its weights are deleted",
         ),
     )
-    print_rows(f"Editions; {times_note(plant)}", list_editions(line), columns, as_json=as_json)
+    print_rows(f"Editions; times of {plant.timezone}", list_editions(line), columns, as_json=as_json)
 
 
 def drain(
@@ -434,18 +415,14 @@ def new(
 
         public, secret = signing.make_signing_pair(folder, name)
         shown = signing.key_id(signing.read_public_key(public))
+        step = f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
     else:
         public, secret = keys.make_key_pair(folder, name)
         shown = keys.fingerprint(keys.read_public_key(public))
-    if sign:
-        next_step = (
-            f"Hand out {public.name}; sign with: coserve export … --sign {secret}, or plant push … --key {secret}"
-        )
-    elif server:
-        next_step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
-    else:
-        next_step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
-    text = f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600\n{next_step}"
+        step = f"Move the secret file to the client, and let it in: coserve keys allow {public} {name}"
+    if server and not sign:
+        step = f"Name the secret file as security.server_key in coserve.yaml; every client needs {public.name}."
+    text = f"{public}: public, fingerprint {shown}\n{secret}: secret, mode 0600\n{step}"
     say({"public": str(public), "secret": str(secret), "fingerprint": shown}, text, as_json=as_json)
 
 

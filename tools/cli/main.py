@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from tools.cli import backup, camera, db, demo, experts, export, line, moe, plant, results, setup, train
+from tools.cli import camera, experts, line, moe, plant, results, setup, stored, train
 from tools.terminal.option_values import Commands
 
 app = typer.Typer(
@@ -26,15 +26,15 @@ _DAILY, _SETUP, _DEVELOPERS = "Every day", "Setting up", "For developers"
 #: Commands, and groups of commands with their names, by panel in the order in which `coserve --help` lists them.
 _COMMANDS: dict[str, tuple[Any, ...]] = {
     _DAILY: (
-        *(line.status, results.results, results.explain, results.review, results.report, export.export),
+        *(line.status, results.results, results.explain, results.review, results.report, stored.export),
         results.changes,
         *(camera.camera, line.reload, line.rollback, line.drain, line.queues, line.pin, line.unload, line.limits),
-        *(backup.backup, ("dataset", camera.dataset_app), ("db", db.db_app), ("experts", experts.experts_app)),
+        *(stored.backup, ("dataset", camera.dataset_app), ("db", stored.db_app), ("experts", experts.experts_app)),
     ),
     _SETUP: (
-        *(demo.demo, setup.init, ("train", train.train_app), train.import_expert, train.learn),
+        *(setup.demo, setup.init, ("train", train.train_app), train.import_expert, train.learn),
         *(("rules", line.rules_app), line.check, setup.doctor),
-        *(line.run, setup.install_service, backup.restore, line.worker),
+        *(line.run, setup.install_service, stored.restore, line.worker),
         *(("keys", line.keys_app), ("plant", plant.plant_app), setup.profile, experts.rejudge, setup.simulate),
     ),
     _DEVELOPERS: (("moe", moe.moe_app),),

@@ -8,7 +8,7 @@ import typer
 
 from daemon.errors import ConfigError
 from daemon.units import count_text, size_text
-from tools.cli.demo import must_be_a_checkout
+from tools.cli.setup import must_be_a_checkout
 from tools.terminal.console import (
     AsJson,
     Column,
@@ -38,12 +38,6 @@ Token = Annotated[
 ]
 _MAX_DAYS = 366 * 5
 _FIELDS = ("release", "problem", "signer", "contents", "bytes", "made_at", "expires_at", "made_by", "line", "note")
-#: Fields that a table shows in another form.
-_SHOWN: dict[str, Column] = {
-    "bytes": ("bytes", lambda row: size_text(row["bytes"])),
-    "made_at": ("made at", lambda row: _day(row["made_at"])),
-    "expires_at": ("expires at", lambda row: _day(row["expires_at"])),
-}
 PlantPath = Annotated[Path, typer.Argument(metavar="PLANT", help="The hub's plant.yaml.", show_default=False)]
 
 
@@ -126,7 +120,7 @@ def push(
     Example: coserve plant push line/coserve.yaml --to /media/stick --key keys/anna.sign_secret
     """
     from daemon.registry.signing import read_signing_key
-    from tools.registry.pack import push as push_release
+    from tools.registry.releases import push as push_release
 
     secret, valid_for_s, target = read_signing_key(key), days * 86400.0, _source_of(to, token)
     manifest = push_release(
@@ -163,8 +157,8 @@ def pull(
     """
     from daemon.registry.manifest import parse_release
     from tools.experts.line import open_line
-    from tools.registry.pull import PullOptions
-    from tools.registry.pull import pull as pull_release
+    from tools.registry.releases import PullOptions
+    from tools.registry.releases import pull as pull_release
 
     name, number = parse_release(release) if "/" in release else (release, None)
     if newest and (number is not None or allow_older):
@@ -205,14 +199,13 @@ def releases(
     source = _source_of(place, token)
     keys = {file: read_public_key(file) for file in signer} if signer else None
     rows = [_row(source, name, number, keys) for name in source.names() for number in source.numbers(name)]
-    columns, more = [_SHOWN.get(name, name) for name in _FIELDS], "--json has all"
+    columns: list[Column] = ["release", "problem", "signer", "contents", ("bytes", lambda row: size_text(row["bytes"]))]
+    columns += [("made at", lambda row: (row["made_at"] or "")[:10] or None)]
+    columns += [("expires at", lambda row: (row["expires_at"] or "")[:10] or None), "made_by", "line", "note"]
+    more = "--json has all"
     print_rows(f"Releases of {place}", rows, columns, as_json=as_json, unbroken=("release",), more=more)
     if any(row["problem"] for row in rows):
         raise SystemExit(1)
-
-
-def _day(time: str | None) -> str | None:
-    return None if time is None else time[:10]
 
 
 def _row(source: "Source", name: str, number: int, keys: dict[Path, Any] | None) -> dict[str, Any]:

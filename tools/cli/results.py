@@ -20,11 +20,11 @@ from tools.terminal.console import (
     print_rows,
     say,
 )
-from tools.terminal.open_line import opened, plant_settings_of, plant_time, settings_of, times_note
+from tools.terminal.open_line import opened, plant_settings_of, plant_time, settings_of
 from tools.terminal.option_values import shift_option, since_option, time_window, until_option
 
 if TYPE_CHECKING:
-    from tools.query.results import RowFormat
+    from tools.query.formats import RowFormat
 
 Texts = list[str] | None
 BoardType = Annotated[str | None, typer.Option("--type", help="Its board type, where several have this serial.")]
@@ -122,9 +122,9 @@ def results(
 
     Example: coserve results --verdict fail --since today --limit 20 --config demo/coserve.yaml
     """
+    from tools.query.formats import DEFAULT_LIMIT, print_or_write
     from tools.query.plant_rows import PLANT_BOARDS, PLANT_IMAGES
     from tools.query.reading import ResultsQuery
-    from tools.query.results import DEFAULT_LIMIT, print_or_write
     from tools.query.rows import BOARDS, IMAGES, STAGES, RowFilters
 
     if boards and stages:
@@ -345,7 +345,7 @@ def _print_waiting(rows: list[dict[str, Any]], limit: int, plant: PlantTime, *, 
         ("since", lambda row: plant_time(plant, row["completed_at"], "short")),
         *("component", ("board", "board_type"), "lot", ("picture", "image_path")),
     )
-    title, unbroken = f"Waiting for a decision; {times_note(plant)}", ("id", "line says", "since")
+    title, unbroken = f"Waiting for a decision; times of {plant.timezone}", ("id", "line says", "since")
     print_rows(title, rows[:limit], columns, as_json=as_json, unbroken=unbroken, more="--json has them")
     if len(rows) > limit and not as_json:
         console.print(f"and more: --limit {limit * 2}")
@@ -383,7 +383,7 @@ def changes(
     at = ("at", lambda row: plant_time(plant, row["at"], "short"))
     columns = (at, "who", "what", "subject", ("old → new: note", _old_and_new))
     shown = rows if as_json else rows[:_SHOWN]
-    print_rows(f"Changes; {times_note(plant)}", shown, columns, as_json=as_json, unbroken=("at", "what"))
+    print_rows(f"Changes; times of {plant.timezone}", shown, columns, as_json=as_json, unbroken=("at", "what"))
     if len(rows) > len(shown):
         console.print(f"The newest {_SHOWN}; --until shows earlier ones, --json all")
 

@@ -1,7 +1,8 @@
-"""Commands before a line runs: init, doctor, install-service, profile, simulate."""
+"""Commands before a line runs: demo, init, doctor, install-service, profile, simulate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -27,9 +28,9 @@ from tools.terminal.console import (
     need_folder,
     print_json,
     print_table,
+    share_bar,
 )
 from tools.terminal.option_values import must_be_policies, parsed_size
-from tools.terminal.progress import share_bar
 
 if TYPE_CHECKING:
     from tools.profile.run import DeviceProfile, MeasuredProfile
@@ -37,6 +38,37 @@ if TYPE_CHECKING:
     from tools.simulate.world import SimulatedMachine, Task
 
 _SIGNS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "wrong": ("✗", "red")}
+
+
+def must_be_a_checkout() -> None:
+    """End the command where rendered boards are not there: they come with the repository, not with a wheel."""
+    if find_spec("tools.demo") is None:
+        fail("rendered boards come with CoServe's repository, not with an installed line: clone it, `make demo`", 2)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--dir", help="Where the line is made.")] = Path("demo"),
+    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Make the line, do not run it.")] = False,
+    boards: Annotated[int, typer.Option(min=1, help="Boards that the camera shows.")] = 20,
+    seed: Annotated[int, typer.Option(help="Which boards: another seed, other boards.")] = 7,
+    train: Annotated[bool, typer.Option("--train", help="Make the experts again in DIR/experts: hours.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Judge 400 boards with the line in DIR: minutes.")] = False,
+) -> None:
+    """Make a small line (rendered boards, trained experts, rules), run it, and show verdicts beside the truth.
+
+    Example: coserve demo --dir demo
+    """
+    must_be_a_checkout()
+    from tools.demo.run import run_demo
+    from tools.query.formats import clean_up_on_signals
+
+    clean_up_on_signals()
+    if train or measure:
+        from tools.demo import recipe
+
+        (recipe.train if train else recipe.measure_line)(folder)
+    else:
+        raise SystemExit(run_demo(folder, prepare_only=prepare_only, boards=boards, seed=seed))
 
 
 def init(
@@ -266,10 +298,7 @@ def _as_figures(measured: "MeasuredProfile") -> dict[str, Any]:
     document = as_document(measured)
     for figures in measured.devices:
         entry = document["devices"][figures.device]
-        entry["pairs"] = [
-            {"executors": pair.executors, "threads": pair.threads, "images_per_s": pair.images_per_s}
-            for pair in figures.pairs
-        ]
+        entry["pairs"] = [asdict(pair) for pair in figures.pairs]
         for cost in figures.costs:
             entry["architectures"][str(cost.row.architecture)]["latencies_s"] = dict(cost.latencies_s)
         entry["search"] = figures.split and asdict(figures.split)
@@ -294,19 +323,10 @@ def _print_device(figures: "DeviceProfile") -> None:
     print_table(f"{figures.device}: a batch of n takes K·n + B", columns, rows)
     if figures.split is None:
         return
-    tried = ", ".join(f"{pair.executors} × {pair.threads}: {pair.images_per_s:.1f}" for pair in figures.pairs)
     console.print(
-        f"{figures.device}: executors × threads, images/s: {tried};"
-        f" kept {figures.chosen.executors} × {figures.chosen.threads}"
-    )
-    split, rates = figures.split, figures.split.images_per_s
-    console.print(
-        f"{figures.device}: {size_text(figures.expert_bytes)} for experts (the {split.experts} most used),"
-        f" {size_text(figures.batches_bytes)} for batches"
-    )
-    console.print(
-        f"{figures.device}: simulated images/s: {rates[split.experts]:.1f}; with full batches first ({split.limited}"
-        f" experts) {rates[split.limited]:.1f}, with all that fit ({split.most}) {rates[split.most]:.1f}"
+        f"{figures.device}: {figures.chosen.executors} executors × {figures.chosen.threads} threads are fastest;"
+        f" {size_text(figures.expert_bytes)} for experts (the {figures.split.experts} most used),"
+        f" {size_text(figures.batches_bytes)} for batches (--json has what was tried)"
     )
 
 

@@ -21,9 +21,9 @@ from tools.terminal.console import (
     need_folder,
     print_json,
     print_table,
+    share_bar,
 )
 from tools.terminal.option_values import Commands, must_be_one_of, since_option, time_window
-from tools.terminal.progress import share_bar
 from tools.training import architecture_of
 
 if TYPE_CHECKING:
@@ -186,13 +186,13 @@ def train_backbone(
     with share_bar(f"training {name}") as on_share:
         report = train_backbone(folders or [], out, name=name, plan=plan, on_progress=on_share)
     if as_json:
-        print_json(asdict(report) | {"file": str(report.file), "network": str(report.network)})
+        print_json(report)
         return
-    learned = f"from {count_text(report.pictures, 'image')} of {report.classes} labels" if folders else f"from {start}"
+    pictures = count_text(report["pictures"], "image")
+    learned = f"from {pictures} of {report['classes']} labels" if folders else f"from {start}"
     console.print(
-        f"backbone {report.backbone} {report.version} {learned}: {report.file}\nnow train experts on it:"
-        f" coserve train classifier FOLDER --out {out}",
-        markup=False,
+        f"backbone {name} {report['version']} {learned}: {report['file']}\nnow train experts on it:"
+        f" coserve train classifier FOLDER --out {out}"
     )
 
 

@@ -12,8 +12,9 @@ from unicodedata import normalize
 from daemon.units import count_text
 from experts.errors import ImageError
 from tools.dataset import Format
-from tools.dataset.write import DatasetError, LabelledBox, Picture, read_picture
+from tools.dataset.write import LabelledBox, Picture, read_picture
 from tools.pictures import find_pictures, left_out_lines
+from tools.terminal.console import CommandError
 from tools.terminal.names import file_name, legal_name, read_text
 from tools.training import class_names
 from tools.training.labelled import UNSORTED, board_of, find_brought, read_yolo_data, refuse_turned, some
@@ -36,7 +37,7 @@ def read_dataset(
 
     For `folders`, `file` is the folder itself; for `yolo`, pictures lie anywhere in the folder of `data.yaml`. Boxes
     that a program proposed count as drawn: a person has looked at the data set. `say` tells that person what was left
-    out. Raises DatasetError.
+    out. Raises CommandError.
     """
     default = {"folders": file, "yolo": file.parent}.get(form, file.parent / "images")
     folder, pictures = images or default, list[Picture]()
@@ -46,7 +47,7 @@ def read_dataset(
             pictures.append(_picture(folder, named))
     except _MISTAKES as error:
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise DatasetError(f"{file}: not in the format {form}, at picture {len(pictures) + 1}: {text}") from error
+        raise CommandError(f"{file}: not in the format {form}, at picture {len(pictures) + 1}: {text}") from error
     return pictures
 
 
@@ -101,7 +102,7 @@ def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
     text = read_text(file)
     data = None if text.lstrip().startswith("<") else json.loads(text)
     if not isinstance(data, dict) or "annotations" not in data:
-        raise DatasetError(f"{file}: {_OWN_FORMATS} (menus: docs/experts.md)")
+        raise CommandError(f"{file}: {_OWN_FORMATS} (menus: docs/experts.md)")
     names = _category_names(file, data)
     boxes: dict[Any, list[LabelledBox]] = {each["id"]: [] for each in data["images"]}
     files = {each["id"]: str(each["file_name"]) for each in data["images"]}

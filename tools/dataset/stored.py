@@ -13,8 +13,9 @@ from daemon.storage.database.schema import detections, inspections, stages
 from experts.catalog import Catalog
 from experts.spec import ExpertId
 from routing_rules.routes import ClassifierStep, Routes, taught_label
-from tools.dataset.write import DatasetError, LabelledBox, Picture, file_name
+from tools.dataset.write import LabelledBox, Picture, file_name
 from tools.query.rows import IMAGES, RowFilters
+from tools.terminal.console import CommandError
 
 _COLUMNS = (
     *("inspection_id", "board_type", "serial", "component", "image_path"),
@@ -39,7 +40,7 @@ def read_pictures(
 ) -> list[Picture]:
     """Return the kept pictures that match: only decided ones if `reviewed`, only with an answer less sure than `below`.
 
-    Boxes are those that a person drew with the newest decision, else the detector's, with scores. Raises DatasetError
+    Boxes are those that a person drew with the newest decision, else the detector's, with scores. Raises CommandError
     for more than `limit`.
     """
     number = inspections.c.inspection_id
@@ -56,7 +57,7 @@ def read_pictures(
         count = connection.execute(chosen.with_only_columns(func.count())).scalar_one()
         if count > limit:
             fewer = "choose fewer (--lot, --since, --component, --reviewed …) or raise --limit"
-            raise DatasetError(f"{count} pictures match, and --limit is {limit}: {fewer}")
+            raise CommandError(f"{count} pictures match, and --limit is {limit}: {fewer}")
         numbers = connection.execute(chosen.order_by(number)).scalars().all()
         for start in range(0, len(numbers), _IDS_PER_QUERY):
             ids = numbers[start : start + _IDS_PER_QUERY]

@@ -22,10 +22,6 @@ from tools.terminal.new_files import unfinished_folder
 from tools.training.labelled import UNSORTED
 
 
-class DatasetError(CommandError):
-    """The data set cannot be written or read; the text names the file and the place in it, and what to do."""
-
-
 class LabelledBox(NamedTuple):
     """A box in pixels; `score` is its detector's confidence, None if a person drew it."""
 
@@ -65,7 +61,7 @@ Counts = Counter[tuple[str, str]]
 
 
 def write_dataset(pictures: Sequence[Picture], form: Format, out: Path) -> tuple[Counts, Counter[str]]:
-    """Write the new or empty folder `out`, whole or not at all. Raises DatasetError.
+    """Write the new or empty folder `out`, whole or not at all. Raises CommandError.
 
     Return the numbers of pictures by component and label, and of those left out by reason.
     """
@@ -90,14 +86,14 @@ def write_dataset(pictures: Sequence[Picture], form: Format, out: Path) -> tuple
                 continue
             place = _place(picture, form, "val" if picture.board in held_out else "train")
             if place in written:
-                raise DatasetError(f"{picture.file}: another picture is {place} already: rename one of them")
+                raise CommandError(f"{picture.file}: another picture is {place} already: rename one of them")
             target = part / f"{place}{suffix}"
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
             name = target.relative_to(part).as_posix().removeprefix("images/")
             written[place] = picture._replace(boxes=boxes, name=name, width=width, height=height)
         if not written:
-            raise DatasetError("; ".join(["there is no picture to write: choose others", *left_out]))
+            raise CommandError("; ".join(["there is no picture to write: choose others", *left_out]))
         classes = sorted({box.label for picture in written.values() for box in picture.boxes or ()})
         for name, text in _WRITERS[form](list(written.values()), classes).items() if form in _WRITERS else ():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +138,7 @@ def _place(picture: Picture, form: Format, side: str) -> PurePosixPath:
 
 def _yolo(pictures: Sequence[Picture], classes: Sequence[str]) -> dict[str, str]:
     if not classes or len({each.name.split("/")[0] for each in pictures}) < 2:
-        raise DatasetError("YOLO needs boxes, and pictures of two boards, one of them to validate on: choose more")
+        raise CommandError("YOLO needs boxes, and pictures of two boards, one of them to validate on: choose more")
     data = {"train": "images/train", "val": "images/val", "names": dict(enumerate(classes))}
     files = {"data.yaml": yaml.safe_dump(data, sort_keys=False, allow_unicode=True)}
     for each in pictures:

@@ -8,7 +8,7 @@ from experts.spec import Answer, ExpertSpec, resident_in
 from experts.vision.preprocess import Image, Prepared, fit
 from experts.vision.slot import SlotPool
 from routing_rules.routes import Guard, Judgement, Routes, VerdictName, guarded
-from tools.query.rejudge_run import judge_images
+from tools.query.rejudge import judge_images
 
 OnAnswer = Callable[[str, Answer], None]
 

@@ -21,7 +21,7 @@ from daemon.storage.database.reviews import WaitingFilter
 from tools.camera.render import render_board
 from tools.camera.render.images import FIRST_SEED, images_of, new_prefix
 from tools.demo.line import make_line
-from tools.query.review import DecisionError, decide, waiting_images
+from tools.query.review import decide, waiting_images
 from tools.setup.service import Service, ServiceError
 from tools.terminal.console import CommandError, as_typed, console
 
@@ -104,7 +104,7 @@ def _run_boards(cameras: dict[Path, Publisher], port: int) -> None:
                 if truth := truths.get((config, image["serial"])):
                     verdict = "pass" if truth[image["designator"]] == "ok" else "fail"
                     about = {"inspection_id": image["inspection_id"], "verdict": verdict, "reviewer": "demo"}
-                    with suppress(DecisionError):  # a person was faster, or the line is too busy: next time
+                    with suppress(CommandError):  # a person was faster, or the line is too busy: next time
                         decide(config, settings, about)
         if is_shared:
             console.print(f"{serial} goes through all lines: http://127.0.0.1:{port}/serial/{_PRODUCT}/{serial}")

@@ -21,8 +21,7 @@ from tools.camera.render import PartPlacement, RenderedBoard, board_types, rende
 from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.line import describe_line, make_line
 from tools.setup.service import Service
-from tools.terminal.console import CommandError, as_typed, console, print_table
-from tools.terminal.progress import Bars
+from tools.terminal.console import Bars, CommandError, as_typed, console, print_table
 
 SOURCE = "demo-camera"
 _BOARD = """

@@ -3,14 +3,12 @@
 A version that the line cannot use is refused: missing labels, too little memory, a damaged file.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from daemon.line.making import Draft, Made, draft_of
 from daemon.wire.control import ControlError
@@ -18,50 +16,35 @@ from experts.catalog import CatalogEntry, CatalogError, CatalogFile, read_catalo
 from experts.editions.candidates import Shadow, read_candidates, write_candidates
 from experts.editions.edition import Edition, EditionError
 from experts.editions.history import Expert, experts_of, keep_candidates, past, waiting_weights
-from experts.errors import ExpertError, WeightsError
-from experts.spec import ExpertId, ExpertSpec
+from experts.errors import ExpertError
+from experts.spec import ExpertId
+from experts.vision.preprocess import fit
 from experts.vision.slot import SlotPool
-from experts.weights import file_sha256, read_header
 from tools.experts.line import NO_DAEMON, ExpertsLine, entries_in_force, put_first_in_force
 from tools.experts.look import describe_shadow
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSwitch:
-    """A version that an edition put in force. `heard`: a daemon judges by it. `shadow`: what it lacked in shadow."""
-
-    expert: str
-    version: str
-    before: str | None
-    edition: int
-    heard: bool
-    note: str | None
-    shadow: str | None = None
-    warnings: Sequence[str] = ()
+from tools.experts.measure import answers_of
 
 
 def find_candidate(name: str, source: Path) -> CatalogEntry:
     """Return the entry for `name` in a folder that training or import wrote, or that of one weights file there.
 
-    A weights file that no catalog names gets one from its header (`is_undescribed`). Its paths are absolute. Raises
-    EditionError.
+    Its paths are absolute. Raises EditionError.
     """
     if not source.exists():
         raise EditionError(f"{source}: there is no such file or folder")
     folder = source if source.is_dir() else source.parent
-    if is_undescribed(source):
-        return _entry_of(source).moved_from(folder)
-    entries = _entries(source)
+    try:
+        entries = read_catalog(folder / "catalog.yaml")
+    except CatalogError as error:
+        raise EditionError(str(error)) from None
+    if source.is_file():
+        entries = {key: each for key, each in entries.items() if (folder / each.file).resolve() == source.resolve()}
     if not entries:
-        raise EditionError(f"{source}: holds no catalog.yaml such as `coserve train` and `coserve import` write")
+        where = source if source.is_dir() else f"{folder}: for {source.name} it"
+        raise EditionError(f"{where} holds no catalog.yaml such as `coserve train` and `coserve import` write")
     if source.is_dir() and name not in entries and len(entries) > 1:
         raise EditionError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
     return (entries.get(name) or next(iter(entries.values()))).moved_from(folder)
-
-
-def is_undescribed(source: Path) -> bool:
-    """Return True for a weights file that no catalog beside it names: its temperature is taken as 1."""
-    return source.is_file() and not _entries(source)
 
 
 def put(line: ExpertsLine, name: str, source: Path, note: str | None = None, origin: str | None = None) -> str:
@@ -84,8 +67,11 @@ def _must_have_none(problems: Sequence[str]) -> None:
 
 def switch(
     line: ExpertsLine, name: str, requested: str | None, note: str | None = None, *, discard: bool = False
-) -> VersionSwitch:
-    """Put the version `requested` in force, without one the version before. Raises EditionError, ConfigError."""
+) -> dict[str, Any]:
+    """Put the version `requested` in force, without one the version before. Raises EditionError, ConfigError.
+
+    Of what is returned, `heard` says that a daemon judges by it, `shadow` what it lacked in shadow.
+    """
     put_first_in_force(line)
     known = line.expert(name)
     in_shadow = known.shadow and known.shadow.version
@@ -104,12 +90,11 @@ def switch(
 
     made = line.make_edition(build, discard=discard)
     switches = [step for step in experts_of(line.folder)[name].steps if step.did == made.edition.why]
-    last, heard = switches[-1], made.adopted is not None
+    last, heard, routes = switches[-1], made.adopted is not None, line.in_force()[1]
+    done = {"expert": name, "version": last.version, "before": last.before, "edition": made.edition.number}
     lacks = None if shadow is None or shadow["holds"] else f"its shadow {shadow['sentence']}"
-    number, no_daemon = made.edition.number, None if heard else NO_DAEMON
-    routes = line.in_force()[1]
     warnings = routes.warnings if routes and requested else ()
-    return VersionSwitch(name, last.version, last.before, number, heard, no_daemon, lacks, warnings)
+    return done | {"heard": heard, "note": None if heard else NO_DAEMON, "shadow": lacks, "warnings": [*warnings]}
 
 
 def roll_back(line: ExpertsLine, number: int, note: str | None = None, *, discard: bool = False) -> Made:
@@ -212,34 +197,6 @@ def _needed_editions(line: ExpertsLine, keep: int) -> tuple[set[int], set[int]]:
     return named, newest | ({*is_open, served} & {*folder.numbers()})
 
 
-def _entries(source: Path) -> dict[str, CatalogEntry]:
-    """Return the entries of the catalog in a folder, or those of one weights file in the catalog beside it."""
-    folder = source if source.is_dir() else source.parent
-    try:
-        entries = read_catalog(folder / "catalog.yaml")
-    except CatalogError as error:
-        raise EditionError(str(error)) from None
-    is_meant = lambda each: source.is_dir() or (folder / each.file).resolve() == source.resolve()  # noqa: E731
-    return {name: each for name, each in entries.items() if is_meant(each)}
-
-
-def _entry_of(weights: Path) -> CatalogEntry:
-    try:
-        header = dict(read_header(weights).metadata)
-        fields: dict[str, Any] = {key: header.get(key) for key in ("architecture", "input_size", "normalisation")}
-        classes = json.loads(header.get("classes", "[]"))
-        if str(fields["normalisation"]).startswith("{"):
-            fields["normalisation"] = json.loads(header["normalisation"])
-        return CatalogEntry.model_validate(
-            {**fields, "file": weights.name, "classes": classes, "sha256": file_sha256(weights)}, strict=False
-        )
-    except (WeightsError, OSError) as error:
-        raise EditionError(str(error)) from None
-    except ValidationError as error:
-        count = error.error_count()
-        raise EditionError(f"{weights}: its header lacks {count} fields of an entry: name its folder") from None
-
-
 def verify_versions(line: ExpertsLine, names: Sequence[str], *, forward: bool) -> list[dict[str, Any]]:
     """Return a row for each version of `names`, or of all experts, with its file and its problems."""
     experts = [line.expert(name) for name in names] if names else list(line.experts().values())
@@ -266,23 +223,14 @@ def entry_problems(name: str, entry: CatalogEntry, root: Path, *, forward: bool 
         pool.load(spec.resident)
         if spec.backbone is not None:
             pool.slot(spec.backbone.expert).layout.heads.get(spec, spec.backbone)
-        if forward:
-            _run(pool, spec)
+        if forward and spec.classes:
+            noise = np.random.default_rng(7).integers(0, 255, (2, 96, 128, 3), np.uint8)
+            answers_of(spec, [fit(image, spec.task, spec.input_size) for image in noise])
     except ExpertError as error:
         return [_with_file(spec.file, error.message, error.message)]
     except (RuntimeError, MemoryError) as error:
         return [f"{spec.file}: cannot be run: {str(error).splitlines()[0]}"]
     return []
-
-
-def _run(pool: SlotPool, spec: ExpertSpec) -> None:
-    from experts.vision.infer import infer
-    from experts.vision.preprocess import fit
-
-    noise = np.random.default_rng(7).integers(0, 255, (2, 96, 128, 3), np.uint8)
-    if spec.classes:
-        images = [fit(image, spec.task, spec.input_size) for image in noise]
-        infer(pool.slot(spec.resident.expert), images, spec)
 
 
 def _with_file(file: Path, text: str, message: str) -> str:

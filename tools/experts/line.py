@@ -21,6 +21,7 @@ from experts.editions.edition import Edition, EditionError
 from experts.editions.folder import EditionFolder
 from experts.editions.history import Expert, experts_of
 from experts.people import current_user
+from experts.spec import ExpertId, ExpertSpec
 from routing_rules.compile import RulesError, compile_rules
 from routing_rules.load import read_yaml_text
 from routing_rules.routes import Routes
@@ -61,6 +62,16 @@ class ExpertsLine:
         if name not in experts:
             raise EditionError(f"there is no expert {name}; there are {', '.join(experts) or 'none'}")
         return experts[name]
+
+    def spec(self, name: str) -> ExpertSpec:
+        """Return the version in force as the daemon has it. Raises EditionError."""
+        entry = self.expert(name).in_force
+        if entry is None:
+            raise EditionError(f"{name} has no version in force: coserve experts promote")
+        catalog, problems = self.catalog({name: entry})
+        if problems:
+            raise EditionError(problems[0])
+        return catalog[ExpertId(name)]
 
     def catalog(self, entries: Mapping[str, CatalogEntry], *, elsewhere: bool = False) -> tuple[Catalog, list[str]]:
         """Return specs of `entries` as the daemon would have them, and problems.

@@ -29,6 +29,11 @@ from tools.experts.line import ExpertsLine
 _CallCounts = dict[VersionKey, ExpertCalls]
 #: `other settings`: the weights are in force or kept, but not with the settings in question.
 Standing = Literal["in force", "kept", "other settings", "gone", "not known"]
+_STANDING = {
+    "kept": "it is kept beside the catalog",
+    "other settings": "its weights are here, but not with these settings",
+    "gone": "these weights are deleted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +69,16 @@ class CatalogVersions:
         return setting_changes(settings, today) if settings is not None and today is not None else []
 
     def in_words(self, expert: str, version: str, settings: str | None) -> str:
-        row = self.experts.get(expert)
+        standing, row = self.standing(expert, version, settings), self.experts.get(expert)
+        if self.problem is not None:
+            return f"the catalog cannot be read now ({self.problem})"
+        if standing == "in force":
+            same = "with the same settings" if settings is not None else "but its settings then are not known"
+            return f"it is in force today, {same}"
         in_force = f"in force today is {row.version or 'none'}" if row else "the catalog has no such expert any more"
         changes = ", ".join(map(str, self.differing(expert, settings)))
         others = f" with other settings (then → today): {changes}" if changes else ""
-        match self.standing(expert, version, settings):
-            case "in force":
-                same = "with the same settings" if settings is not None else "but its settings then are not known"
-                return f"it is in force today, {same}"
-            case "not known":
-                return f"the catalog cannot be read now ({self.problem})"
-            case "kept":
-                return f"it is kept beside the catalog; {in_force}{others}"
-            case "other settings" if row is not None and weights_of(row.version or "") == version:
-                return f"its weights are in force today{others}"
-            case "other settings":
-                return f"its weights are kept, but not its settings; {in_force}{others}"
-            case _:
-                return f"these weights are deleted; {in_force}{others}"
+        return f"{_STANDING[standing]}; {in_force}{others}"
 
 
 def _is_same(settings: str, today: str | None) -> bool:

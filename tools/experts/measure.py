@@ -12,7 +12,7 @@ from experts.catalog import Confidences
 from experts.drift import histograms
 from experts.editions.edition import Edition, EditionError
 from experts.errors import ImageError
-from experts.spec import Answer, ExpertId, ExpertSpec
+from experts.spec import Answer, ExpertSpec
 from experts.vision.infer import infer
 from experts.vision.preprocess import Image, Prepared, decode, fit
 from experts.vision.slot import loaded_slot
@@ -33,11 +33,7 @@ def measure_in_force(line: ExpertsLine, name: str, images: Path, *, discard: boo
     if not images.is_dir():
         raise CommandError(f"no folder {images}: name one with images of {name}")
     put_first_in_force(line)
-    in_force = line.expert(name).in_force
-    catalog, problems = line.catalog({name: in_force} if in_force is not None else {})
-    spec = catalog.get(ExpertId(name))
-    if spec is None or problems:
-        raise CommandError(problems[0] if problems else f"{name} has no version in force")
+    spec, in_force = line.spec(name), line.expert(name).in_force
     confidences = confidences_of(spec, images)
 
     def build(before: Edition | None) -> Draft:

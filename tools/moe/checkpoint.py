@@ -12,8 +12,7 @@ from experts.moe.model.mode import FitProgress
 from experts.moe.model.runtime import MoeRuntime
 from experts.moe.modes import open_mode
 from experts.moe.weights.checkpoint import read_checkpoint
-from tools.terminal.console import console
-from tools.terminal.progress import Bars
+from tools.terminal.console import Bars, console
 
 
 def open_runtime(checkpoint: Path, mode: str, *, share: float = 1.0) -> MoeRuntime:

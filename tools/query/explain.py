@@ -42,7 +42,8 @@ class _Explanation:
     """One image's rows and what the rules make of them, as a document and in words."""
 
     def __init__(self, settings: Config, record: InspectionRecord) -> None:
-        self.record, self._rules = record, StoredRules.of_record(record)
+        self.record = record
+        self._rules = StoredRules.of(record.inspection["rules_version"], (record.rules or {}).get("text"))
         self.retraced = retrace(record, self._rules, settings.images)
         self._today = CatalogVersions.from_catalog(settings.catalog)
         self._at = partial(plant_time, settings.plant.clock())

@@ -34,7 +34,7 @@ from daemon.storage.database.schema import (
     stages,
     stream_position,
 )
-from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind, UnknownColumnError
+from tools.query.rows import BOARDS, IMAGES, RowFilters, RowKind
 from tools.terminal.console import CommandError
 
 BATCH_ROWS = 5000
@@ -48,10 +48,6 @@ _LISTED = "`coserve results --boards` lists those that closed last"
 
 Row = Mapping[str, Any]
 Batch = Sequence[Sequence[Any]]
-
-
-class UnknownInspectionError(CommandError):
-    """The inspection or board does not exist; the text says how else to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +66,15 @@ class ResultsQuery:
         return None if self.order in {"newest", "oldest"} else self.order.partition(":")[0]
 
     def validate(self) -> None:
-        """Raise UnknownColumnError for columns that these rows lack, and for an order that needs a limit."""
+        """Raise CommandError for columns that these rows lack, and for an order that needs a limit."""
         self.filters.conditions(self.rows)
         names = [*self.columns, *([self.sort_column] if self.sort_column else [])]
         unknown = [name for name in names if name not in self.rows.columns]
         if unknown or self.order.partition(":")[2] not in {"", "asc", "desc"}:
             problem = f"no column {', '.join(unknown)}" if unknown else f"no order {self.order}"
-            raise UnknownColumnError(f"{problem}: {self.rows.name} have {', '.join(self.rows.columns)}")
+            raise CommandError(f"{problem}: {self.rows.name} have {', '.join(self.rows.columns)}", status=2)
         if self.sort_column and (self.limit is None or self.limit > MAX_SORTED_ROWS):
-            raise UnknownColumnError(f"--order {self.order} needs a --limit of at most {MAX_SORTED_ROWS}")
+            raise CommandError(f"--order {self.order} needs a --limit of at most {MAX_SORTED_ROWS}", status=2)
 
 
 def read_batches(engine: Engine, query: ResultsQuery) -> Iterator[Batch]:
@@ -228,7 +224,7 @@ class InspectionRecord(JudgedImage):
 
 
 def read_inspection(engine: Engine, name: InspectionName) -> InspectionRecord:
-    """Read an inspection in one transaction. Raises UnknownInspectionError."""
+    """Read an inspection in one transaction. Raises CommandError."""
     with engine.connect() as connection:
         number, *others = _find_inspections(connection, name)
         (inspection,) = _rows(connection, inspections, inspections.c.inspection_id == number)
@@ -287,12 +283,12 @@ def _find_inspections(connection: Connection, inspection: InspectionName) -> lis
     if matches:
         return matches
     if designator is None and connection.execute(select(boards.c.board_id).where(has_serial(name))).first():
-        raise UnknownInspectionError(
+        raise CommandError(
             f"{name} is a board, not an image: name the part too, such as `coserve explain {name} R1`"
             f" (`coserve results --serial {name}` lists its parts)"
         )
     shown = name if designator is None else f"{name} {designator}"
-    raise UnknownInspectionError(
+    raise CommandError(
         f"no inspection {shown} in the results: name its inspection_id, SOURCE/IMAGE_ID, or SERIAL DESIGNATOR"
         " (`coserve results --columns inspection_id,serial,designator` lists them)"
     )
@@ -311,7 +307,7 @@ def _find_by_place(connection: Connection, inspection: InspectionName) -> list[i
     rows = connection.execute(query).all()
     types = sorted({row.board_type for row in rows})
     if len(types) > 1:
-        raise UnknownInspectionError(f"several board types have the serial {serial}: add --type {' or '.join(types)}")
+        raise CommandError(f"several board types have the serial {serial}: add --type {' or '.join(types)}")
     return [row.inspection_id for row in rows]
 
 
@@ -332,12 +328,12 @@ class AttemptRecord:
 
 
 def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: int | None) -> AttemptRecord:
-    """Read the attempt, or the newest, in one transaction. Raises UnknownInspectionError."""
+    """Read the attempt, or the newest, in one transaction. Raises CommandError."""
     with engine.connect() as connection:
         attempts = _attempts(connection, serial, board_type)
         matches = [row for row in attempts if attempt in (None, row["attempt"])]
         if not matches:
-            raise UnknownInspectionError(f"no attempt {attempt} at board {serial} in the results: {_LISTED}")
+            raise CommandError(f"no attempt {attempt} at board {serial} in the results: {_LISTED}")
         board = matches[-1]
         on_board = inspections.c.board_id == board["board_id"]
         columns = IMAGES.columns
@@ -369,15 +365,15 @@ def read_attempt(engine: Engine, serial: str, board_type: str | None, attempt: i
 
 
 def _attempts(connection: Connection, serial: str, board_type: str | None) -> list[dict[str, Any]]:
-    """Return all attempts at a board, oldest first. Raises UnknownInspectionError for none, or several boards."""
+    """Return all attempts at a board, oldest first. Raises CommandError for none, or several boards."""
     of_type = [boards.c.board_type == board_type] if board_type is not None else []
     attempts = _rows(connection, boards, and_(has_serial(serial), *of_type))
     types = sorted({row["board_type"] for row in attempts})
     if len(types) > 1:
         message = f"serial {serial} is on boards of several types: name one with --type ({', '.join(types)})"
-        raise UnknownInspectionError(message, status=2)
+        raise CommandError(message, status=2)
     if not attempts:
-        raise UnknownInspectionError(f"no board with serial {serial} in the results: {_LISTED}")
+        raise CommandError(f"no board with serial {serial} in the results: {_LISTED}")
     return attempts
 
 
@@ -444,7 +440,7 @@ def is_defect_used(connection: Connection, code: str) -> bool:
 
 
 def newest_attempt(connection: Connection, serial: str, board_type: str | None = None) -> int:
-    """Return its `board_id`. Raises UnknownInspectionError."""
+    """Return its `board_id`. Raises CommandError."""
     return _attempts(connection, serial, board_type)[-1]["board_id"]
 
 

@@ -13,7 +13,7 @@ from routing_rules.compile import RulesError, compile_rules
 from routing_rules.document import Document, read_yaml_text
 from routing_rules.reasons import JudgedAnswer, StoredAnswer, judge_chain
 from routing_rules.routes import DetectorStep, Routes, Step, VerdictName, chain, guarded
-from tools.query.reading import InspectionRecord, JudgedImage, Row
+from tools.query.reading import JudgedImage, Row
 
 #: Width and height in pixels.
 PictureSize = tuple[int, int]
@@ -56,11 +56,6 @@ class StoredRules:
             return StoredRules(document, compile_rules(document))
         except RulesError as error:
             return StoredRules(gap=f"this version of CoServe cannot read those rules any more: {error.problems[0]}")
-
-    @staticmethod
-    def of_record(record: InspectionRecord) -> "StoredRules":
-        text = None if record.rules is None else record.rules["text"]
-        return StoredRules.of(record.inspection["rules_version"], text)
 
     def first_step(self, record: JudgedImage) -> Step | None:
         if self.routes is None:

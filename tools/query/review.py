@@ -31,10 +31,6 @@ _WAIT_S = 10.0
 _MAX_DIGITS = 18
 
 
-class DecisionError(CommandError):
-    """Nothing was written; the text says why."""
-
-
 def waiting_images(settings: Config, limit: int, which: WaitingFilter | None = None) -> list[dict[str, Any]]:
     query = waiting(which).limit(limit)
     return _in_database(settings, lambda connection: [dict(row) for row in connection.execute(query).mappings()])
@@ -43,7 +39,7 @@ def waiting_images(settings: Config, limit: int, which: WaitingFilter | None = N
 def find_board(settings: Config, name: str, board_type: str | None) -> int:
     """Return `name` if it is a board_id, else that of the newest attempt at the board with this serial.
 
-    Raises DecisionError if it is the board_id of one board and the serial of another, UnknownInspectionError if none.
+    Raises CommandError if it is the board_id of one board and the serial of another, or none.
     """
     number = int(name) if name.isdecimal() and board_type is None and len(name) <= _MAX_DIGITS else None
 
@@ -56,13 +52,13 @@ def find_board(settings: Config, name: str, board_type: str | None) -> int:
         if connection.execute(select(boards.c.board_id).where(boards.c.board_id == number)).scalar() is None:
             return newest_attempt(connection, name)
         words = f"{name} is the board_id of one board and the serial of another"
-        raise DecisionError(f"{words}: for the serial, add --type {other}; for the other, name its serial", status=2)
+        raise CommandError(f"{words}: for the serial, add --type {other}; for the other, name its serial", status=2)
 
     return _in_database(settings, find)
 
 
 def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_code: bool = False) -> Mapping[str, Any]:
-    """Write a decision and return its row. `fields` are those of control's `review`. Raises DecisionError.
+    """Write a decision and return its row. `fields` are those of control's `review`. Raises CommandError.
 
     A fail without a defect gets the line's own, and a label becomes its code; a code that neither rules nor results
     have is refused without `new_code`. An undo without `newest` takes back the newest decision.
@@ -70,7 +66,7 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_cod
     try:
         decision = Decision.from_fields(fields)
     except ControlError as error:
-        raise DecisionError(str(error), status=2) from None
+        raise CommandError(str(error), status=2) from None
     if decision.defect is not None:
         decision = replace(decision, defect=_known_code(settings, decision.defect, is_new=new_code))
     elif decision.verdict == "fail" and (image := decision.inspection_id) is not None:
@@ -89,11 +85,11 @@ def decide(config: Path, settings: Config, fields: Mapping[str, Any], *, new_cod
             return _write_here(config, settings, decision)
     except ReviewRefusedError as error:
         code, reason = error.code, error.reason
-    raise DecisionError(_conflict(config, settings, decision, reason, new_code) if code == "conflict" else reason)
+    raise CommandError(_conflict(config, settings, decision, reason, new_code) if code == "conflict" else reason)
 
 
 def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
-    """Return the code of a typed defect. Raises DecisionError if it is unknown and not said to be new."""
+    """Return the code of a typed defect. Raises CommandError if it is unknown and not said to be new."""
     labels = _in_database(settings, read_defect_labels)
     code = defect_code(typed, labels)
     if code is not None:
@@ -102,7 +98,7 @@ def _known_code(settings: Config, typed: str, *, is_new: bool) -> str:
         known = ", ".join(defect_in_words(each, labels) for each in labels)
         problem = f"--defect: the rules have no {typed!r}, and no result has it"
         problem += f": expected one of {known}" if known else ""
-        raise DecisionError(f"{problem}; a new code goes with --new-code", status=2)
+        raise CommandError(f"{problem}; a new code goes with --new-code", status=2)
     return typed
 
 
@@ -116,18 +112,18 @@ def _write_here(config: Path, settings: Config, decision: Decision) -> Mapping[s
     """Write to the database. The line's locks keep a daemon from starting meanwhile."""
     path = sqlite_path(settings.database)
     if not path.is_file():
-        raise DecisionError(f"there is no database at {path}: has this line run?")
+        raise CommandError(f"there is no database at {path}: has this line run?")
     try:
         locks = claim(config, settings)
     except (ConfigError, OSError) as error:
-        raise DecisionError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
+        raise CommandError(f"{error}: and it does not answer at {settings.endpoints.control}") from None
     try:
         with locks, closing(Store(settings.database)) as store:
             return asdict(store.review(decision))
     except StoreError as error:
-        raise DecisionError(str(error)) from None
+        raise CommandError(str(error)) from None
     except (SQLAlchemyError, OSError) as error:
-        raise DecisionError(not_stored(error)) from None
+        raise CommandError(not_stored(error)) from None
 
 
 def _command(config: Path, decision: Decision, newest: Review, is_new: bool) -> str:

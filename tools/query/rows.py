@@ -32,12 +32,6 @@ from tools.terminal.console import CommandError
 ColumnType = Literal["text", "int", "real", "time"]
 
 
-class UnknownColumnError(CommandError):
-    """A filter, column or order that this kind of row does not have."""
-
-    status = 2
-
-
 @dataclass(frozen=True, slots=True)
 class RowKind:
     """Columns by name, their tables, the columns that number a row, and those of a terminal, the best first."""
@@ -186,7 +180,7 @@ class RowFilters:
         object.__setattr__(self, "equal", equal)
 
     def conditions(self, rows: RowKind) -> list[ColumnElement[bool]]:
-        """Return the conditions on `rows`; UnknownColumnError names filters that these rows lack."""
+        """Return the conditions on `rows`; CommandError names filters that these rows lack."""
         equal = dict(self.equal)
         of_any_stage: list[ColumnElement[bool]] = []
         if rows is IMAGES:  # a row of an image has no expert: one of its stages has
@@ -196,7 +190,7 @@ class RowFilters:
         if self.latency_above_ms is not None and "latency_ms" not in rows.columns:
             unknown.append("latency_ms")
         if unknown:
-            raise UnknownColumnError(f"{rows.name} have no {', '.join(unknown)}")
+            raise CommandError(f"{rows.name} have no {', '.join(unknown)}", status=2)
         serials = equal.pop("serial", None)
         conditions = [rows.is_finished, *(rows.columns[name].in_(values) for name, values in equal.items())]
         if serials is not None:

@@ -1,1 +1,1 @@
-"""Releases: `pack` makes, `pull` puts in force (docs/plant.md); `line_releases` is a line's own record."""
+"""Releases of what a line has in force (docs/plant.md)."""

@@ -2,22 +2,19 @@
 
 import ctypes
 import errno
-import json
 import os
 import pwd
 import socket
 import stat
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -37,15 +34,16 @@ from tools.setup.gpu import Driver, find_driver
 from tools.setup.service_files import Places, secrets, started_config
 from tools.terminal.console import as_typed
 
-_SHOWN = 5
+#: torch itself says what does not fit: its build, the driver, the kind of GPU.
 _LIBRARIES = """
-import json, cv2, torch
-cuda = torch.cuda
-print(json.dumps({
-    "torch": torch.__version__, "cuda": torch.version.cuda, "available": cuda.is_available(),
-    "architectures": cuda.get_arch_list(),
-}))
+import sys, cv2, torch
+built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "for processors only"
+print(f"torch {torch.__version__} ({built})", flush=True)
+for name in sys.argv[1:]:
+    torch.ones(1, device=name).add(1).item()
 """
+_NO_COMPUTING = "update the driver, or install a build of torch for it and this GPU; look at /dev/nvidia* and"
+_NO_COMPUTING += " CUDA_VISIBLE_DEVICES; the service needs nvidia.conf"
 _LIBRARIES_S = 60.0
 #: Memory of the daemon beside experts and images: Python, torch, buffers.
 _BASE_BYTES = 10**9
@@ -57,7 +55,6 @@ _NETWORK = frozenset(
     | {"smb3", "smbfs"}
 )
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_SYNCS, _SYNCS_WITHIN_S, _SLOW_SYNC_S = 20, 2.0, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +64,15 @@ class Finding:
     `warn`: the line runs worse or less safely than it could; `wrong`: it does not run, or loses data.
     """
 
-    check: str
     grade: Literal["ok", "warn", "wrong"]
+    check: str
     so: str
     do: str | None = None
 
 
-def ok(check: str, so: str) -> Finding:
-    return Finding(check, "ok", so)
-
-
-def warn(check: str, so: str, do: str) -> Finding:
-    return Finding(check, "warn", so, do)
-
-
-def wrong(check: str, so: str, do: str) -> Finding:
-    return Finding(check, "wrong", so, do)
+ok = partial(Finding, "ok")
+warn = partial(Finding, "warn")
+wrong = partial(Finding, "wrong")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +103,6 @@ def machine_of(path: Path | None, user: str | None = None) -> Machine:
     return Machine(path, config, is_service, runs_line, bool(pid and psutil.pid_exists(pid)), find_driver())
 
 
-@contextmanager
-def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
-    """Run the body with the rights of `user` if root asks; else yield False and change nothing."""
-    if user.pw_uid == os.geteuid() or os.geteuid() != 0:
-        yield user.pw_uid == os.geteuid()
-        return
-    groups, gid = os.getgroups(), os.getegid()
-    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
-    os.setegid(user.pw_gid)
-    os.seteuid(user.pw_uid)
-    try:
-        yield True
-    finally:
-        os.seteuid(0)
-        os.setegid(gid)
-        os.setgroups(groups)
-
-
 def configuration(machine: Machine) -> Iterator[Finding]:
     """Find what `coserve check` finds, except damage inside weights files: reading them takes long."""
     path = machine.path
@@ -139,93 +111,60 @@ def configuration(machine: Machine) -> Iterator[Finding]:
         yield warn("configuration", "no line is named and none is here", remedy)
         return
     mistakes, _ = check_line(path, reads_weights=False)
-    for problem in mistakes[:_SHOWN]:
+    for problem in mistakes:
         first = "train or import it (coserve train, coserve import)" if "no expert `" in problem else "correct it"
         yield wrong("configuration", problem, f"{first}, then: {as_typed(f'check {path}')}")
-    if len(mistakes) > _SHOWN:
-        more = f"and {len(mistakes) - _SHOWN} mistakes more"
-        yield wrong("configuration", more, f"{as_typed(f'check {path}')} names all")
     if not mistakes:
         yield ok("configuration", f"{path}: coserve.yaml, rules, catalog and weights files fit together")
 
 
 def libraries(machine: Machine) -> Iterator[Finding]:
-    """Load torch and OpenCV in a process of their own, and compare torch and its driver with the line's GPUs."""
-    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
+    """Load torch and OpenCV in a process of their own, and compute there on the line's GPUs, unless the line does."""
+    driver, devices = machine.driver, machine.config.devices if machine.config else {}
+    named = [name for name in devices if name.startswith("cuda")]
+    present = [name for name in named if driver and int(name.removeprefix("cuda:")) < len(driver.gpus)]
     python = f"Python {sys.version.split()[0]} in {sys.prefix}"
+    words = [sys.executable, "-c", _LIBRARIES, *(() if machine.is_running else present)]
     try:
         done = subprocess.run(  # noqa: S603 - fixed words
-            [sys.executable, "-c", _LIBRARIES],
-            env=environ, cwd="/", capture_output=True, text=True, timeout=_LIBRARIES_S, check=False,
-        )  # fmt: skip
+            words, cwd="/", capture_output=True, text=True, timeout=_LIBRARIES_S, check=False
+        )
     except subprocess.TimeoutExpired:
         yield wrong("libraries", f"torch did not load within {_LIBRARIES_S:.0f} s", "look at the disk and at `top`")
         return
-    if done.returncode:
-        message = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+    message = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+    if not done.stdout:
         remedy = "apt-get install libgl1 libglib2.0-0" if ".so" in message else "install CoServe again: make bundle"
         yield wrong("libraries", f"{python}: torch or OpenCV does not load: {message}", remedy)
         return
-    torch = json.loads(done.stdout)
-    built = f"CUDA {torch['cuda']}" if torch["cuda"] else "for processors only"
-    yield ok("libraries", f"{python}, torch {torch['torch']} ({built})")
-    named = [name for name in (machine.config.devices if machine.config else ()) if name.startswith("cuda")]
-    if (driver := machine.driver) is None:
-        if named:
-            remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
-            yield wrong("gpu", f"the line names {', '.join(named)}, and no NVIDIA driver answers", remedy)
-        else:
-            yield ok("gpu", "no NVIDIA driver answers here, and the line names no GPU")
+    yield ok("libraries", f"{python}, {done.stdout.strip()}")
+    if driver is None:
+        so = "no NVIDIA driver answers here"
+        remedy = "install the NVIDIA driver (nvidia-smi must list the GPU), or take it out of `devices`"
+        yield wrong("gpu", f"{so}, and the line names {', '.join(named)}", remedy) if named else ok("gpu", so)
         return
     names = ", ".join(f"{gpu.name} {size_text(gpu.total_bytes)}" for gpu in driver.gpus) or "none"
     so = f"driver {driver.version} (CUDA {driver.cuda[0]}.{driver.cuda[1]}), GPUs: {names}"
-    if named and (problem := build_problem(driver.cuda, torch)):
-        yield wrong("gpu", f"{so}; {problem[0]}", problem[1])
+    if done.returncode:
+        yield wrong("gpu", f"{so}; torch cannot compute there: {message}", _NO_COMPUTING)
     elif driver.gpus and machine.config and not named:
         yield warn("gpu", f"{so}; the line uses none of them", "name cuda:0 in `devices`: coserve profile")
     else:
         yield ok("gpu", so)
-        for name in named:  # `configuration` reports those that are not there
-            if int(name.removeprefix("cuda:")) < len(driver.gpus):
-                yield from gpu(machine, name, torch["architectures"])
+        for name in present:  # `configuration` reports the others
+            yield gpu_memory(machine, name)
 
 
-def build_problem(driver_cuda: tuple[int, int], torch: dict[str, Any]) -> tuple[str, str] | None:
-    """Return why this build of torch finds no GPU, and the remedy."""
-    if torch["cuda"] is None:
-        return f"torch {torch['torch']} is built for processors only", "install a build of torch with CUDA"
-    major, minor = (int(part) for part in torch["cuda"].split(".")[:2])
-    if major > driver_cuda[0]:
-        return f"torch is built for CUDA {major}.{minor}", "update the driver, or install torch for an older CUDA"
-    if not torch["available"]:
-        return "torch finds no GPU", "look at /dev/nvidia* and CUDA_VISIBLE_DEVICES; the service needs nvidia.conf"
-    return None
-
-
-def gpu(machine: Machine, name: str, architectures: list[str]) -> Iterator[Finding]:
-    """Compare a GPU that the line names with torch's build, and its memory with what the line asks for."""
+def gpu_memory(machine: Machine, name: str) -> Finding:
+    """Compare the memory of a GPU that the line names with what the line asks for."""
     assert machine.driver is not None
     assert machine.config is not None
     found, device = machine.driver.gpus[int(name.removeprefix("cuda:"))], machine.config.devices[name]
-    if not serves(found.capability, architectures):
-        so = f"{name}, {found.name}, is sm_{found.capability[0]}{found.capability[1]}; torch is built for"
-        yield wrong("gpu", f"{so} {', '.join(architectures)}", "install a build of torch for this GPU")
     if device.memory == "shared":
-        yield ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
-        return
+        return ok("gpu memory", f"{name} computes in RAM (`memory: shared`): see memory")
     room = ((device.activation_memory or 0) + device.expert_memory, found.free_bytes, found.total_bytes)
     so, lower = f"{name} has", f"lower devices.{name}.expert_memory"
-    yield _memory(machine, "gpu memory", so, room, lower, "end what else uses the GPU (nvidia-smi)")
-
-
-def serves(capability: tuple[int, int], architectures: list[str]) -> bool:
-    """Return True if torch's build runs on it: machine code of its major version, or PTX, which is compiled there."""
-    for name in architectures:
-        number = "".join(filter(str.isdigit, name))
-        major, minor = int(number[:-1]), int(number[-1])
-        if (major, minor) <= capability and (major == capability[0] or name.startswith("compute")):
-            return True
-    return not architectures
+    return _memory(machine, "gpu memory", so, room, lower, "end what else uses the GPU (nvidia-smi)")
 
 
 def _memory(machine: Machine, check: str, so: str, room: tuple[int, int, int], lower: str, free_up: str) -> Finding:
@@ -278,14 +217,13 @@ def limits(machine: Machine) -> Iterator[Finding]:
 
 
 def disks(machine: Machine) -> Iterator[Finding]:
-    """Check each disk that the line writes to, once: its kind, its room, its speed."""
+    """Check each disk that the line writes to, once: its kind and its room."""
     if machine.config is None:
         return
-    folders = written_places(machine.config)
+    folders, by_disk = written_places(machine.config), dict[int, dict[str, Path]]()
     if problem := DiskSpace(folders).problem():
         so, _, do = problem.partition(": ")
         yield wrong("disk space", so, do)
-    by_disk: dict[int, dict[str, Path]] = {}
     for key, folder in folders.items():
         present = next(path for path in (folder, *folder.parents) if path.is_dir())
         by_disk.setdefault(present.stat().st_dev, {})[key] = present
@@ -294,20 +232,18 @@ def disks(machine: Machine) -> Iterator[Finding]:
         yield _file_system(names, folder, is_needed=bool({"journal", "database"} & set(places)))
         if problem is None:
             yield _room(machine.config, names, folder)
-        yield from _speed(machine.user, names, folder)
 
 
 def _file_system(names: str, folder: Path, *, is_needed: bool) -> Finding:
-    real = folder.resolve()
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    real = folder.resolve()
     kind = next((mounts[path] for path in (real, *real.parents) if path in mounts), "unknown")
     so = f"{names} ({folder}) on {kind}"
     if kind in _NETWORK:
         so += ", a file system of another machine: its locks and its fsync cannot be relied on"
         return (wrong if is_needed else warn)("file system", so, "put journal and database on a disk of this PC")
     if kind in _IN_MEMORY:
-        so += ", which is memory: everything there is lost with the power"
-        return wrong("file system", so, "name folders on a disk")
+        return wrong("file system", f"{so}, which is memory: it is lost with the power", "name folders on a disk")
     if kind == "overlay":
         so += ", the layer of a container, which goes with it"
         return warn("file system", so, "mount a volume for the line's folders")
@@ -317,31 +253,27 @@ def _file_system(names: str, folder: Path, *, is_needed: bool) -> Finding:
 def _room(config: Config, names: str, folder: Path) -> Finding:
     disk, kept = psutil.disk_usage(str(folder)), config.retention
     so = f"{names}: {size_text(disk.free)} of {size_text(disk.total)} free"
-    if kept.free and disk.free < kept.free:
-        return warn("disk space", f"{so}, below retention.free: old images are being let go", "make room")
     if not (kept.free or kept.images_bytes) and disk.free < disk.total / 10:
         return warn("disk space", so, "set retention.free, or it fills up: then the line stops at busy")
     return ok("disk space", so)
 
 
-def _speed(user: pwd.struct_passwd, names: str, folder: Path) -> Iterator[Finding]:
-    """Measure the small durable write that each group of images waits for; `coserve profile` measures loads."""
-    syncs_s: list[float] = []
+@contextmanager
+def acting_as(user: pwd.struct_passwd) -> Iterator[bool]:
+    """Run the body with the rights of `user` if root asks; else yield False and change nothing."""
+    if user.pw_uid == os.geteuid() or os.geteuid() != 0:
+        yield user.pw_uid == os.geteuid()
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
     try:
-        with acting_as(user), tempfile.TemporaryFile(dir=folder, prefix=".coserve-doctor-", buffering=0) as probe:
-            while len(syncs_s) < _SYNCS and sum(syncs_s) < _SYNCS_WITHIN_S:
-                began_s = time.perf_counter()
-                probe.write(bytes(4096))
-                os.fdatasync(probe.fileno())
-                syncs_s.append(time.perf_counter() - began_s)
-    except OSError:
-        return  # `permissions` reports what may not be written
-    sync_s = statistics.median(syncs_s)
-    so = f"{names}: makes a small write durable in {sync_s * 1e3:.1f} ms"
-    if sync_s > _SLOW_SYNC_S:
-        yield warn("disk speed", so, "every group of images waits for that: an SSD with its write cache on is faster")
-    else:
-        yield ok("disk speed", so)
+        yield True
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
 
 
 def permissions(machine: Machine) -> Iterator[Finding]:
@@ -400,29 +332,24 @@ def _port(name: str, endpoint: str, *, is_running: bool) -> Finding | None:
     address = urlsplit(endpoint)
     if address.scheme == "ipc" or endpoint.endswith(":*") or not address.port:
         return None
-    host = address.hostname or ""
+    host, port = address.hostname or "", address.port
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemon does
         try:
-            probe.bind(("" if host == "*" else host, address.port))
+            probe.bind(("" if host == "*" else host, port))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
                 so = f"{name}: no network card of this machine has the address {host}"
                 return wrong("ports", so, "name an address of this machine (ip address), or 127.0.0.1")
             if error.errno == errno.EADDRINUSE and not is_running:  # else the line's own
-                so = f"{name}: port {address.port} is taken by {_program_at(address.port)}"
+                listen = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN"]
+                pids = {each.laddr.port: each.pid for each in listen if each.laddr}
+                program = "another user's program (root sees which)"
+                with suppress(psutil.Error):
+                    program = f"{psutil.Process(pids[port]).name()}, process {pids[port]}" if pids[port] else program
+                so = f"{name}: port {port} is taken by {program}"
                 return wrong("ports", so, "end that program, or name another port in coserve.yaml")
     return None
-
-
-def _program_at(port: int) -> str:
-    connections = (each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
-    pid = {each.laddr.port: each.pid for each in connections if each.laddr}.get(port)
-    if pid is None:
-        return "another user's program (root sees which)"
-    with suppress(psutil.Error):
-        return f"{psutil.Process(pid).name()}, process {pid}"
-    return f"process {pid}"
 
 
 def clock(_machine: Machine) -> Iterator[Finding]:

@@ -10,12 +10,9 @@ from daemon.host.temperature import nvidia_gpus
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`capability` is (major, minor)."""
-
     name: str
     total_bytes: int
     free_bytes: int
-    capability: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +44,4 @@ def _gpu(number: int) -> Gpu:
         if getattr(error, "value", None) != pynvml.NVML_ERROR_NOT_SUPPORTED:  # else it computes in the host's memory
             raise
         total_bytes, free_bytes = psutil.virtual_memory()[:2]
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), total_bytes, free_bytes, (int(major), int(minor)))
+    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), total_bytes, free_bytes)

@@ -82,7 +82,8 @@ class Service:
             raise ServiceError(f"`{self._command_line}` did not start; the end of {self.log}:\n{self.tail()}")
 
     def stop(self, timeout_s: float = 90.0) -> int:
-        process = self._alive()
+        process = self.process
+        assert process is not None
         process.terminate()
         try:
             status = process.wait(timeout_s)
@@ -95,7 +96,8 @@ class Service:
 
     def kill(self) -> None:
         """Send SIGKILL, as a power cut would end it."""
-        process = self._alive()
+        process = self.process
+        assert process is not None
         process.kill()
         process.wait(_REAPED_WITHIN_S)
         self._listener.join(5.0)
@@ -103,8 +105,3 @@ class Service:
     def tail(self) -> str:
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
-
-    def _alive(self) -> subprocess.Popen[str]:
-        if self.process is None:
-            raise ServiceError("the daemon was not started")
-        return self.process

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -215,3 +216,22 @@ def _program() -> str:
 def quiet_start(process_env: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment of a child process that is one of our own commands."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", **(process_env or {})}
+
+
+class Bars(Progress):
+    """Progress bars of a command that takes minutes, on a terminal only."""
+
+    def __init__(self, *, console: Console, transient: bool = False) -> None:
+        super().__init__(console=console, transient=transient, disable=not console.is_interactive)
+
+    @classmethod
+    def get_default_columns(cls) -> tuple[ProgressColumn, ...]:
+        return TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+
+
+@contextmanager
+def share_bar(title: str) -> Iterator[Callable[..., None]]:
+    """Yield a function that moves a bar on stderr to a share from 0 to 1, and may give it another title."""
+    with Bars(console=errors) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda share, title=title: bar.update(task, completed=share, description=title)

@@ -17,21 +17,15 @@ from tools.terminal.console import CommandError
 MARK = ".coserve-export"
 
 
-class OutputInUseError(CommandError):
-    """The place is in use, or holds files that no export has written."""
-
-    status = 2
-
-
 @contextmanager
 def unfinished_folder(out: Path) -> Iterator[Path]:
     """Yield `OUT.part`, locked by this process; it becomes `out` at the end, or is deleted after an error."""
     part = out.with_name(f"{out.name}.part")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputInUseError(f"{out} is there and not empty: name another folder, or move that one away")
+        raise CommandError(f"{out} is there and not empty: name another folder, or move that one away", status=2)
     mark = part / MARK
     if part.exists() and any(part.iterdir()) and not mark.is_file():
-        raise OutputInUseError(f"{part} was not left by an export: move it away")
+        raise CommandError(f"{part} was not left by an export: move it away", status=2)
     part.mkdir(mode=0o750, parents=True, exist_ok=True)
     with mark.open("w", encoding="utf-8") as locked:
         claim(locked.fileno(), mark, out)
@@ -48,13 +42,14 @@ def unfinished_folder(out: Path) -> Iterator[Path]:
 
 
 def claim(fd: int, part: Path, out: Path) -> None:
-    """Lock `part`, open as `fd`. Raises OutputInUseError if another process writes `out`, or has just finished."""
+    """Lock `part`, open as `fd`. Raises CommandError if another process writes `out`, or has just finished."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OutputInUseError(f"{out} is being written by another process: wait for it, or name another") from None
+        problem = f"{out} is being written by another process: wait for it, or name another"
+        raise CommandError(problem, status=2) from None
     if not part.exists() or part.stat().st_ino != os.fstat(fd).st_ino:
-        raise OutputInUseError(f"{out} was written by another process just now")
+        raise CommandError(f"{out} was written by another process just now", status=2)
 
 
 def _empty(folder: Path) -> None:

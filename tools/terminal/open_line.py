@@ -92,8 +92,3 @@ def plant_settings_of(plant: Path) -> "HubSettings":
 def plant_time(plant: PlantTime, at: str | None, style: str = "full") -> str | None:
     """Return a stored time by the plant's clock: `2026-11-25 10:44:51 CET`, `11-25 10:44:51` if `short`."""
     return _STORED_TIME.sub(lambda match: plant.text(match[0], style), at) if at is not None else None
-
-
-def times_note(plant: PlantTime) -> str:
-    """Return the words in a table's title that name the zone of its short times."""
-    return f"times of {plant.timezone}"

@@ -37,18 +37,6 @@ _HELD_BACK_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class BackboneReport:
-    """A trained backbone: its weights, and beside them `network`, from which experts are trained on."""
-
-    backbone: str
-    version: str
-    file: Path
-    network: Path
-    classes: int
-    pictures: int
-
-
-@dataclass(frozen=True, slots=True)
 class BackbonePlan:
     """A backbone's network and training. `start` is a file of torchvision weights to begin with.
 
@@ -67,7 +55,7 @@ class BackbonePlan:
 
 def train_backbone(
     folders: Sequence[Path], out: Path, *, name: str, plan: BackbonePlan, on_progress: fit.OnProgress = lambda _: None
-) -> BackboneReport:
+) -> dict[str, Any]:
     """Train on `FOLDER/LABEL/*.png` of every component type, and add the backbone to the catalog of `out`.
 
     Types and labels together are its classes: it learns what tells parts and their defects apart. A fifth of the
@@ -90,7 +78,9 @@ def train_backbone(
     entry = write_backbone(network.eval(), architecture, plan.input_size, out, name, known | seen, plan.store)
     add_expert(out / "catalog.yaml", name, entry)
     file = out / entry["file"]
-    return BackboneReport(name, entry["sha256"][:12], file, file.with_suffix(_SUFFIX), classes, len(targets))
+    files = {"file": str(file), "network": str(file.with_suffix(_SUFFIX))}  # experts are trained on from the network
+    version = entry["sha256"][:12]
+    return {"backbone": name, "version": version, "classes": classes, "pictures": len(targets)} | files
 
 
 def write_backbone(

@@ -183,9 +183,6 @@ def _shift_heads(model: nn.Module, share: float) -> None:
 def collate(samples: Sequence[Sample], size: int) -> dict[str, torch.Tensor]:
     """Return a batch as ultralytics' loss takes it: `img` (B, 3, S, S) in 0..1, boxes as centre and size in 0..1."""
     images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image, _ in samples]
-    if any(image.shape != (size, size, 3) for image in images):
-        shapes = sorted({image.shape for image in images})
-        raise TrainingError(f"the sampler gave images of {shapes}; expected {size} x {size}")
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div_(255)
     owners = np.concatenate([np.full(len(boxes), index, np.float32) for index, (_, boxes) in enumerate(samples)])
     rows = torch.from_numpy(np.concatenate([boxes for _, boxes in samples]).astype(np.float32).reshape(-1, 5))

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,23 +65,15 @@ def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -
 
 
 @dataclass(frozen=True, slots=True)
-class DtypeTrial:
-    """A dtype that was tried: milliseconds of a batch of four on this machine; True if its answers agree."""
+class FormTrial:
+    """A form that was tried: bytes that a load reads, milliseconds of a batch of four here (0: not timed)."""
 
     dtype: str
-    batch_ms: float
-    agreement: Agreement
-    agrees: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTrial:
-    """A thin form that was tried: bytes that a load reads; True if its answers agree."""
-
     stored_as: str
     bytes: int
     agreement: Agreement
     agrees: bool
+    batch_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +90,9 @@ class ImportReport:
     spec: ExpertSpec
     agreement: Agreement
     dtype: str
-    trials: tuple[DtypeTrial, ...] = ()
+    trials: tuple[FormTrial, ...] = ()
     unfit: tuple[str, ...] = ()
-    thin: tuple[StoreTrial, ...] = ()
+    thin: tuple[FormTrial, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -168,6 +158,9 @@ class _Candidate:
         is_near = self.agreement.confidence <= confidence and self.agreement.box_pixels <= box_pixels
         return tolerance == math.inf or is_near
 
+    def trial(self, **found: Any) -> FormTrial:
+        return FormTrial(self.dtype, self.spec.stored_as, self.spec.read_bytes, self.agreement, **found)
+
     def agrees_nearly(self) -> bool:
         """Return True if `--store auto` may take it."""
         agreement = self.agreement
@@ -189,47 +182,35 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     if len(unfit) == len(dtypes):
         raise TrainingError(f"{job.expert}: {unfit[dtypes[0]]}")
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
-    _remove_abandoned(job)
-    places: list[Path] = []
-    thin: list[StoreTrial] = []
-
-    def candidate(dtype: str, store: str) -> _Candidate:
-        places.append(job.out / f".{job.expert}.{os.getpid()}.{dtype}.{store}.candidate")
-        spec = _write(job, places[-1], adapted, dtype, _thinner(store, dtype), head)
-        return _Candidate(dtype, spec, compare(spec, images, outputs))
-
+    thin: list[FormTrial] = []
     store = STORES[-1] if job.form.store == AUTO else job.form.store
-    try:
+    job.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".new-", dir=job.out) as scratch:
+
+        def candidate(dtype: str, store: str) -> _Candidate:
+            place = Path(scratch) / f"{dtype}.{store}"
+            spec = _write(job, place, adapted, dtype, _thinner(store, dtype), head)
+            return _Candidate(dtype, spec, compare(spec, images, outputs))
+
         candidates = [candidate(dtype, store) for dtype in dtypes if dtype not in unfit]
         trials = _try_speeds(job, candidates, images) if job.form.dtype == AUTO else ()
-        fastest = min((trial for trial in trials if trial.agrees), key=lambda trial: trial.batch_ms, default=None)
-        best = candidates[trials.index(fastest)] if fastest is not None else candidates[0]
+        times = [(trial.batch_ms, number) for number, trial in enumerate(trials) if trial.agrees]
+        best = candidates[min(times)[1] if times else 0]
         _refuse_disagreement(job, best)
         for store in (store for store in STORES if job.form.store == AUTO and _thinner(store, best.dtype)):
             tried = candidate(best.dtype, store)
             agrees = tried.agrees_nearly()
-            thin.append(StoreTrial(store, tried.spec.read_bytes, tried.agreement, agrees))
+            thin.append(tried.trial(agrees=agrees))
             if agrees:
                 best = tried
                 break
         best.spec.file.replace(file)
-    finally:
-        for place in places:
-            place.unlink(missing_ok=True)
     entry = entry_of(job.architecture, job.classes, job.input_size, file, best.spec.sha256)
     if best.spec.stored_as:
         figures = {"form": best.spec.stored_as, "bytes": best.spec.stored_bytes, "slot_bytes": best.spec.weights_bytes}
         entry["stored"] = figures | {"on": "pictures" if job.has_pictures else "patterns"} | asdict(best.agreement)
     spec, reasons = replace(best.spec, file=file), tuple(unfit.values())
     return ImportReport(job.expert, file, entry, spec, best.agreement, best.dtype, trials, reasons, tuple(thin))
-
-
-def _remove_abandoned(job: ImportJob) -> None:
-    name = re.compile(rf"\.+{re.escape(job.expert)}\.(\d+)\.\w+\.\w+\.candidate(\.part)?")
-    for place in job.out.glob(".*"):
-        match = name.fullmatch(place.name)
-        if match is not None and not Path("/proc", match[1]).exists():
-            place.unlink(missing_ok=True)
 
 
 def _thinner(store: str, dtype: str) -> str:
@@ -249,7 +230,8 @@ def _write(job: ImportJob, place: Path, adapted: nn.Module, dtype: str, stored_a
     if stored_as:
         blocks, metadata["stored"] = thinned(blocks, built.form(stored_as)), stored_as
     sha256 = write_weights(place, blocks, metadata)
-    return spec_of_entry(job.out, job.expert, entry_of(job.architecture, job.classes, job.input_size, place, sha256))
+    entry = entry_of(job.architecture, job.classes, job.input_size, place, sha256)
+    return spec_of_entry(place.parent, job.expert, entry)
 
 
 def header_of(
@@ -298,17 +280,14 @@ def spec_of_entry(out: Path, expert: str, entry: Mapping[str, Any]) -> ExpertSpe
     return catalog[ExpertId(expert)]
 
 
-def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[DtypeTrial, ...]:
+def _try_speeds(job: ImportJob, candidates: Sequence[_Candidate], images: Sequence[Image]) -> tuple[FormTrial, ...]:
     """Time each dtype on this machine. A dtype that was not asked for must name the same label on every image."""
     milliseconds = batch_ms([candidate.spec for candidate in candidates], images)
     return tuple(
-        DtypeTrial(
-            candidate.dtype,
-            ms,
-            candidate.agreement,
-            candidate.agrees(job.form.tolerance) and candidate.agreement.labels_agree,
+        each.trial(
+            agrees=each.agrees(job.form.tolerance) and each.agreement.same_labels == each.agreement.images, batch_ms=ms
         )
-        for candidate, ms in zip(candidates, milliseconds, strict=True)
+        for each, ms in zip(candidates, milliseconds, strict=True)
     )
 
 

@@ -34,10 +34,6 @@ class Rate:
     of: int
 
     @property
-    def share(self) -> float:
-        return self.count / max(self.of, 1)
-
-    @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of Clopper and Pearson, as shares; all of 0..1 without pictures."""
         return self._proportion("exact")
@@ -61,7 +57,8 @@ class Rate:
         if self.of == 0:
             return "unknown"
         low, high = self.interval
-        return f"{self.count} of {self.of}, {self.share:.1%} ({low * 100:.1f} to {high * 100:.1f})".replace("%", " %")
+        share = f"{self.count / self.of * 100:.1f} %"
+        return f"{self.count} of {self.of}, {share} ({low * 100:.1f} to {high * 100:.1f})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from experts.vision.architectures import Triple
 from experts.vision.heads import probabilities
 from experts.vision.infer import infer, normalise, select_detections
 from experts.vision.layouts import TORCH_DTYPES
-from experts.vision.preprocess import Image, Prepared, fit, to_square
+from experts.vision.preprocess import Image, fit, to_square
 from experts.vision.slot import Slot, loaded_slot
 from tools.training.detector_loop import limited_threads
 from tools.training.held_out import ImageBoxes, match_boxes
@@ -50,10 +50,6 @@ class Agreement:
     images: int
     same_labels: int
     mean_precision: float | None = None
-
-    @property
-    def labels_agree(self) -> bool:
-        return self.same_labels == self.images
 
 
 def pattern_images(count: int = 8, seed: int = 7) -> list[Image]:
@@ -149,16 +145,12 @@ def batch_ms(specs: Sequence[ExpertSpec], images: Sequence[Image]) -> list[float
             fastest = min((min(others) for others in times_ms if others), default=float("inf"))
             if round_number > 1 and min(milliseconds) > _HOPELESS * fastest:
                 continue
-            milliseconds.append(_one_thread_ms(slot, batch))
+            with limited_threads(1):
+                begin_s = time.perf_counter()
+                with suppress(ExpertError):  # numbers that are not finite take as long
+                    infer(slot, batch)
+                milliseconds.append((time.perf_counter() - begin_s) * 1e3)
     return [min(milliseconds) for milliseconds in times_ms]
-
-
-def _one_thread_ms(slot: Slot, batch: Sequence[Prepared]) -> float:
-    with limited_threads(1):
-        begin_s = time.perf_counter()
-        with suppress(ExpertError):  # numbers that are not finite take as long
-            infer(slot, batch)
-        return (time.perf_counter() - begin_s) * 1e3
 
 
 def _labels(output: torch.Tensor, slot: Slot) -> list[int]:

@@ -49,7 +49,7 @@ def bench_live(
     from tests.bench.live.libraries import missing_library
     from tests.bench.live.sides import COMPARED, SIDES, LiveOptions, default_folder, prepare
     from tests.bench.processes import RunError
-    from tools.terminal.progress import Bars
+    from tools.terminal.console import Bars
 
     folder = folder or default_folder() / ("quick" if quick else "")
     options = LiveOptions(folder, ExpertRecipe(), requests, devices=chosen_devices(device))

@@ -38,7 +38,6 @@ from tests.sql import sql
 from tests.tools.run_commands import coserve, paused_coserve, start_coserve
 from tests.waiting import PATIENCE_S
 from tools.backup.archive import HEAD, SUMS, write_backup
-from tools.backup.contents import BackupError
 from tools.backup.gentle import GentleReader, absent_pages
 from tools.backup.restore import unpack
 from tools.terminal.console import CommandError
@@ -310,9 +309,9 @@ def test_a_backup_has_every_edition_and_the_weights_that_are_needed_again(tmp_pa
     assert {*restored.weights.all()} == kept
     store.remove(by_edition[4])
     report = write_backup(tmp_path / "line" / "coserve.yaml", archive)
-    assert f"{by_edition[4]}.safetensors: this weights file does not exist" in str(report.warnings)
+    assert f"{by_edition[4]}.safetensors: this weights file does not exist" in str(report["warnings"])
     shutil.rmtree(experts / "editions")
-    with pytest.raises(BackupError, match="no edition is in force on this line yet: coserve reload"):
+    with pytest.raises(CommandError, match="no edition is in force on this line yet: coserve reload"):
         write_backup(tmp_path / "line" / "coserve.yaml", archive)
 
 
@@ -350,8 +349,8 @@ def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
     report = write_backup(config, archive)
     assert not [name for name in names(archive) if "secret" in name]
     assert "keys/clients/camera.key" in names(archive)
-    assert "keys/server.key_secret is left out" in str(report.warnings)
-    assert write_backup(config, archive, with_secrets=True).warnings[1:] == []
+    assert "keys/server.key_secret is left out" in str(report["warnings"])
+    assert write_backup(config, archive, with_secrets=True)["warnings"][1:] == []
     assert [name for name in names(archive) if "secret" in name] == ["keys/server.key_secret"]
     assert archive.stat().st_mode & 0o777 == 0o600
     unpack(archive, tmp_path / "restored")
@@ -361,7 +360,7 @@ def test_secrets_stay_where_they_are_unless_they_are_asked_for(tmp_path: Path):
 def test_a_secret_that_systemd_gives_stays_named_and_is_said(tmp_path: Path):
     security = "security: {http_token: $CREDENTIALS_DIRECTORY/token}\n"
     report = write_backup(a_folder(tmp_path / "line", CONFIG + security), tmp_path / "line.tar", with_secrets=True)
-    assert "security.http_token comes from systemd" in str(report.warnings)
+    assert "security.http_token comes from systemd" in str(report["warnings"])
     restored = unpack(tmp_path / "line.tar", tmp_path / "restored").config
     assert restored.read_text(encoding="utf-8").endswith(security)
 
@@ -396,7 +395,7 @@ def test_a_flipped_bit_in_any_member_is_refused_by_name(tmp_path: Path, writing:
         bad = bytearray(good)
         bad[member.offset_data + member.size // 2] ^= 1
         archive.write_bytes(bad)
-        with pytest.raises(BackupError) as caught:
+        with pytest.raises(CommandError) as caught:
             unpack(archive, tmp_path / "restored")
         if member.name not in (HEAD, SUMS):
             assert member.name in str(caught.value)
@@ -419,7 +418,7 @@ def test_an_archive_that_was_cut_off_anywhere_is_refused(tmp_path: Path, writing
     ends |= {member.offset for member in members(archive)} | {member.offset_data + 1 for member in members(archive)}
     for end in sorted(ends):
         archive.write_bytes(good[:end])
-        with pytest.raises(BackupError, match=r"line\.tar"):
+        with pytest.raises(CommandError, match=r"line\.tar"):
             unpack(archive, tmp_path / "restored")
         assert not (tmp_path / "restored").exists()
     assert not list(tmp_path.glob(".*"))
@@ -449,7 +448,7 @@ def test_a_member_that_leads_out_of_the_folder_or_comes_twice_is_refused(tmp_pat
     member.type, member.linkname = kind, "/etc/passwd"
     data = b"x" if kind == tarfile.REGTYPE else b""
     bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", member, data=data)
-    with pytest.raises(BackupError, match=r"escaped|rules\.yaml|link"):
+    with pytest.raises(CommandError, match=r"escaped|rules\.yaml|link"):
         unpack(bad, tmp_path / "restored")
     assert not (tmp_path / "escaped").exists()
     assert not (tmp_path / "restored").exists()
@@ -459,7 +458,7 @@ def test_an_archive_of_empty_files_is_refused_before_they_are_written(tmp_path: 
     a_folder(tmp_path / "line")
     empty = [tarfile.TarInfo(f"images/{number}") for number in range(101)]
     bad = altered(backed_up(tmp_path / "line"), tmp_path / "bad.tar", *empty)
-    with pytest.raises(BackupError, match="over 100 empty files"):
+    with pytest.raises(CommandError, match="over 100 empty files"):
         unpack(bad, tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
 
@@ -505,11 +504,11 @@ def test_a_member_that_takes_much_memory_is_refused_before_it_is_read(
         assert source is not None
         bad = with_head(archive, tmp_path / "bad.tar", source.read(), pax, name)
     code = (
-        "import resource, sys; from pathlib import Path; from tools.backup.contents import BackupError\n"
+        "import resource, sys; from pathlib import Path; from tools.terminal.console import CommandError\n"
         "from tools.backup.restore import unpack\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: unpack(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-        "except BackupError as error: print(error)\n"
+        "except CommandError as error: print(error)\n"
         "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000\n"
     )
     command = [sys.executable, "-c", code, str(bad), str(tmp_path / "restored")]
@@ -550,14 +549,14 @@ def test_a_backup_of_another_version_names_the_version_to_install(tmp_path: Path
         head = json.loads(getattr(tar.extractfile(HEAD), "read", bytes)())
     head |= {"coserve": "7.0.1", key: value} | ({"last_seq": {"of": "another type"}} if value == 3 else {})
     newer = with_head(archive, tmp_path / "newer.tar", json.dumps(head).encode())
-    with pytest.raises(BackupError, match=r"made by CoServe 7\.0\.1 .*install CoServe 7\.0\.1 or newer"):
+    with pytest.raises(CommandError, match=r"made by CoServe 7\.0\.1 .*install CoServe 7\.0\.1 or newer"):
         unpack(newer, tmp_path / "restored")
 
 
 def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
     a_folder(tmp_path / "line")
     archive = backed_up(tmp_path / "line")
-    with pytest.raises(BackupError, match="not an empty folder"):
+    with pytest.raises(CommandError, match="not an empty folder"):
         unpack(archive, tmp_path / "line")
     coserve("restore", archive, tmp_path / "line", status=2)
     (tmp_path / "empty").mkdir()
@@ -566,7 +565,7 @@ def test_nothing_is_ever_restored_over_files_that_are_there(tmp_path: Path):
 
 def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
     config = a_folder(tmp_path / "line")
-    with pytest.raises(BackupError, match=r"rules\.yaml exists and is not an archive"):
+    with pytest.raises(CommandError, match=r"rules\.yaml exists and is not an archive"):
         write_backup(config, tmp_path / "line" / "rules.yaml")
     assert (tmp_path / "line" / "rules.yaml").read_text() == RULES
 
@@ -574,7 +573,7 @@ def test_a_file_that_is_no_archive_is_never_overwritten(tmp_path: Path):
 def test_a_database_from_before_the_first_release_is_refused(tmp_path: Path, writing: Writing):
     writing.accept()
     sql(tmp_path / "line", "ALTER TABLE editions RENAME TO earlier")
-    with pytest.raises(BackupError, match=r"from before 0\.1\.0: coserve check says what to do"):
+    with pytest.raises(CommandError, match=r"from before 0\.1\.0: coserve check says what to do"):
         write_backup(tmp_path / "line" / "coserve.yaml", tmp_path / "line.tar")
 
 
@@ -595,7 +594,7 @@ def test_a_backup_that_fails_leaves_the_last_one_and_nothing_else(tmp_path: Path
     with pytest.raises(CommandError, match="what the line keeps free, needs 67"):
         write_backup(config, archive)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(BackupError, match="the restored line needs"):
+    with pytest.raises(CommandError, match="the restored line needs"):
         unpack(archive, tmp_path / "restored")
     assert archive.read_bytes() == good
     assert sorted(path.name for path in tmp_path.iterdir()) == ["line", "line.tar"]

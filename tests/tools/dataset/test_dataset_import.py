@@ -11,7 +11,8 @@ from PIL import Image
 
 from tests.tools.run_commands import coserve
 from tools.dataset.read import read_dataset
-from tools.dataset.write import DatasetError, write_dataset
+from tools.dataset.write import write_dataset
+from tools.terminal.console import CommandError
 from tools.training import TrainingError
 from tools.training.labelled import read_yolo_data
 
@@ -189,5 +190,5 @@ def test_two_folders_that_look_alike_are_refused(tmp_path: Path) -> None:
     for name in ("\u00e9", "e\u0301"):
         (tmp_path / "in" / name).mkdir(parents=True)
         cv2.imwrite(str(tmp_path / "in" / name / "1.png"), np.full((60, 80, 3), 90, np.uint8))
-    with pytest.raises(DatasetError, match="is there twice"):
+    with pytest.raises(CommandError, match="is there twice"):
         read_dataset(tmp_path / "in", "folders")

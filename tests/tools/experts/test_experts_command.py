@@ -115,7 +115,7 @@ def test_an_edition_comes_back_as_a_new_one_unless_its_weights_are_gone(line: Li
     rules.write_text(text + "# another\n")
     refused = run(line, "promote", "P", second := put(line, version_folders[1]), status=1)
     assert "rules.yaml: edited, not in force: coserve reload first" in refused
-    assert f"P {second} is a candidate and waits" in coserve("reload", "--config", line.config).stdout
+    coserve("reload", "--config", line.config)
     run(line, "promote", "P", second, "--note", "better")
     done = json.loads(coserve("rollback", "1", "--config", line.config, "--json").stdout)
     assert done == {"edition": 4, "content_of": 1, "heard": False}
@@ -222,14 +222,13 @@ def test_a_version_that_the_line_cannot_use_is_refused_and_leaves_nothing(
     assert stored.all() == before
 
 
-def test_a_weights_file_brings_the_entry_that_lies_beside_it_or_what_its_header_says(
+def test_a_weights_file_brings_the_entry_that_lies_beside_it(
     tmp_path: Path, line: Line, version_folders: tuple[Path, Path]
 ):
-    alone = tmp_path / "alone.safetensors"
-    shutil.copy(version_folders[1] / "P.safetensors", alone)
-    done = run(line, "put", "P", str(alone))
-    assert "temperature is taken as 1" in done["note"]
-    run(line, "promote", "P", done["version"])
+    alone, file = tmp_path / "alone.safetensors", version_folders[1] / "P.safetensors"
+    shutil.copy(file, alone)
+    assert "holds no catalog.yaml" in run(line, "put", "P", str(alone), status=1)
+    run(line, "promote", "P", run(line, "put", "P", str(file))["version"])
     catalog = version_folders[1] / "catalog.yaml"
     assert entry(line).model_copy(update={"file": "P.safetensors"}) == read_catalog(catalog)["P"]
 

@@ -10,8 +10,9 @@ from daemon.storage.database.connections import open_for_reading
 from tests.contract.client import Line
 from tests.sql import sql
 from tests.tools.run_commands import coserve
-from tools.query.reading import InspectionRecord, UnknownInspectionError, read_inspection
+from tools.query.reading import InspectionRecord, read_inspection
 from tools.query.retrace import StoredRules, retrace
+from tools.terminal.console import CommandError
 
 
 def explain(folder: Path, *arguments: str, status: int = 0) -> str:
@@ -42,7 +43,8 @@ def test_every_verdict_of_a_line_is_what_the_rules_give_once_more(judged: Line) 
     assert {reason for *_, reason in stored} == {None, "deadline", "expert_failed", "bad_image"}
     for number, verdict, defect, _ in stored:
         record = record_of(judged, str(number))
-        again = retrace(record, StoredRules.of_record(record), judged.folder / "images")
+        rules = StoredRules.of(record.inspection["rules_version"], (record.rules or {})["text"])
+        again = retrace(record, rules, judged.folder / "images")
         assert (again.verdict, again.defect, again.gap, again.contradiction) == (verdict, defect, None, None), again
         assert len(again.judged) == len(record.stages)
 
@@ -108,7 +110,7 @@ def test_an_inspection_is_found_by_number_by_image_and_by_place(judged: Line) ->
 
 @pytest.mark.parametrize("name", ["nix", "0", "99999999999999999999", "cam-1/none", "1 OR 1=1", "' OR ''='"])
 def test_what_is_not_there_is_status_1_with_the_ways_to_ask(judged: Line, name: str) -> None:
-    with pytest.raises(UnknownInspectionError, match="SERIAL DESIGNATOR"):
+    with pytest.raises(CommandError, match="SERIAL DESIGNATOR"):
         record_of(judged, name)
 
 

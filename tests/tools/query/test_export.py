@@ -33,7 +33,7 @@ from tools.query.package import write
 from tools.query.package.verify import verify_package
 from tools.query.package.write import PackageReport, write_package
 from tools.query.reading import BoardSelection
-from tools.terminal.new_files import OutputInUseError
+from tools.terminal.console import CommandError
 
 
 def export(folder: Path, out: Path, *, with_weights: bool = False, **selection: Any) -> PackageReport:
@@ -266,7 +266,7 @@ def test_one_that_is_ended_leaves_no_package_and_the_next_one_is_whole(
 ) -> None:
     out = tmp_path / "L1"
     with paused_coserve(BEFORE_SUMS, "export", "--lot", "L1", "--out", out, "--config", judged.config) as process:
-        with pytest.raises(OutputInUseError, match="another process"):
+        with pytest.raises(CommandError, match="another process"):
             export(judged.folder, out, lots=("L1",))
         process.send_signal(end)
         process.wait(120)

@@ -24,9 +24,8 @@ from tests.tools.backup.test_backup import CONFIG, RULES, a_folder, with_other_w
 from tools.backup import restore
 from tools.backup.archive import write_backup
 from tools.experts.line import open_line
-from tools.registry import pull as pulling
-from tools.registry.line_releases import LineReleases
-from tools.registry.pack import push
+from tools.registry import releases as pulling
+from tools.registry.releases import LineReleases, push
 
 KINDS: tuple[Unsynced, ...] = ("nothing", "some", "garbage")
 
@@ -89,7 +88,7 @@ def test_the_release_taken_last_is_found_ninety_editions_back_and_damage_in_forc
             writer.add(edition)
         writer.point(edition)
     assert taken is not None
-    assert releases.taken("line") == taken
+    assert releases.taken("line")[0] == taken
     folder.file(edition.number).unlink()
     folder.file(edition.number).write_text("{}")
     with pytest.raises(EditionError):

@@ -13,8 +13,7 @@ from tests.tools.registry.test_killed import release
 from tools.backup.archive import write_backup
 from tools.backup.restore import unpack
 from tools.experts.line import open_line
-from tools.registry.pack import push
-from tools.registry.pull import PullOptions, pull
+from tools.registry.releases import PullOptions, pull, push
 
 __all__ = ["release"]
 
@@ -36,7 +35,7 @@ class Restored:
 
     def restore(self) -> None:
         report = write_backup(self.line, self.folder / "line.tar")
-        assert not [warning for warning in report.warnings if "signers" in warning]
+        assert not [warning for warning in report["warnings"] if "signers" in warning]
         shutil.rmtree(self.line.parent)
         (self.folder / "keys" / "anna.sign").unlink()
         self.line = unpack(self.folder / "line.tar", self.folder / "restored").config

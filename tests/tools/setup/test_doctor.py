@@ -24,7 +24,7 @@ from tools.setup.doctor import Machine, machine_of
 from tools.setup.gpu import Driver, Gpu, find_driver
 
 NOBODY = "nobody"
-SMALL_GPU = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9, (8, 6)),))
+SMALL_GPU = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9),))
 
 
 @pytest.fixture
@@ -47,11 +47,10 @@ def test_a_sound_line_has_nothing_wrong_and_the_answer_is_for_programs_too(confi
     report = json.loads(coserve("doctor", config, "--json").stdout)
     assert report["ok"], report
     assert {finding["check"] for finding in report["findings"]} >= {
-        *("configuration", "libraries", "gpu", "memory", "limits", "file system", "disk space", "disk speed"),
+        *("configuration", "libraries", "gpu", "memory", "limits", "file system", "disk space"),
         *("permissions", "ports", "clock"),
     }
     assert all((finding["do"] is None) == (finding["grade"] == "ok") for finding in report["findings"])
-    assert not list(config.parent.glob("**/.coserve-doctor-*"))
 
 
 def test_a_mistake_in_the_line_is_named_with_what_to_do(config: Path) -> None:
@@ -127,10 +126,11 @@ def test_folders_of_another_user_are_named_with_what_gives_the_right(config: Pat
          "lower expert_memory or host_cache, or add memory: it would swap, or be killed"),
         ({"devices": {"cpu": {"expert_memory": 1, "executors": 500, "threads": 4}}},
          checks.memory, "2000 threads"),
-        ({"devices": {"cuda:7": {"expert_memory": "1GB"}}}, checks.libraries,
-         "no NVIDIA driver answers" if find_driver() is None else "cuda:7"),
+        ({"devices": {"cuda:0": {"expert_memory": "50TB"}}},
+         lambda machine: checks.libraries(replace(machine, driver=machine.driver or SMALL_GPU)),
+         "torch cannot compute there" if find_driver() is None else "lower devices.cuda:0.expert_memory"),
         ({"devices": {"cuda:0": {"expert_memory": "20GB"}}},
-         lambda context: checks.gpu(replace(context, driver=SMALL_GPU), "cuda:0", []),
+         lambda context: [checks.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0")],
          "lower devices.cuda:0.expert_memory"),
         ({"devices": {"cpu": {"expert_memory": psutil.virtual_memory().total},
                       "cuda:0": {"expert_memory": "20GB", "memory": "shared"}}},
@@ -146,25 +146,12 @@ def test_settings_that_this_pc_cannot_serve_are_named(
     assert any(message in f"{finding.so} → {finding.do}" for finding in findings if finding.grade != "ok"), findings
 
 
-def test_driver_and_torch_that_do_not_fit_are_named() -> None:
-    """The driver's answers as values: no machine has them all."""
-    architectures = ["sm_80", "sm_90", "compute_90"]
-    built = {"torch": "2.9", "cuda": "13.0", "available": True, "architectures": architectures}
-    old, new = (12, 4), (13, 1)
-    assert checks.build_problem(new, built) is None
-    assert "update the driver" in (checks.build_problem(old, built) or ("", ""))[1]
-    assert "processors only" in (checks.build_problem(new, built | {"cuda": None}) or ("",))[0]
-    assert "finds no GPU" in (checks.build_problem(new, built | {"available": False}) or ("",))[0]
-    fits = [checks.serves(each, architectures) for each in ((7, 5), (8, 6), (9, 0), (10, 0))]
-    assert fits == [False, True, True, True]
-
-
 def test_a_gpu_that_shares_the_hosts_memory_is_measured_against_ram(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = {"expert_memory": "20GB", "activation_memory": "30GB", "memory": "shared"}
     context = machine_of(changed(config, devices={"cpu": {"expert_memory": "25GB"}, "cuda:0": shared}))
-    (finding,) = checks.gpu(replace(context, driver=SMALL_GPU), "cuda:0", [])
+    finding = checks.gpu_memory(replace(context, driver=SMALL_GPU), "cuda:0")
     assert (finding.grade, finding.do) == ("ok", None), "NVML's figure is not what it has"
     (finding, *_) = checks.memory(context)
     assert "the line may take 56.5 GB" in finding.so
@@ -176,7 +163,7 @@ def test_a_gpu_that_shares_the_hosts_memory_is_measured_against_ram(
         "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
         "nvmlSystemGetDriverVersion": lambda: "580", "nvmlDeviceGetCount": lambda: 1,
         "nvmlDeviceGetHandleByIndex": lambda number: number, "nvmlDeviceGetMemoryInfo": not_supported,
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (12, 1), "nvmlDeviceGetName": lambda handle: "GB10",
+        "nvmlDeviceGetName": lambda handle: "GB10",
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)

@@ -164,7 +164,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = [a_folder(root / "pictures"), a_folder(root / "more", {"green": 8, "grey": 8})]
     plan = BackbonePlan(input_size=32, schedule=QUICK, store="int8")
     report = train_backbone(folders, root / "experts", name="line", plan=plan)
-    assert (report.classes, report.pictures) == (4, 28), "a fifth of each label is held back"
+    assert (report["classes"], report["pictures"]) == (4, 28), "a fifth of each label is held back"
     return root / "experts"
 
 
