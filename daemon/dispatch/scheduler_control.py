@@ -44,7 +44,9 @@ class SchedulerControl:
         try:
             return handler(fields)
         except OperationRefusedError as error:
-            raise ControlError(error.code, error.reason) from error
+            spec = self._chains.catalog.get(ExpertId(str(fields.get("expert"))))
+            head = f"{spec.name} is a head of {spec.backbone.name}: " if spec and spec.backbone else ""
+            raise ControlError(error.code, f"{head}{error.reason}") from error
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """For a head, residency, pins and queue are its backbone's."""
@@ -107,13 +109,13 @@ class SchedulerControl:
             release(expert, None)
             return {"expert": name_of(expert)}
         if expert not in self._chains.resident:
-            raise ControlError("unknown_expert", f"{name_of(expert)} is not in the catalog")
+            raise OperationRefusedError("unknown_expert", f"{name_of(expert)} is not in the catalog")
         pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
         holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
         if not holding:
-            raise ControlError(f"not_{state}", f"{name_of(expert)} is not {state} on {device}")
+            raise OperationRefusedError(f"not_{state}", f"{name_of(expert)} is not {state} on {device}")
         if state == "resident" and any(expert in now.pinned for now in holding):
-            raise ControlError("pinned", f"{name_of(expert)} is pinned: unpin it first")
+            raise OperationRefusedError("pinned", f"{name_of(expert)} is pinned: unpin it first")
         for now in holding:
             release(expert, now.pool)
         return {"expert": name_of(expert)}
