@@ -165,7 +165,7 @@ def test_whoever_unloads_a_head_hears_that_it_is_its_backbone_that_goes():
     line = a_line(catalog=on_backbone(a_catalog(), "line", "B", "C"))
     line.run()
     assert line.ask("unload", expert="B") == {"expert": "line"}
-    with pytest.raises(ControlError, match="^C is a head of line: line is not resident"):
+    with pytest.raises(ControlError, match=r"^C is a head of line: line is not resident"):
         line.ask("unload", expert="C")
 
 

@@ -118,6 +118,7 @@ def test_the_last_board_has_its_worst_finding_and_what_fails_now_has_names(web: 
     assert last is not None
     assert (last["board"].serial, last["verdict"], last["shown"].inspection_id) == ("S2", "fail", 2)
     assert [row.inspection_id for row in last["findings"]] == [2, 1]
+    router(site)
     assert "<li>no image: 1 × R0402</li>" in site.live.text("andon")
     defects, positions = fails_now(site.database, site.rules, utc_text(NOW_S - 3600))
     assert (defects, positions) == ([("bridge (D207)", 1)], [("U1 on mainboard-a", 1)])
