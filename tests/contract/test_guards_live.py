@@ -35,8 +35,7 @@ def test_a_frozen_camera_and_one_that_triggers_twice_pass_nothing_and_are_alarms
             line.boards(serial)
             again = line.result(line.send(a_jpeg(ord(serial)), **tiny))
             assert (again["board"]["attempt"], again["late"]) == (1, True)
-        line.wait(
-            lambda: {row["alarm"] for row in line.status()["alarms"]} == {"repeated-picture", "boards-sent-twice"}
-        )
+        expected = {"repeated-picture", "boards-sent-twice"}
+        line.wait(lambda: {row["alarm"] for row in line.status()["alarms"]} == expected)
         assert sum("failing sent the same picture" in row["text"] for row in line.status()["alarms"]) == 1
     assert line.rows("SELECT count(*), max(attempt) FROM boards WHERE board_type = 'tiny'") == [(3, 1)]
