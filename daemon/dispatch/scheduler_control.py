@@ -1,7 +1,4 @@
-"""Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only.
-
-Operators name a device or one of its pools.
-"""
+"""Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
