@@ -575,7 +575,7 @@ class App:
         pages = f" pages {reachable(url_of(self._http))}," if self._http else ""
         return (
             f"{count_text(len(self._serving.current.routes.recipes), 'board type')},"
-            f" {count_text(len(self._serving.current.catalog), 'expert')},"
+            f" {count_text(self._serving.current.catalog.judges, 'expert')},"
             f" policy {config.policy}, intake {', '.join(config.endpoints.intake)},"
             f" results {config.endpoints.results},{pages} {len(self._recovery.pending)} images recovered"
             f"{''.join(f'; {said}' for said in self._language.unopened())}"

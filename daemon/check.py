@@ -70,7 +70,7 @@ def check_line(path: Path, *, reads_weights: bool = True) -> tuple[list[str], di
         problems += at_their_keys(path, capacity_problems(config, routes, catalog))
     facts: dict[str, Any] = {
         "boards": len(routes.recipes),
-        "experts": len(catalog),
+        "experts": catalog.judges,
         "weights_bytes": sum(spec.weights_bytes for spec in catalog.values()),
         "models": len(config.models),
         "rules_version": routes.version,
@@ -92,8 +92,8 @@ def _unguarded(config: Config, catalog: Catalog) -> list[str]:
     if not config.guards.picture_quality:
         return []
     names = [spec.name for spec in catalog.values() if spec.classes and spec.pictures is None]
-    remedy = "train them again, or import them again with --images and pictures of good and bad parts"
-    what = "no limits of the pictures that they can judge, so that one in the dark may pass"
+    what = "may pass a picture that is dark or shows nothing, as nobody measured what good light and focus look like"
+    remedy = "train again, or import again with --images FOLDER, pictures of good and bad parts"
     return [f"{', '.join(names)}: {what}: {remedy}"] if names else []
 
 

@@ -563,10 +563,10 @@ class Operations:
         self.shadows.read()
         if not folder.is_rewriting:
             self.files.poll()
-        self._log.info("reloaded", edition=number, rules_version=served.routes.version, experts=len(served.catalog))
+        self._log.info("reloaded", edition=number, rules_version=served.routes.version, experts=served.catalog.judges)
         for change in changed:
             self._log.info("expert_changed", **change)
-        answer = {"edition": number, "rules_version": served.routes.version, "experts": len(served.catalog)}
+        answer = {"edition": number, "rules_version": served.routes.version, "experts": served.catalog.judges}
         answer["changed_experts"] = changed
         unusable = [*warn_of_weights(served.catalog)]
         return answer | ({"without_weights": unusable} if unusable else {})

@@ -260,3 +260,5 @@ class Message:
     seq: int
     topic: str
     body: dict[str, Any]
+    #: That of its image, also where the verdict was no pass; not published.
+    guard: Guard | None = None

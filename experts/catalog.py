@@ -175,6 +175,11 @@ class Catalog(dict[ExpertId, ExpertSpec]):
             ExpertId(name): entry.confidences for name, entry in self.entries.items() if entry.confidences
         }
 
+    @property
+    def judges(self) -> int:
+        """Count the experts that rules can name: all but backbones."""
+        return sum(bool(spec.classes) for spec in self.values())
+
 
 def resolve(catalog_file: CatalogFile, root: Path, folders: Sequence[Path] = ()) -> tuple[Catalog, list[Problem]]:
     """Return the specs of all usable entries, and every mistake with its place in the document.

@@ -1,7 +1,4 @@
-"""Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only.
-
-Operators name a device or one of its pools; a request takes effect in all pools of a device or in none.
-"""
+"""Control requests about the scheduler: residents, queues, pins, memory limits. Drive thread only."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +6,7 @@ from typing import Any
 from daemon.dispatch.chains import Chains
 from daemon.dispatch.watch import ExecutorHealth
 from daemon.policy.actions import PoolSnapshot, Snapshot
-from daemon.policy.operate import OperationRefusedError
+from daemon.policy.operate import OperationRefusedError, unknown_device
 from daemon.policy.request import ExecutorFacts, ExecutorId, PoolId, device_of
 from daemon.policy.scheduler import Scheduler
 from daemon.units import MAX_BYTES
@@ -44,7 +41,9 @@ class SchedulerControl:
         try:
             return handler(fields)
         except OperationRefusedError as error:
-            raise ControlError(error.code, error.reason) from error
+            spec = self._chains.catalog.get(ExpertId(str(fields.get("expert"))))
+            head = f"{spec.name} is a head of {spec.backbone.name}: " if spec and spec.backbone else ""
+            raise ControlError(error.code, f"{head}{error.reason}") from error
 
     def _experts(self, _fields: Mapping[str, Any]) -> dict[str, Any]:
         """For a head, residency, pins and queue are its backbone's."""
@@ -80,42 +79,16 @@ class SchedulerControl:
 
     def _pin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         expert, device = self._expert_and_device(fields)
-        if device is None:
-            return {"expert": name_of(expert), "device": device_of(self._scheduler.pin(expert, None))}
-        pools = self._pools(device)
-        resident = [pool.pool for pool in self._scheduler.snapshot().pools if expert in pool.resident]
-        refusal: OperationRefusedError | None = None
-        for pool in sorted(pools, key=lambda pool: pool not in resident):
-            try:
-                return {"expert": name_of(expert), "device": device_of(self._scheduler.pin(expert, pool))}
-            except OperationRefusedError as error:
-                refusal = refusal or error
-        raise refusal or OperationRefusedError("unknown_device", f"{device} has no memory for experts")
+        return {"expert": name_of(expert), "device": device_of(self._scheduler.pin(expert, device))}
 
     def _unpin(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return self._release(fields, "pinned", self._scheduler.unpin)
+        expert, device = self._expert_and_device(fields)
+        self._scheduler.unpin(expert, device)
+        return {"expert": name_of(expert)}
 
     def _unload(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return self._release(fields, "resident", self._scheduler.unload)
-
-    def _release(
-        self, fields: Mapping[str, Any], state: str, release: Callable[[ExpertId, PoolId | None], object]
-    ) -> dict[str, Any]:
-        """Unpin or unload an expert in each pool of the device where it is in this state; without a device in all."""
         expert, device = self._expert_and_device(fields)
-        if device is None:
-            release(expert, None)
-            return {"expert": name_of(expert)}
-        if expert not in self._chains.resident:
-            raise ControlError("unknown_expert", f"{name_of(expert)} is not in the catalog")
-        pools = [now for now in self._scheduler.snapshot().pools if now.pool in self._pools(device)]
-        holding = [now for now in pools if expert in (now.pinned if state == "pinned" else now.resident)]
-        if not holding:
-            raise ControlError(f"not_{state}", f"{name_of(expert)} is not {state} on {device}")
-        if state == "resident" and any(expert in now.pinned for now in holding):
-            raise ControlError("pinned", f"{name_of(expert)} is pinned: unpin it first")
-        for now in holding:
-            release(expert, now.pool)
+        self._scheduler.unload(expert, device)
         return {"expert": name_of(expert)}
 
     def _limits(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,22 +120,20 @@ class SchedulerControl:
             now[device_of(pool)] = now.get(device_of(pool), 0) + budget_bytes
         return {"expert_memory": now}
 
-    def _expert_and_device(self, fields: Mapping[str, Any]) -> tuple[ExpertId, str | None]:
+    def _expert_and_device(self, fields: Mapping[str, Any]) -> tuple[ExpertId, PoolId | None]:
         expert, device = fields.get("expert"), fields.get("device")
         if not isinstance(expert, str):
             raise ControlError("bad_field", "expert: expected the name of an expert of the catalog")
         if device is not None and not isinstance(device, str):
             raise ControlError("bad_field", "device: expected the name of a device, such as cpu or cuda:0")
         spec = self._chains.catalog.get(ExpertId(expert))
-        return ExpertId(expert) if spec is None else self._chains.resident_of(spec).expert, device
+        place = None if device is None else PoolId(device)
+        return ExpertId(expert) if spec is None else self._chains.resident_of(spec).expert, place
 
     def _pools(self, device: str) -> tuple[PoolId, ...]:
         pools = tuple(pool for pool in self._scheduler.pools if device in (pool, device_of(pool)))
         if not pools:
-            devices = dict.fromkeys(device_of(pool) for pool in self._scheduler.pools)
-            raise ControlError(
-                "unknown_device", f"{device} is not a device that the policy uses: expected one of {', '.join(devices)}"
-            )
+            raise ControlError("unknown_device", unknown_device(self._scheduler.pools, device))
         return pools
 
 

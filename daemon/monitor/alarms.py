@@ -29,7 +29,7 @@ _MAX_ACTIVE, _SHOWN = 50, 10
 _EVERY_S, _SELDOM_S = 0.5, 10.0
 #: Messages: at most waiting; counted again at a start or for a new rule; read and judged at a time.
 _WAITING, _HISTORY, _PAGE = 20_000, 10_000, 100
-#: Counts images that the guard `repeated_picture` sent to review.
+#: Counts images that repeated a picture, whatever their verdict.
 REPEATED = AlarmRule("repeated-picture", "review", 3, ("source",), None, (600.0, "seconds", "10m"))
 _FROZEN = "Is its camera frozen? Passes wait in Review; `guards.may_repeat` names sources that may."
 #: Consecutive boards that were sent again after they had closed.
@@ -52,16 +52,16 @@ class AlarmWatch:
         self._changed: dict[tuple[str, ...], None] = {}
         self._units = 0
 
-    def see(self, body: Body) -> None:
+    def see(self, body: Body, guard: str | None = None) -> None:
         """Count a finished image, or a review in place of the line's verdict; in the order of `seq`."""
         image_id, board, (size, kind, _) = body["inspection_id"], body["board"], self.rule.within
-        if self.rule is REPEATED and body.get("reason") != "repeated_picture":
+        if self.rule is REPEATED and "repeated_picture" not in (guard, body.get("reason")):
             return
         if image_id is None or not self._glob.matches(body["component"]):
             return
         where = tuple(board["type"] if name == "board_type" else body[name] for name in self._same)
         unit = (board["type"], board["serial"], {"boards": "", "images": body["designator"]}.get(kind, image_id))
-        place, is_hit = self._places.get(where) or OrderedDict(), body["verdict"] == self.rule.verdict
+        place, is_hit = self._places.get(where) or OrderedDict(), self._counts(body)
         if unit not in place:
             if "review_id" in body or (kind == "seconds" and not is_hit):
                 return
@@ -90,7 +90,7 @@ class AlarmWatch:
             hits: dict[str | None, dict[tuple[Any, ...], Body]] = {}
             for unit, images in place.items():
                 for image in images.values():
-                    if image["verdict"] == self.rule.verdict:
+                    if self._counts(image):
                         of_defect = hits.setdefault(image["defect"] if "defect" in self.rule.same else None, {})
                         of_defect[*unit[:2], image["designator"]] = image  # a board's position counts once
             before = {key: self.active.pop(key) for key in list(self.active) if key[0] == where}
@@ -103,6 +103,9 @@ class AlarmWatch:
                     row |= {"remedy": _FROZEN} if self.rule is REPEATED else {}
                     self.active[where, defect] = row | {"images": list(images.values())[-_SHOWN:]}
         self._changed.clear()
+
+    def _counts(self, image: Body) -> bool:
+        return self.rule is REPEATED or image["verdict"] == self.rule.verdict
 
     def _text(self, where: tuple[str, ...], defect: str | None, count: int, units: int) -> str:
         _, kind, window = self.rule.within
@@ -219,13 +222,13 @@ class Alarms:
         while new and after < self._seq and not self._stopping.is_set():
             items = self._reader.results_since(max(0, after), _PAGE)["items"]
             page = [item for item in items if item["seq"] <= self._seq]  # what came since waits to be seen
-            _see(new, ((item["topic"], item) for item in page))
+            _see(new, (Message(item["seq"], item["topic"], item) for item in page))
             for watch in new if page else ():
                 watch.judge(wall_seconds(page[-1]["at"]))
             after = page[-1]["seq"] if page else self._seq
         waiting = [self._messages.popleft() for _ in range(len(self._messages))]
         self._seq = waiting[-1].seq if waiting else self._seq
-        _see(list(watches.values()), ((message.topic, message.body) for message in waiting))
+        _see(list(watches.values()), waiting)
         for message in waiting:
             self._sent_twice.see(message.topic, message.body)
         for watch in watches.values():
@@ -265,8 +268,8 @@ def _withdrawn_alarm(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...],
     return {(row["alarm"],): row}
 
 
-def _see(watches: Sequence[AlarmWatch], messages: Iterable[tuple[str, Body]]) -> None:
-    for topic, body in messages:
-        if topic.startswith(("inspection/", "review/")):
+def _see(watches: Sequence[AlarmWatch], messages: Iterable[Message]) -> None:
+    for message in messages:
+        if message.topic.startswith(("inspection/", "review/")):
             for watch in watches:
-                watch.see(body)
+                watch.see(message.body, message.guard)

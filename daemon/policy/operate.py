@@ -5,7 +5,7 @@ from functools import partial
 
 from daemon.policy.actions import Resize, Unload
 from daemon.policy.discipline import Discipline, Want
-from daemon.policy.request import PoolId
+from daemon.policy.request import PoolId, device_of
 from daemon.policy.residency import Residency
 from experts.spec import ExpertId, name_of
 
@@ -20,7 +20,10 @@ class OperationRefusedError(Exception):
 
 
 class Operator:
-    """Checks each request at once; `next_change` and `wants` carry it out as memory allows."""
+    """Checks each request at once; `next_change` and `wants` carry it out as memory allows.
+
+    Pools are named by a pool, a device, or None for all: a request takes effect in all pools that it is about, or none.
+    """
 
     def __init__(self, residency: Residency, discipline: Discipline) -> None:
         self._residency = residency
@@ -34,9 +37,9 @@ class Operator:
         return pools
 
     def pin(self, expert: ExpertId, pool: PoolId | None) -> PoolId:
-        """Keep `expert` in `pool`; without one, where it is resident, else where most is free."""
-        self._known(expert, pool)
-        for place in (pool,) if pool is not None else self._by_room(expert):
+        """Keep `expert` in one of the named pools: where it is resident, else where most is free."""
+        named = self._named(expert, pool)
+        for place in [place for place in self._by_room(expert) if place in named] or named:
             ledger = self._residency.ledgers[place]
             if ledger.is_pinned(expert):
                 return place
@@ -48,18 +51,15 @@ class Operator:
         )
 
     def unpin(self, expert: ExpertId, pool: PoolId | None) -> None:
-        self._known(expert, pool)
-        pools = [place for place in self.pins().get(expert, ()) if pool in (None, place)]
+        named = self._named(expert, pool)
+        pools = [place for place in self.pins().get(expert, ()) if place in named]
         if not pools:
             raise OperationRefusedError("not_pinned", f"{name_of(expert)} is not pinned{_where(pool)}")
         self.forget([expert], pools)
 
     def unload(self, expert: ExpertId, pool: PoolId | None) -> None:
         """Free `expert` when its running batch has ended; images that need it load it again."""
-        self._known(expert, pool)
-        pools = [
-            place for place in self._residency.pools if pool in (None, place) and self._residency.can_run(place, expert)
-        ]
+        pools = [place for place in self._named(expert, pool) if self._residency.can_run(place, expert)]
         if not pools:
             raise OperationRefusedError("not_resident", f"{name_of(expert)} is not resident{_where(pool)}")
         if any(self._residency.ledgers[place].is_pinned(expert) for place in pools):
@@ -75,7 +75,7 @@ class Operator:
     def set_budget(self, pool: PoolId, budget_bytes: int) -> None:
         """Set the budget of `pool`; residents leave, the least wanted first, until the rest fits."""
         if pool not in self._residency.pools:
-            raise OperationRefusedError("unknown_device", _unknown_device(self._residency, pool))
+            raise OperationRefusedError("unknown_device", unknown_device(self._residency.pools, pool))
         pinned = sum(self._residency.bytes_of(expert) for expert in self._residency.ledgers[pool].pinned)
         if pinned > budget_bytes:
             raise OperationRefusedError(
@@ -176,15 +176,18 @@ class Operator:
     def _serving(self) -> Iterator[PoolId]:
         return (pool for pool, facts in self._residency.pools.items() if facts.processor != "ram")
 
-    def _known(self, expert: ExpertId, pool: PoolId | None) -> None:
+    def _named(self, expert: ExpertId, pool: PoolId | None) -> list[PoolId]:
         if expert not in self._residency.experts:
             raise OperationRefusedError("unknown_expert", f"{name_of(expert)} is not in the catalog")
-        if pool is not None and pool not in self._residency.pools:
-            raise OperationRefusedError("unknown_device", _unknown_device(self._residency, pool))
+        named = [place for place in self._residency.pools if pool in (None, place, device_of(place))]
+        if not named:
+            raise OperationRefusedError("unknown_device", unknown_device(self._residency.pools, pool))
+        return named
 
 
-def _unknown_device(residency: Residency, pool: PoolId) -> str:
-    return f"{pool} is not a device that the policy uses: expected one of {', '.join(residency.pools)}"
+def unknown_device(pools: Iterable[PoolId], name: str | None) -> str:
+    devices = ", ".join(dict.fromkeys(map(device_of, pools)))
+    return f"{name} is not a device that the policy uses: expected one of {devices}"
 
 
 def _where(pool: PoolId | None) -> str:

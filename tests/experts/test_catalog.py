@@ -32,6 +32,8 @@ def test_an_entry_becomes_the_spec_of_its_file(tmp_path: Path):
     assert problems == []
     assert catalog["r18"] == identified(replace(spec, temperature=1.5))
     assert catalog.headers["r18"].metadata["origin"] == "a test"
+    catalog["line"] = replace(spec, classes=())
+    assert catalog.judges == 1, "a backbone has no classes"
 
 
 def test_an_expert_is_another_one_with_other_settings_and_the_same_one_elsewhere(tmp_path: Path):

@@ -296,7 +296,7 @@ def pin(
     Example: coserve pin yolo-solder --device cpu --config demo/coserve.yaml
     """
     answer = _change(config, "unpin" if off else "pin", note, expert=expert, device=device)
-    say(answer, f"{expert} is {'no longer pinned' if off else 'pinned'}", as_json=as_json)
+    say(answer, f"{_held(expert, answer)} is {'no longer pinned' if off else 'pinned'}", as_json=as_json)
 
 
 def unload(
@@ -311,7 +311,12 @@ def unload(
     Example: coserve unload R0402 --config demo/coserve.yaml
     """
     answer = _change(config, "unload", note, expert=expert, device=device)
-    say(answer, f"{expert} is unloaded", as_json=as_json)
+    say(answer, f"{_held(expert, answer)} is unloaded", as_json=as_json)
+
+
+def _held(expert: str, answer: Mapping[str, Any]) -> str:
+    """Name what memory holds for `expert`: a head's backbone, which the other heads need too."""
+    return expert if answer["expert"] == expert else f"{answer['expert']}, the backbone of {expert} and others,"
 
 
 def limits(

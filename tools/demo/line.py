@@ -165,11 +165,15 @@ def write_rules(folder: Path, thresholds: Thresholds) -> Path:
         answers = f'expert: "{name}", pass: [ok], review_below: {thresholds.review_below[name]:.2f}'
         lines.append(f'  "{name}": {{{answers}, then: solder-{part.family}, pass_rate: 0.95}}')
     lines += ["", "detectors:   # families share experts, but not the confidence from which a box is a defect"]
+    found: dict[str, set[str]] = {}
+    for family, limits in thresholds.fail_on.items():
+        found.setdefault(SOLDER_DETECTORS[family], set()).update(limits)
     for family, limits in thresholds.fail_on.items():
         text = ", ".join(f"{label}: {limit:.2f}" for label, limit in limits.items())
-        lines.append(f"  solder-{family}: {{expert: {SOLDER_DETECTORS[family]}, fail_on: {{{text}}}}}")
-    labels = {label for part in part_types().values() for label in part.labels}
-    labels |= {label for limits in thresholds.fail_on.values() for label in limits}
+        elsewhere = sorted(found[SOLDER_DETECTORS[family]].difference(limits))
+        ignored = f", ignore: [{', '.join(elsewhere)}]" if elsewhere else ""
+        lines.append(f"  solder-{family}: {{expert: {SOLDER_DETECTORS[family]}, fail_on: {{{text}}}{ignored}}}")
+    labels = set[str]().union(*found.values(), *(part.labels for part in part_types().values()))
     lines += ["", "defects:"]
     lines += [f"  {label}: {code}   # {label.replace('_', ' ')}" for label, code in _CODES.items() if label in labels]
     path = folder / "rules.yaml"

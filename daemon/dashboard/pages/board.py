@@ -164,7 +164,7 @@ def listed(
 def findings_of(board: Row[Any]) -> list[dict[str, Any]]:
     """Return the positions of a closed board to look at, worst first; those without a defect have a `why`."""
     found = json_rows(board.failed)
-    for name, why in (("unknown", "not judged"), ("missing", "missing"), ("review", "review")):
+    for name, why in (("unknown", "not judged"), ("missing", "no image"), ("review", "review")):
         found += [{**one, "why": why} for one in json_rows(getattr(board, name))]
     return found
 

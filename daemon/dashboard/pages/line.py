@@ -133,7 +133,8 @@ class _LinePage:
         closed = [wall_seconds(row.completed_at) for row in self._site.database.rows(_CLOSED, limit=_AGE_BOARDS)]
         age_s = verdict_age(closed, time.time(), is_ready=self._health.get().get("ready", {}).get("ok", False))
         size = self._site.pictures.size(shown.image_path) if shown else None
-        return {"last": last, "age": age_s and duration(age_s), "size": size}
+        age = "at an unknown time" if (age_s or 0) < 0 else f"{duration(age_s)} ago"
+        return {"last": last, "age": None if age_s is None else age, "size": size}
 
     def now(self) -> dict[str, Any]:
         status: Status | ControlError
@@ -331,12 +332,16 @@ def last_board(database: Database) -> dict[str, Any] | None:
 
 
 def verdict_age(closed_s: Sequence[float], now_s: float, *, is_ready: bool) -> float | None:
-    """Return the seconds since the newest board if over ten usual intervals, or the line is not ready; else None."""
+    """Return the seconds since the newest board if over ten usual intervals, or the line is not ready; else None.
+
+    Below zero the clock was set back, and nobody knows them.
+    """
     if not closed_s:
         return None
-    age_s = max(0.0, now_s - closed_s[0])
+    age_s = now_s - closed_s[0]
     usual_s = median([abs(later - earlier) for later, earlier in pairwise(closed_s)] or [_MIN_SILENCE_S])
-    return age_s if not is_ready or age_s > max(_AGE_FACTOR * usual_s, _MIN_AGE_S) else None
+    is_new = -_MIN_AGE_S <= age_s <= max(_AGE_FACTOR * usual_s, _MIN_AGE_S)
+    return None if is_ready and is_new else age_s
 
 
 def fails_now(database: Database, rules: StoredRules, since: str) -> tuple[list[Any], list[Any]]:

@@ -363,7 +363,7 @@ class ResultsBatch:
         self._inspections.append(row)
         self._stages += stage_rows
         self._detections += box_rows
-        self.written.published.append(rows.inspection_message(row, stage_rows, box_rows))
+        self.written.published.append(replace(rows.inspection_message(row, stage_rows, box_rows), guard=image.guard))
         self.written.done.append((image.source, image.key.length))
         tx.finished.add(image.inspection_id)
         for stage in verdict.stages:

@@ -15,7 +15,7 @@ from routing_rules.load import read_yaml
 from tools.camera.render import board_types, part_types
 from tools.camera.render.images import DEFECT_RATE
 from tools.demo.export import Observed, choose_thresholds
-from tools.demo.line import SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
+from tools.demo.line import SHIPPED, SOLDER_DETECTORS, Thresholds, read_thresholds, write_rules
 from tools.demo.pictures import render_missing
 from tools.demo.recipe import Recipe, train
 from tools.demo.training import DETECTORS, Lesson, SolderLoss, network_loss, train_on
@@ -97,6 +97,8 @@ def test_the_rules_fit_the_experts_and_boards_and_name_the_thresholds(tmp_path: 
     document = yaml.safe_load(path.read_text("utf-8"))
     assert document["classifiers"]["CE6"]["review_below"] == 0.83
     assert document["detectors"]["solder-qfp"]["fail_on"] == {"insufficient": 0.41}
+    shipped = write_rules(tmp_path, read_thresholds(SHIPPED))
+    assert compile_rules(read_yaml(shipped), str(shipped), experts).warnings == ()
 
 
 @pytest.mark.test_all

@@ -112,7 +112,7 @@ def test_the_list_says_what_to_look_at_also_where_nothing_failed(web: Web) -> No
     web.add_board(5, "A5", "unknown", unknown=place % "U8", missing=missing)
     rows = " ".join(re.sub(r"<[^>]+>", "", web.get("/boards").text).split())
     assert "U7 QFP64 (review)" in rows
-    assert "U8 QFP64 (not judged), R1, R2 R0402 (missing), 3 × C0603 (missing)" in rows
+    assert "U8 QFP64 (not judged), R1, R2 R0402 (no image), 3 × C0603 (no image)" in rows
 
 
 def test_lists_show_and_find_final_verdicts(web: Web) -> None:

@@ -245,5 +245,8 @@ def test_a_display_on_a_wall_sounds_at_a_fail_grows_no_memory_and_says_when_it_i
     page.evaluate("window.isOld = true")
     os.kill(web["pid"], signal.SIGKILL)
     page.locator("#live-state", has_text="reconnecting").wait_for()
+    page.evaluate("document.body.classList.remove('kiosk')")
+    assert "grayscale" in page.locator(".andon").evaluate("part => getComputedStyle(part).filter")
+    page.evaluate("document.body.classList.add('kiosk')")  # a display alone reloads itself
     page.wait_for_function("() => !window.isOld", timeout=120_000)
     page.locator(".andon.fail", has_text="W2").wait_for()

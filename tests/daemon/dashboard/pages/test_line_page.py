@@ -118,7 +118,8 @@ def test_the_last_board_has_its_worst_finding_and_what_fails_now_has_names(web: 
     assert last is not None
     assert (last["board"].serial, last["verdict"], last["shown"].inspection_id) == ("S2", "fail", 2)
     assert [row.inspection_id for row in last["findings"]] == [2, 1]
-    assert last["missing"] == [{"component": "R0402", "count": 1}]
+    router(site)
+    assert "<li>no image: 1 × R0402</li>" in site.live.text("andon")
     defects, positions = fails_now(site.database, site.rules, utc_text(NOW_S - 3600))
     assert (defects, positions) == ([("bridge (D207)", 1)], [("U1 on mainboard-a", 1)])
 
@@ -145,6 +146,7 @@ def test_a_verdict_is_an_old_one_after_ten_usual_intervals_and_at_once_if_the_li
     assert verdict_age(closed, NOW_S + 590, is_ready=True) is None
     assert verdict_age(closed, NOW_S + 610, is_ready=True) == 610
     assert verdict_age(closed, NOW_S + 5, is_ready=False) == 5
+    assert verdict_age(closed, NOW_S - 60, is_ready=True) == -60, "the clock was set back"
     assert verdict_age([], NOW_S, is_ready=False) is None
 
 
@@ -165,6 +167,8 @@ def test_the_last_board_is_grey_with_its_age_when_it_says_nothing_of_the_line_no
         now = utc_text(time.time())
         close(web, 4, 0, completed_at=now, first_seen_at=now)
         assert 'class="andon pass"' in site.live.text("andon")
+        close(web, 5, 0, completed_at=utc_text(time.time() + 86400))
+        assert "last board at an unknown time" in site.live.text("andon")
     assert 'class="andon pass old"' in site.live.text("andon"), "no daemon answers"
 
 
