@@ -18,7 +18,7 @@ from tests.bench.live.expert_files import ExpertRecipe
 from tests.bench.live.image_trace import ImageOrder
 from tests.gpu.expert_files import make_expert_files
 from tests.gpu.page import Table
-from tools.setup.gpu import find_driver
+from tools.setup.doctor import find_driver
 
 Keep = Callable[[Table], None]
 _DEADLINE_S = 20.0

@@ -86,7 +86,12 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         rates = {
-            name: {"count": rate.count, "of": rate.of, "share": round(rate.share, 5), "interval": rate.wilson}
+            name: {
+                "count": rate.count,
+                "of": rate.of,
+                "share": round(rate.count / rate.of, 5),
+                "interval": rate.interval,
+            }
             for name, rate in self.rates().items()
         }
         return {"rate": self.rate, **rates, "mistakes": self.mistakes()}
@@ -121,7 +126,7 @@ def measured_table(figures: Sequence[Figures]) -> None:
     rows: list[tuple[str, ...]] = []
     for each in figures:
         for name, rate in each.rates().items():
-            low, high = rate.wilson
+            low, high = rate.interval
             counts = f"{rate.count} of {rate.of}"
             rows.append((f"{each.rate:.0%}", name, counts, f"{rate.share:.4f}", f"{low:.4f} to {high:.4f}"))
     print_table("Boards that no training saw", ("defects", "", "", "share", "95 %"), rows)

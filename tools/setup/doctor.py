@@ -18,19 +18,20 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
+import pynvml
 
 from daemon.check import check_line
 from daemon.config.settings import Config, load_config
 from daemon.errors import ConfigError
 from daemon.host.folders import FOLDER_LOCK, owner
 from daemon.host.machine import handle_shares, raise_handle_limit
+from daemon.host.temperature import nvidia_gpus
 from daemon.storage.database.connections import sqlite_path
 from daemon.storage.disk_space import DiskSpace
 from daemon.storage.disk_space import places as written_places
 from daemon.units import size_text
 from daemon.wire.keys import open_to
 from experts.durable import read_only_mount
-from tools.setup.gpu import Driver, find_driver
 from tools.setup.service_files import Places, secrets, started_config
 from tools.terminal.console import as_typed
 
@@ -76,6 +77,22 @@ wrong = partial(Finding, "wrong")
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver, the newest CUDA it serves as (major, minor), and the GPUs in its order."""
+
+    version: str
+    cuda: tuple[int, int]
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """The line, if one is named, and its PC. `user` runs the line, or will."""
 
@@ -101,6 +118,29 @@ def machine_of(path: Path | None, user: str | None = None) -> Machine:
         with suppress(KeyError):  # `permissions` reports it
             runs_line = pwd.getpwnam("coserve")
     return Machine(path, config, is_service, runs_line, bool(pid and psutil.pid_exists(pid)), find_driver())
+
+
+def find_driver() -> Driver | None:
+    """Return this machine's driver; None if there is none or it does not answer."""
+    try:
+        with nvidia_gpus() as numbers:
+            cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+            version = str(pynvml.nvmlSystemGetDriverVersion())
+            return Driver(version, (cuda // 1000, cuda % 1000 // 10), tuple(map(_gpu, numbers)))
+    except pynvml.NVMLError:
+        return None
+
+
+def _gpu(number: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        total_bytes, free_bytes = int(memory.total), int(memory.free)
+    except pynvml.NVMLError as error:
+        if getattr(error, "value", None) != pynvml.NVML_ERROR_NOT_SUPPORTED:  # else it computes in the host's memory
+            raise
+        total_bytes, free_bytes = psutil.virtual_memory()[:2]
+    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), total_bytes, free_bytes)
 
 
 def configuration(machine: Machine) -> Iterator[Finding]:

@@ -9,7 +9,6 @@ interpolation); mAP is the mean over the classes. The F-score needs a confidence
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,30 +33,25 @@ class Rate:
     of: int
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of Clopper and Pearson, as shares; all of 0..1 without pictures."""
-        return self._proportion("exact")
+    def share(self) -> float:
+        return self.count / max(self.of, 1)
 
     @property
-    def wilson(self) -> tuple[float, float]:
-        """Return the 95 % interval of Wilson's score, as shares rounded to six digits; all of 0..1 of nothing."""
-        low, high = self._proportion("wilson")
-        return round(low, 6), round(high, 6)
-
-    def _proportion(self, method: Literal["exact", "wilson"]) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of Clopper and Pearson, as shares of six digits; all of 0..1 of nothing."""
         if self.of == 0:
             return 0.0, 1.0
         from scipy.stats import binomtest
 
-        low, high = binomtest(self.count, self.of).proportion_ci(_CONFIDENCE, method=method)
-        return float(low), float(high)
+        low, high = binomtest(self.count, self.of).proportion_ci(_CONFIDENCE)
+        return round(float(low), 6), round(float(high), 6)
 
     def __str__(self) -> str:
         """Return it for a person: `2 of 25, 8 % (1 to 26)`."""
         if self.of == 0:
             return "unknown"
         low, high = self.interval
-        share = f"{self.count / self.of * 100:.1f} %"
+        share = f"{self.share * 100:.1f} %"
         return f"{self.count} of {self.of}, {share} ({low * 100:.1f} to {high * 100:.1f})"
 
 

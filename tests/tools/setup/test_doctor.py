@@ -20,8 +20,7 @@ from tests.small_disk import small_disk
 from tests.tools.client.scripted_daemon import HOST
 from tests.tools.run_commands import coserve
 from tools.setup import doctor as checks
-from tools.setup.doctor import Machine, machine_of
-from tools.setup.gpu import Driver, Gpu, find_driver
+from tools.setup.doctor import Driver, Gpu, Machine, find_driver, machine_of
 
 NOBODY = "nobody"
 SMALL_GPU = Driver("550.1", (12, 4), (Gpu("a card", 16 * 10**9, 15 * 10**9),))
