@@ -21,7 +21,7 @@ from daemon.host.folders import make_folder
 from daemon.units import parse_bytes, parse_seconds, printable, size_text
 from routing_rules.document import read_yaml_text
 from routing_rules.schema import MAX_NAME, is_name
-from tools.setup.gpu import Gpu, find_driver
+from tools.setup.doctor import Gpu, find_driver
 from tools.terminal.console import CommandError, as_typed, fail
 
 #: One board type: component types with a quantity, or with their designators.
