@@ -33,7 +33,7 @@ def import_model(
 
     Example: coserve moe import models/mixtral --storage int8
     """
-    from tools.moe.importing import import_checkpoint
+    from tools.moe.checkpoint import import_checkpoint
 
     report = import_checkpoint(folder, storage)
     if as_json:
