@@ -241,7 +241,7 @@ def check_digest(digest: str, spec: ExpertSpec) -> None:
 
 def describe_os_error(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return "there is no such weights file; correct `file` in the catalog or import the expert again"
+        return "there is no such weights file; put it back, correct `file` in the catalog, or import the expert again"
     return f"cannot be read ({error.strerror or error}); check the disk and the file's permissions"
 
 

@@ -143,7 +143,7 @@ def join_command(settings: WorkerSettings) -> tuple[list[str], Mapping[str, str]
     if problem := port_problem(settings):
         raise StartError(problem)
     try:
-        _make_own(settings.cache, "--cache", 0o022, "this user writes and deletes files there")
+        _make_own(settings.cache, "--cache", 0o022, "others could put links or weights there")
         _make_own(settings.folder, "--dir", 0o077, "Ray lets everybody write below it")
     except OSError as error:
         raise StartError(f"{error.filename}: {error.strerror}: name another folder") from None

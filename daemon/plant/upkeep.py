@@ -80,7 +80,7 @@ def keep_in_order(engine: Engine, retention: Retention, store: PictureStore, now
     newest = [at for at in last_at.values() if at is not None]
     now = min(now, max(newest, default=now))  # a hub's clock that is ahead makes nothing old
     ages = {name: retention.lines.get(name, retention.results) for name in last_at}
-    if all(ages.values()):
+    if ages and all(ages.values()):
         counts["days"] = _drop_days(engine, now - timedelta(seconds=max(age for age in ages.values() if age)))
     for name, age_s in ages.items():
         if age_s is not None:

@@ -270,8 +270,8 @@ class _LineOptions:
             publish_images(publisher, images, rate=rate, progress=on_progress)
         account = publisher.account
         if ends:
-            missing = f"{total - account.answered:,} of {count_text(total, 'image')}"
-            ends.append(f"{missing} have no answer of the daemon: the same command sends them again")
+            missing = f"no answer from the daemon for {total - account.answered:,} of {count_text(total, 'image')}"
+            ends.append(f"{missing}: the same command sends them again")
         for text in (*account.refusals, *ends):
             _say(text)
         rows = account.as_dict() | ({"not sent": total - account.sent} if total > account.sent else {})

@@ -40,8 +40,8 @@ def find_candidate(name: str, source: Path) -> CatalogEntry:
     if source.is_file():
         entries = {key: each for key, each in entries.items() if (folder / each.file).resolve() == source.resolve()}
     if not entries:
-        where = source if source.is_dir() else f"{folder}: for {source.name} it"
-        raise EditionError(f"{where} holds no catalog.yaml such as `coserve train` and `coserve import` write")
+        what = "holds" if source.is_dir() else "is described by"
+        raise EditionError(f"{source}: {what} no catalog.yaml such as `coserve train` and `coserve import` write")
     if source.is_dir() and name not in entries and len(entries) > 1:
         raise EditionError(f"{source}: its catalog has no {name}, but {', '.join(entries)}")
     return (entries.get(name) or next(iter(entries.values()))).moved_from(folder)

@@ -174,7 +174,7 @@ class RowFilters:
 
     def __post_init__(self) -> None:
         equal = {
-            name: [*values, *(normalize("NFC", value) for value in values if isinstance(value, str))]
+            name: [*dict.fromkeys([*values, *(normalize("NFC", each) for each in values if isinstance(each, str))])]
             for name, values in self.equal.items()
         }
         object.__setattr__(self, "equal", equal)

@@ -52,7 +52,7 @@ FROM boards
 #: `decision` says what a person decided about one image, where the board's verdict is another.
 _FINAL = """
 SELECT board_id, verdict, decided_by, decided_at, (
-    SELECT reviews.verdict || ' of ' || designator FROM inspections JOIN reviews USING (inspection_id)
+    SELECT reviews.verdict || ' for ' || designator FROM inspections JOIN reviews USING (inspection_id)
     WHERE inspections.board_id = final_boards.board_id AND reviewer = decided_by AND at = decided_at
       AND reviews.verdict <> final_boards.verdict
 ) AS decision FROM final_boards WHERE board_id IN :ids

@@ -73,7 +73,7 @@ EVENTS = "SELECT event_id, line, at, kind, text FROM events ORDER BY event_id DE
 _BOARDS = """
 SELECT b.line, b.epoch, b.seq, b.at, b.board_type, b.board_serial, b.attempt, b.lot, b.station, b.verdict,
        b.final_verdict, b.decided_by, (
-    SELECT decision.verdict || ' of ' || decision.designator FROM board_decisions AS decision
+    SELECT decision.verdict || ' for ' || decision.designator FROM board_decisions AS decision
     WHERE (line, board_epoch, board_type, board_serial, attempt, reviewer, at)
         = (b.line, b.epoch, b.board_type, b.board_serial, b.attempt, b.decided_by, b.decided_at)
       AND decision.verdict <> b.final_verdict LIMIT 1

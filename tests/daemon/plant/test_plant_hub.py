@@ -114,7 +114,8 @@ def test_a_lines_role_cannot_put_a_table_of_its_own_before_the_hubs(hub: HubData
 
 
 def test_upkeep_makes_days_ahead_and_forgets_by_line(hub: HubDatabase) -> None:
-    now = datetime.now(UTC)
+    now, removed = datetime.now(UTC), MagicMock(stored_before=lambda _: iter(()))
+    assert not any(keep_in_order(hub.engine, Retention(), removed, now.timestamp()).values()), "no line has joined yet"
     for line in ("line-1", "line-2"):
         hub.add_line(line)
         for seq, days in ((1, 100), (2, 20), (3, 0)):
@@ -123,7 +124,6 @@ def test_upkeep_makes_days_ahead_and_forgets_by_line(hub: HubDatabase) -> None:
             hub.add_image(seq, at, line)
             hub.add_picture(seq, "shared" if seq == 2 else f"{line}-{seq}", at, line)
     assert hub.value("SELECT count(*) FROM inspections_other") == 0
-    removed = MagicMock(stored_before=lambda _: iter(()))
     day = 86400.0
     retention = Retention(results="60d", lines={"line-2": "10d"})  # type: ignore[arg-type]
     with hub.engine.begin() as long_reader:

@@ -207,7 +207,7 @@ def test_a_camera_that_is_ended_by_a_signal_prints_its_account(tmp_path: Path) -
 
     rows = json.loads(account)
     assert (status, rows["accepted"] + rows["unanswered"] + rows["not sent"]) == (1, 20)
-    assert f"{20 - rows['accepted']} of 20 images have no answer of the daemon" in errors
+    assert f"no answer from the daemon for {20 - rows['accepted']} of 20 images" in errors
 
 
 def test_two_signals_at_once_are_one_and_a_later_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,4 +249,4 @@ def test_a_person_hears_soon_that_nobody_answers(tmp_path: Path, monkeypatch: py
     assert (status, json.loads(account)["accepted"], json.loads(account)["not sent"]) == (1, 0, 1)
     assert f"no answer from {endpoint} for 0.1 s: is the daemon running" in " ".join(errors.split())
     assert "?." not in errors
-    assert "1 of 1 image have no answer of the daemon: the same command sends them again" in errors
+    assert "no answer from the daemon for 1 of 1 image: the same command sends" in errors

@@ -227,7 +227,7 @@ def test_a_weights_file_brings_the_entry_that_lies_beside_it(
 ):
     alone, file = tmp_path / "alone.safetensors", version_folders[1] / "P.safetensors"
     shutil.copy(file, alone)
-    assert "holds no catalog.yaml" in run(line, "put", "P", str(alone), status=1)
+    assert "is described by no catalog.yaml" in run(line, "put", "P", str(alone), status=1)
     run(line, "promote", "P", run(line, "put", "P", str(file))["version"])
     catalog = version_folders[1] / "catalog.yaml"
     assert entry(line).model_copy(update={"file": "P.safetensors"}) == read_catalog(catalog)["P"]

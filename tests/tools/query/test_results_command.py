@@ -136,6 +136,7 @@ def test_a_filter_is_a_value_whatever_stands_in_it(line: Path, results: Callable
         assert len(rows(results, f"--serial={normalize('NFD', serial)}")) == counts[0]
     assert rows(results, "--lot", "L1' OR '1'='1") == []
     assert rows(results, "--component", "%") == []
+    assert RowFilters(equal={"lot": ["L1"]}).equal == {"lot": ["L1"]}
 
 
 @pytest.mark.parametrize(

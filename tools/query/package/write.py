@@ -69,7 +69,7 @@ def write_package(
     sign_with: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PackageReport:
-    """Write the package `out`. After CommandError, CommandError or OSError nothing is left of it."""
+    """Write the package `out`. After CommandError or OSError nothing is left of it."""
     key = None if sign_with is None else read_signing_key(sign_with)
     made = datetime.now(UTC).isoformat(timespec="seconds")  # before the rows: what is not among them is later
     with unfinished_folder(out) as part:

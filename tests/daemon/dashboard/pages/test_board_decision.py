@@ -122,6 +122,6 @@ def test_lists_show_and_find_final_verdicts(web: Web) -> None:
     assert "A2" in web.get("/boards?verdict=open").text
     assert "by Eva, line: fail" in web.get("/").text
     web.add_image(4, 3, "fail")  # Eva passed one of two
-    assert "Eva decided pass of " in web.get("/boards").text
-    assert "Failed: Eva decided pass of " in header(web, 3)
+    assert "Eva decided pass for " in web.get("/boards").text
+    assert "Failed: Eva decided pass for " in header(web, 3)
     assert "by Eva" not in web.get("/").text + header(web, 3)

@@ -108,7 +108,7 @@ def test_a_serial_that_is_typed_or_scanned_opens_its_way_through_all_lines(hub: 
     assert "3 attempts on 3 lines" in page
     assert page == hub.get(f"/serial/mainboard-a/{WALKER}")
     assert len(rows_of(hub.get("/boards", serial="10000"))) > 1, "a beginning lists what matches"
-    assert "Eva decided pass of R1" in hub.get("/boards", line="line-1")
+    assert "Eva decided pass for R1" in hub.get("/boards", line="line-1")
     assert {cells[3] for cells in rows_of(hub.get("/boards", line="line-2")).values()} == {"line-2"}
 
 
