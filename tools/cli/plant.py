@@ -202,8 +202,7 @@ def releases(
     columns: list[Column] = ["release", "problem", "signer", "contents", ("bytes", lambda row: size_text(row["bytes"]))]
     columns += [("made at", lambda row: (row["made_at"] or "")[:10] or None)]
     columns += [("expires at", lambda row: (row["expires_at"] or "")[:10] or None), "made_by", "line", "note"]
-    more = "--json has all"
-    print_rows(f"Releases of {place}", rows, columns, as_json=as_json, unbroken=("release",), more=more)
+    print_rows(f"Releases of {place}", rows, columns, as_json=as_json, unbroken=("release",), more="--json has all")
     if any(row["problem"] for row in rows):
         raise SystemExit(1)
 
