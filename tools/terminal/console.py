@@ -233,5 +233,7 @@ class Bars(Progress):
 def share_bar(title: str) -> Iterator[Callable[..., None]]:
     """Yield a function that moves a bar on stderr to a share from 0 to 1, and may give it another title."""
     with Bars(console=errors) as bar:
+        if not errors.is_interactive:
+            errors.print(title)
         task = bar.add_task(title, total=1.0)
         yield lambda share, title=title: bar.update(task, completed=share, description=title)

@@ -188,13 +188,16 @@ def test_the_hub_waits_for_its_database_and_its_commands_say_what_is_wrong(postg
     assert "secret" not in checked.output
     command = [sys.executable, "-m", "tools", "plant", "run", str(file)]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        assert b"ready at" in process.stdout.readline()
-        assert _health(port)[0] == 503
-        postgresql.start()
-        until(lambda: _health(port) == (200, "ok"))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        try:
+            assert process.stdout is not None
+            assert b"ready at" in process.stdout.readline()
+            assert _health(port)[0] == 503
+            postgresql.start()
+            until(lambda: _health(port) == (200, "ok"))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
     checked = CliRunner().invoke(app, ["plant", "check", str(file), "--json"])
     assert (checked.exit_code, '"schema": true' in checked.output) == (0, True)
     accepted = CliRunner().invoke(app, ["plant", "accept", str(file), "line-9"])
