@@ -55,6 +55,8 @@ def learn(
     Raises CommandError, TrainingError, EditionError.
     """
     in_service = _in_service(line, name)
+    if training is not None and not any(find_pictures(each, 1).files for each in label_folders(training).values()):
+        raise CommandError(f"{training}: expected pictures as LABEL/*.png, found none (--with)")
     decided = _decided(line, name, in_service)
     plan = replace(plan, good=plan.good or next(iter(decided.passes), None))
     with tempfile.TemporaryDirectory(prefix="coserve-learn-") as scratch:

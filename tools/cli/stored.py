@@ -165,15 +165,14 @@ def backup(
     Example: coserve backup /etc/coserve/coserve.yaml /mnt/backup/line.tar
     """
     need_file(config)
-    need_folder(archive.absolute().parent)
+    place = archive.absolute()
+    need_folder(place.parent)
     from tools.backup.archive import write_backup
     from tools.backup.gentle import step_back
 
     step_back()
     with _bar() as progress:
-        report = write_backup(
-            config, archive.absolute(), with_images=images, with_secrets=with_secrets, progress=progress
-        )
+        report = write_backup(config, place, with_images=images, with_secrets=with_secrets, progress=progress)
     for warning in () if as_json else report["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     versions = f"; {report['versions']} kept versions of experts take {size_text(report['versions_bytes'])} of it"

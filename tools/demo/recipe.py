@@ -86,12 +86,7 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         rates = {
-            name: {
-                "count": rate.count,
-                "of": rate.of,
-                "share": round(rate.count / rate.of, 5),
-                "interval": rate.interval,
-            }
+            name: {"count": rate.count, "of": rate.of, "share": round(rate.share, 5), "interval": rate.interval}
             for name, rate in self.rates().items()
         }
         return {"rate": self.rate, **rates, "mistakes": self.mistakes()}
@@ -102,15 +97,13 @@ def measure(config: Path, boards: int = BOARDS, on_answer: OnAnswer = lambda *_:
     line = load_line(config)
     pool, kinds, figures = loaded_pool(line.catalog), list(board_types()), list[Figures]()
     for place, rate in enumerate(RATES):
-        judged: list[JudgedPart] = []
+        judged, first = list[JudgedPart](), FIRST_SEED + place * 10_000
         title = f"judging {boards} boards with {rate:.0%} of defects"
         for start in track(range(0, boards, _AT_ONCE), title, console=console):
             rendered = [
                 (number, kinds[number % len(kinds)], part)
                 for number in range(start, min(start + _AT_ONCE, boards))
-                for part in render_board(
-                    kinds[number % len(kinds)], FIRST_SEED + place * 10_000 + number, rate
-                ).placements
+                for part in render_board(kinds[number % len(kinds)], first + number, rate).placements
             ]
             parts = [PartToJudge(kind, part.component, part.pixels) for _, kind, part in rendered]
             verdicts = judge_parts(line.routes, line.catalog, pool, parts, on_answer if place == 0 else lambda *_: None)

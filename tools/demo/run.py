@@ -4,7 +4,6 @@ import itertools
 import shlex
 import time
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from sqlalchemy import Connection, text
 
 from coserve_client import CoserveError, Publisher, publish_images
 from daemon.config.settings import load_config
-from daemon.storage.database.connections import open_for_reading
 from daemon.units import count_text
 from daemon.wire.control import ControlError, ask, must_listen
 from tools.camera.render import PartPlacement, RenderedBoard, board_types, render_board
@@ -22,6 +20,7 @@ from tools.camera.render.images import DEFECT_RATE, board_plan, images_of
 from tools.demo.line import describe_line, make_line
 from tools.setup.service import Service
 from tools.terminal.console import Bars, CommandError, as_typed, console, print_table
+from tools.terminal.open_line import reading
 
 SOURCE = "demo-camera"
 _BOARD = """
@@ -91,9 +90,8 @@ def _draw_part(canvas: np.ndarray, placement: PartPlacement, part: PartVerdict) 
 def _header(width: int, judged: JudgedBoard) -> np.ndarray:
     header = np.full((34, width, 3), 32, np.uint8)
     counts = {name: sum(part.verdict == name for part in judged.parts.values()) for name in COLOURS}
-    cv2.putText(
-        header, f"{judged.board.board_type}  {judged.serial}", (10, 23), _FONT, 0.6, (240, 240, 240), 1, cv2.LINE_AA
-    )
+    title = f"{judged.board.board_type}  {judged.serial}"
+    cv2.putText(header, title, (10, 23), _FONT, 0.6, (240, 240, 240), 1, cv2.LINE_AA)
     x = width - 10
     for name, count in reversed(counts.items()):
         title = f"{name} {count}"
@@ -124,7 +122,7 @@ def run_demo(folder: Path, *, prepare_only: bool, boards: int, seed: int) -> int
         log = folder / "daemon.log"
         raise CommandError(f"the daemon was killed, or hangs ({log} may say why): run the same command again") from None
     took_s = time.monotonic() - began_s
-    with closing(open_for_reading(load_config(config).database).connect()) as database:
+    with reading(load_config(config)) as engine, engine.connect() as database:
         for board in judged:
             board.read(database)
     _show_against_truth(judged)
@@ -165,7 +163,7 @@ def _publish_boards(config: Path, boards: int, seed: int) -> list[JudgedBoard]:
 
 def _free_prefix(config: Path) -> str:
     """Return a lot name that no earlier run used: a repeated image id would be a duplicate."""
-    with closing(open_for_reading(load_config(config).database).connect()) as database:
+    with reading(load_config(config)) as engine, engine.connect() as database:
         used = set(database.scalars(text("SELECT DISTINCT lot FROM boards")))
     return next(name for name in map("D{}".format, itertools.count(1)) if name not in used)
 

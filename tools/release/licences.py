@@ -18,14 +18,12 @@ def licence_of(package: Distribution) -> str:
 
 def main(out: Path) -> int:
     packages = {package.name: package for package in distributions()}
-    names = sorted(packages, key=str.lower)
-    width = max(map(len, names)) + 2
-    rows = [
-        f"{name:{width}}{packages[name].version:18}{licence_of(packages[name]) or 'none declared'}" for name in names
-    ]
+    told = {name: licence_of(packages[name]) for name in sorted(packages, key=str.lower)}
+    width = max(map(len, told)) + 2
+    rows = [f"{name:{width}}{packages[name].version:18}{told[name] or 'none declared'}" for name in told]
     out.write_text("\n".join(rows) + "\n", encoding="utf-8")
     print(f"{len(rows)} distributions with their licences: {out}")
-    if lacking := [name for name in names if not licence_of(packages[name])]:
+    if lacking := [name for name in told if not told[name]]:
         print(f"without a licence: {', '.join(lacking)}", file=sys.stderr)
     return 1 if lacking else 0
 

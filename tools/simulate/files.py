@@ -161,6 +161,7 @@ def _read(path: Path, model: type[M]) -> M:
         raise FileError(f"{path}: cannot be read ({reason}); name a file of JSON, or of JSON in gzip") from error
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "expected JSON, or JSON in gzip"
+        whole = "expected JSON, or JSON in gzip" if first["type"] == "json_invalid" else "as a whole"
+        place = ".".join(map(str, first["loc"])) or whole
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise FileError(f"{path}: {place}: {first['msg']}{more}") from error

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,13 +57,21 @@ def make_in(out: Path, expert: str, source: Path, make: Callable[[Path], Any]) -
     in_force = folder.in_force()
     if in_force is None or expert not in in_force.experts:
         return make(out), None
-    with TemporaryDirectory(prefix=".new-", dir=out) as scratch:
+    with _scratch(out) as scratch:
         catalog = Path(scratch) / "catalog.yaml"
         write_catalog(catalog, {name: each.moved_from(out) for name, each in present.items()})
         report = make(catalog.parent)
         entry = read_catalog(catalog)[expert].moved_from(catalog.parent)
         version = keep_candidates(folder, {expert: entry}, str(source.resolve()))[expert]
         return replace(report, file=folder.weights.place(entry.sha256)), version
+
+
+def _scratch(out: Path) -> TemporaryDirectory[str]:
+    """Make a temporary folder in `out`, and remove what killed processes left there."""
+    out.mkdir(parents=True, exist_ok=True)
+    for left in (each for each in out.glob(".new-*") if not Path("/proc", each.name.split("-")[1]).exists()):
+        shutil.rmtree(left, ignore_errors=True)
+    return TemporaryDirectory(prefix=f".new-{os.getpid()}-", dir=out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +194,7 @@ def make_expert(job: ImportJob, original: nn.Module, images: Sequence[Image], ou
     head = END_TO_END_HEAD if is_end_to_end(original) else PLAIN_HEAD
     thin: list[FormTrial] = []
     store = STORES[-1] if job.form.store == AUTO else job.form.store
-    job.out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".new-", dir=job.out) as scratch:
+    with _scratch(job.out) as scratch:
 
         def candidate(dtype: str, store: str) -> _Candidate:
             place = Path(scratch) / f"{dtype}.{store}"

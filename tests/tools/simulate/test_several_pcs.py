@@ -74,7 +74,7 @@ def test_an_expert_crosses_the_network_once_and_then_comes_from_the_pcs_own_disk
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pcs": 2}, "several PCs need a network"),
+        ({"pcs": 2}, "device.json: as a whole: Value error, several PCs need a network"),
         ({"pcs": 2, "hosts": {"pc2": {}}, "network": a_network()}, "pcs and hosts exclude each other"),
         ({"hosts": {"PC 2": {}}, "network": a_network()}, "hosts.PC 2"),
         ({"pcs": 2, "network": a_network(gbit_per_s=0)}, "network.gbit_per_s"),

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -314,6 +315,17 @@ def test_auto_keeps_the_thinnest_form_that_agrees_and_shows_what_it_tried(
         assert ("stored" in report.entry) == bool(near)
         assert report.agreement.images == len(PICTURES)
     assert sorted(made.name for made in (tmp_path / "experts").iterdir()) == ["a.safetensors", "catalog.yaml"]
+
+
+def test_an_import_removes_what_a_killed_one_left(tmp_path: Path):
+    out = tmp_path / "experts"
+    (killed,) = (process for process in [subprocess.Popen(["true"])] if process.wait() == 0)
+    left, working = (out / f".new-{pid}-a_b" for pid in (killed.pid, os.getppid()))
+    for folder in (left, working):
+        folder.mkdir(parents=True)
+        (folder / "float32.int8").write_bytes(b"weights")
+    import_file(a_state_dict(tmp_path), **a_target(tmp_path, expert="r"))
+    assert [file for file in out.iterdir() if file.name.startswith(".")] == [working]
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_of_the_import(tmp_path: Path):
