@@ -63,7 +63,7 @@ def _picture(folder: Path, named: _Named) -> Picture:
         is_inside = -_ROUNDING <= x1 < x2 <= width + _ROUNDING and -_ROUNDING <= y1 < y2 <= height + _ROUNDING
         if not is_inside or max(x2, y2) <= 1:  # fractions
             shown = ", ".join(f"{at:.1f}" for at in (x1, y1, x2, y2))
-            raise ValueError(f"the box {kind} ({shown}) is not in pixels of {file}, which has {width} x {height}")
+            raise ValueError(f"expected the box {kind} ({shown}) in pixels, inside {file} ({width} x {height})")
     stem = re.sub(r"^[0-9a-f]{8}-(?=\d+-)", "", file.stem)  # Label Studio adds it to uploaded files' names
     board = board_of(file.with_stem(stem))
     folders = [part for part in PurePosixPath(name).parts[:-1] if part not in (*_SIDES, label)]
@@ -112,7 +112,7 @@ def _coco(file: Path, folder: Path, say: Callable[[str], None]) -> Iterator[_Nam
         where = f"annotation {each.get('id')} of {files[each['image_id']]}"
         boxes[each["image_id"]].append(LabelledBox(names[each["category_id"]], *_corners(each, where)))
     if crowds := sum(bool(each.get("iscrowd")) for each in data["annotations"]):
-        say(f"{file}: {count_text(crowds, 'annotation')} marked iscrowd: the box of each counts as that of one thing")
+        say(f"{file}: {count_text(crowds, 'annotation')} marked iscrowd: each box counts as one object")
     # Label Studio writes folders before a name, other programs the path on another PC.
     found = {key: find_brought(folder, f"./{name}", least=1) for key, name in files.items()}
     missing = [files[key] for key, place in found.items() if place is None]

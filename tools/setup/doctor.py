@@ -382,8 +382,8 @@ def _port(name: str, endpoint: str, *, is_running: bool) -> Finding | None:
                 so = f"{name}: no network card of this machine has the address {host}"
                 return wrong("ports", so, "name an address of this machine (ip address), or 127.0.0.1")
             if error.errno == errno.EADDRINUSE and not is_running:  # else the line's own
-                listen = (each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr)
-                pid = next((each.pid for each in listen if each.laddr.port == port), None)
+                listen = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN"]
+                pid = {each.laddr.port: each.pid for each in listen if each.laddr}.get(port)
                 program = "another user's program (root sees which)"
                 with suppress(psutil.Error):
                     program = f"{psutil.Process(pid).name()}, process {pid}" if pid else program

@@ -90,9 +90,9 @@ def test_uploaded_pictures_of_one_board_stay_on_one_side(tmp_path: Path) -> None
         ('"bbox": [8, 6, 32, 30]', '"segmentation": [[8, 6, 9, 9, 8, 9]]', "1-S1.png: expected a bbox of x, y"),
         ('"iscrowd": 1', '"attributes": {"rotation": 30.0}', "1-S1.png is a rotated box"),
         ('"iscrowd": 1', '"rotation": 30.0', "1-S1.png is a rotated box"),
-        ("[8, 6, 32, 30]", "[0.1, 0.1, 0.4, 0.5]", "the box bridge (0.1, 0.1, 0.5, 0.6) is not in pixels of"),
+        ("[8, 6, 32, 30]", "[0.1, 0.1, 0.4, 0.5]", "expected the box bridge (0.1, 0.1, 0.5, 0.6) in pixels, inside"),
         ("R0402/1-S1", "broken", "at picture 1: "),
-        ("[8, 6, 32, 30]", "[8, 6, 320, 30]", "the box bridge (8.0, 6.0, 328.0, 36.0) is not in"),
+        ("[8, 6, 32, 30]", "[8, 6, 320, 30]", "the box bridge (8.0, 6.0, 328.0, 36.0) in pixels, inside"),
         ("[8, 6, 32, 30]", f"[8, 6, 1{'0' * 400}, 30]", "too large"),
         ('"category_id": 5', '"category_id": 6', "of annotation 1 the category or the image is not in the file"),
         ('"name": "bridge"', '"name": "\\ud800"', "is not a string of 1 to 128 characters"),
@@ -159,7 +159,7 @@ def test_pictures_are_found_whatever_program_wrote_their_paths_and_the_others_ar
     pictures = read_dataset(file, "coco", say=said.append)
     assert [each.stem for each in pictures] == ["1-S1", "2-S2"]
     assert said == [
-        f"{file}: 1 annotation marked iscrowd: the box of each counts as that of one thing",
+        f"{file}: 1 annotation marked iscrowd: each box counts as one object",
         f"{file}: left out: 1 of 3 pictures are not in {tmp_path / 'in/images'} (gone.png)",
         f"{file}: 3 pictures of {tmp_path / 'in/images'} not in it, left out (R0402/3-S3.png, broken.png, link.png)",
     ]
