@@ -80,7 +80,7 @@ def test_an_alarm_begins_is_seen_everywhere_and_ends_with_a_review_that_is_a_fal
         with line.peer() as peer:
             assert peer.ask(header, a_jpeg(1))["type"] == "duplicate"
         ((image,),) = line.rows("SELECT inspection_id FROM inspections WHERE designator = 'F1' ORDER BY seq LIMIT 1")
-        line.control("review", inspection_id=image, verdict="pass", reviewer="Eva")
+        line.review(inspection_id=image, verdict="pass", reviewer="Eva")
         line.wait(lambda: texts(line) == [] and gauges(line)["same-place"] == 0.0)
         assert TEXT in events(line, "alarm_ended")[-1]
         send_board(line, "A3")

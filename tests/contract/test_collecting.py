@@ -43,7 +43,7 @@ def test_a_line_without_experts_collects_pictures_for_training(line: Line) -> No
         line.wait(lambda: line.rows("SELECT count(image_path) FROM inspections") == [(len(IMAGES),)])
         assert line.rows("SELECT DISTINCT verdict, reason FROM inspections") == [("unknown", "no_expert")]
         for image, fields in ((1, {"verdict": "pass"}), (2, {"verdict": "fail", "defect": "D101"})):
-            line.control("review", inspection_id=image, reviewer="eva", **fields)
+            line.review(inspection_id=image, reviewer="eva", **fields)
     assert "no_experts" in line.log()
     out = line.folder / "training"
     words = ["dataset", "export", "--serial", "S1", "--format", "folders", "--out", out, "--config", line.config]

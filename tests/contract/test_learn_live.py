@@ -54,7 +54,7 @@ def line(tmp_path_factory: pytest.TempPathFactory, torch_experts_folder: Path) -
         line.idle()
         for image, number in line.rows("SELECT inspection_id, substr(image_id, 7) FROM inspections"):
             decision = {"verdict": "pass"} if int(number) % 2 else {"verdict": "fail", "defect": "D7"}
-            assert line.control("review", inspection_id=image, reviewer="Eva", **decision)["type"] == "ok"
+            assert line.review(inspection_id=image, reviewer="Eva", **decision)["type"] == "ok"
         yield line
 
 

@@ -22,7 +22,7 @@ def test_a_review_is_heard_at_once_and_one_that_was_stored_but_not_sent_after_th
     ((board, image),) = line.rows("SELECT board_id, inspection_id FROM inspections WHERE designator = 'F1'")
     with line.listener("review/", "heartbeat/") as listener:
         listener.until_heartbeat()
-        answer = line.control("review", inspection_id=image, verdict="pass", reviewer="Eva", note="a shadow")
+        answer = line.review(inspection_id=image, verdict="pass", reviewer="Eva", note="a shadow")
         assert (answer["type"], answer["seq"], answer["board_verdict"]) == ("ok", closed["seq"] + 1, "pass")
         topic, heard = next(message for message in iter(listener.take, None) if message[0] != "heartbeat/")
         assert (topic, heard["review_id"], heard["designator"]) == ("review/named/D1-003/", answer["review_id"], "F1")
@@ -34,7 +34,7 @@ def test_a_review_is_heard_at_once_and_one_that_was_stored_but_not_sent_after_th
         ("unknown_board", {"board_id": board + 99}),
         ("conflict", {"inspection_id": image, "verdict": "fail"}),
     ):
-        refused = line.control("review", **{"verdict": "pass", "reviewer": "Ben"} | fields)
+        refused = line.review(**{"verdict": "pass", "reviewer": "Ben"} | fields)
         assert (refused["type"], refused["code"]) == ("error", code), refused
     before = line.stream()
     assert before[-1] == {"topic": topic, **heard}

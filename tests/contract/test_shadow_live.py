@@ -95,7 +95,7 @@ def test_a_shadow_answers_beside_the_version_in_force_until_it_is_promoted(
             for verdict in ("pass", "fail")
         )
         assert passed, "the pictures are random"
-        line.control("review", inspection_id=passed[0][0], verdict="fail", reviewer="Eva")
+        line.review(inspection_id=passed[0][0], verdict="fail", reviewer="Eva")
         report = describe_shadow(experts, "P")
         assert report is not None
         assert (report["images"], report["eligible"], report["agreement"], report["holds"]) == (13, 13, 0.0, False)
