@@ -61,12 +61,12 @@ def _rows(files: list[Source], crossed: Future[Crossing]) -> list[Row]:
         _lines(
             "Python lines of daemon, experts, routing_rules, tools",
             "75.7k",
-            "≤ 65k",
+            "≤ 66.5k",
             (f for f in files if not f.is_test),
         ),
         _lines("of these, packed into the wheel", "75.7k", "", (file for file in files if file.is_product)),
         _lines(
-            "Python lines under tests/", "76.2k", "≤ 56k", (file for file in files if file.path.startswith("tests/"))
+            "Python lines under tests/", "76.2k", "≤ 58k", (file for file in files if file.path.startswith("tests/"))
         ),
         _list("rooms over 15 files", "4", "0", crowded_rooms(files)),
         _list("files that one image crosses (on simulated devices)", "37", "≤ 24", crossed.result().files),
