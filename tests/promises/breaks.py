@@ -673,20 +673,20 @@ BREAKS = (
         "daemon/cluster/joining.py",
         'with chdir("/"):',
         "if True:",
-        ("contract/test_cluster_faults.py",),
+        ("contract/test_cluster_faults.py::test_a_worker_with_other_code_is_refused_by_name",),
     ),
     Break(
         "A worker with other code",
         "daemon/cluster/worker.py",
         "if arrived == digest:",
         "if is_next:",
-        ("contract/test_cluster_faults.py",),
+        ("contract/test_cluster_faults.py::test_a_worker_with_other_code_is_refused_by_name",),
     ),
     Break(
         "A new version is at the PCs",
         "daemon/operations.py",
         "        self.prefetch(before.catalog, served.catalog)\n",
         "",
-        ("contract/test_cluster_live.py",),
+        ("contract/test_cluster_live.py::test_a_promoted_version_is_at_the_other_pc_before_an_image_needs_it",),
     ),
 )
