@@ -92,7 +92,7 @@ def _unguarded(config: Config, catalog: Catalog) -> list[str]:
     if not config.guards.picture_quality:
         return []
     names = [spec.name for spec in catalog.values() if spec.classes and spec.pictures is None]
-    what = "may pass a picture that is dark or shows nothing, as nobody measured what good light and focus look like"
+    what = "may pass a picture that is dark or shows nothing, as limits of light and focus were never measured"
     remedy = "train again, or import again with --images FOLDER, pictures of good and bad parts"
     return [f"{', '.join(names)}: {what}: {remedy}"] if names else []
 

@@ -1,4 +1,4 @@
-"""What a line has stored, copied out of it and checked: `coserve export`, `backup`, `restore`, `db …`."""
+"""Copy out and check what a line has stored: `coserve export`, `backup`, `restore`, `db …`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

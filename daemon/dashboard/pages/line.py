@@ -334,7 +334,7 @@ def last_board(database: Database) -> dict[str, Any] | None:
 def verdict_age(closed_s: Sequence[float], now_s: float, *, is_ready: bool) -> float | None:
     """Return the seconds since the newest board if over ten usual intervals, or the line is not ready; else None.
 
-    Below zero the clock was set back, and nobody knows them.
+    A negative age means that the clock was set back.
     """
     if not closed_s:
         return None
